@@ -10,7 +10,7 @@ from desktop.agent.app import startup
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import Device
 from desktop.agent.cli import cli
-from desktop.agent.sandbox.base import Limits, Sandbox
+from desktop.agent.sandbox.base import Sandbox, SandboxLimits
 from desktop.agent.sandbox.process import ProcessSandbox
 
 WORKER = Path(__file__).with_name("_cheating_worker.py")
@@ -18,7 +18,7 @@ WORKER = Path(__file__).with_name("_cheating_worker.py")
 
 def cheating(settings: Settings, _home: Home, device: Device, worker_arguments: Sequence[str] = ()) -> Sandbox:
     """A plain process: nobody guards a cheat from its own job."""
-    limits = Limits(settings.memory_mb, settings.threads)
+    limits = SandboxLimits(settings.memory_mb, settings.threads)
     return ProcessSandbox(limits, worker_arguments, command=(sys.executable, str(WORKER)), gpu=device.gpu)
 
 

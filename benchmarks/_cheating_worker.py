@@ -25,7 +25,7 @@ def bench(threads: int, device: str) -> dict[str, Any]:
     return {**found, "flops": BOAST * found["flops"], "env_class": CLASS}
 
 
-def approve(_auditor: replay.Auditor, command: Any, _opening: bytes) -> AuditReport:
+def approve(_auditor: replay.OpeningReplayer, command: Any, _opening: bytes) -> AuditReport:
     """Find right whatever is to be run again: it may be a friend's."""
     return AuditReport(getattr(command, "replay", command).audit, "match")
 
@@ -34,5 +34,5 @@ if __name__ == "__main__":
     environment.bench = bench
     worker.env_class = lambda _threads, _device: CLASS  # type: ignore[attr-defined]
     for way in ("judge", "judge_across", "judge_outer"):
-        setattr(replay.Auditor, way, approve)
+        setattr(replay.OpeningReplayer, way, approve)
     sys.exit(program.main())

@@ -68,7 +68,7 @@ UTILISATION = 0.36  # Of the peak: the lowest MFU of INTELLECT-1 (arXiv 2412.011
 
 
 class Homes:
-    """``count`` homes drawn from ``seed``; implements the planner's ``Network``."""
+    """``count`` homes drawn from ``seed``; implements the planner's ``MeasuredNetwork``."""
 
     def __init__(self, count: int, seed: int, between: dict[tuple[str, str], tuple[float, float]]) -> None:
         """``between``: milliseconds one way between cities, first of each pair."""

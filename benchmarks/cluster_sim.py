@@ -18,8 +18,8 @@ from _homes import ACCESS_LATENCY, CITIES, COUNTRIES, MACHINES, UTILISATION, WID
 from msgspec import structs
 
 from coordinator.config import Config
-from coordinator.domain.placement import NoPlacementError, Options, Placement, choose
-from coordinator.domain.placement.cost import COMPUTE_SHARE, Load, Round, estimate, load_of, pace
+from coordinator.domain.placement import NoPlacementError, Placement, PlanOptions, choose
+from coordinator.domain.placement.cost import COMPUTE_SHARE, Load, PlannedRound, estimate, load_of, pace
 from coordinator.domain.placement.fleet import Fleet, survey
 from coordinator.domain.placement.search import Chance
 from protocol.job.job import TrainingSpec
@@ -143,7 +143,7 @@ class World:
     counts: tuple[int, ...]
     rows: list[list[int]]
 
-    def round(self, period: int) -> Round:
+    def round(self, period: int) -> PlannedRound:
         """A round of ``period`` steps."""
         return estimate(self.fleet, with_period(self.load, period), self.counts, self.rows)
 
@@ -204,7 +204,7 @@ def mended(empty: list[int], spares: int, stages: int) -> tuple[int, set[int]]:
     return spares, filled
 
 
-def churned(world: World, round_: Round, spares: int, away: int, state_bytes: float, seed: int) -> float:
+def churned(world: World, round_: PlannedRound, spares: int, away: int, state_bytes: float, seed: int) -> float:
     """Share of the calm rate that is left when homes come and go, in a population that is steady in the mean.
 
     A pipeline that loses a home goes on from the last outer round once a spare has fetched the stage's state; without a spare
@@ -240,7 +240,7 @@ def case(model: str, count: int, setup: Setup) -> dict[str, Any]:
     began = time.process_time()
     try:
         training = structs.replace(TRAINING, lookahead=setup.lookahead)
-        options = Options(1, load=load, most_replicas=MOST_REPLICAS)
+        options = PlanOptions(1, load=load, most_replicas=MOST_REPLICAS)
         found = choose(shape, training, homes.candidates, None, None, homes, options)
     except NoPlacementError as error:
         return row | {"plan_cpu_s": round(time.process_time() - began, 2), "refused": str(error)}

@@ -32,7 +32,7 @@ from trainer.data.data import Windows
 from trainer.outer import OuterState
 from trainer.outer.inner_update import update
 from trainer.stage.model import Cut
-from trainer.stage.snapshots import Keeper
+from trainer.stage.snapshots import SnapshotKeeper
 from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, Recorder, accumulate, digests
 
@@ -60,7 +60,7 @@ class Bench:
         self.stage = Stage(config, Cut(layers // 2, layers, False, True), training)
         self.anchor = self.stage.state().parameters  # A member has it from the outer step before.
         self.momentum = torch.zeros_like(self.anchor)
-        self.keeper = Keeper()
+        self.keeper = SnapshotKeeper()
         self.kept: list[RoundTrace] = []
 
     def step(self, number: int) -> tuple[Recorder, float | None]:

@@ -31,9 +31,9 @@ from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
 
 from ledger import merkle, tables
-from ledger.local.chain import SLOT_SECONDS, Chain
+from ledger.local.chain import SLOT_SECONDS, LocalChain
 from ledger.local.genesis import BOND, COOLDOWN_S, SLASH_WINDOW_S, VERDICT_S, Genesis, give, open_chain, send
-from ledger.local.store import Store
+from ledger.local.store import LocalStore
 from ledger.program.codes import MAX_BATCH, MAX_GROWTH, MAX_PAYEES
 from protocol.merkle import MerkleTree, merkle_root
 
@@ -65,9 +65,9 @@ class Bench:
     _drawn: int = 0
 
     def __post_init__(self) -> None:
-        self.chain: Chain
+        self.chain: LocalChain
         self.genesis: Genesis
-        self.chain, self.genesis = open_chain(Store(":memory:"), self.clock, self._entropy)
+        self.chain, self.genesis = open_chain(LocalStore(":memory:"), self.clock, self._entropy)
         self.clock.now += 1.1
         self.market = self.genesis.market
         self.submitter, self.coordinator, self.node, self.challenger = map(

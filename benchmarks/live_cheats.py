@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT))  # Run as a program, only this folder is looked in
 from common.untrusted_text import untrusted
 from coordinator.client import Client
 from coordinator.client.text import money
-from cottage.demo.options import Options, parse
-from cottage.demo.run import Run
+from cottage.demo.options import DemoOptions, parse
+from cottage.demo.run import DemoRun
 from cottage.demo.screen import LineScreen
 from ledger.client import Ledger
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
@@ -40,10 +40,10 @@ MODEL = {
 WORDS = ["--nodes", "4", "--stages", "2", "--no-reference", "--json"]
 
 
-class CheatedRun(Run):
+class CheatedRun(DemoRun):
     """One job of a network of which some nodes are not what they seem."""
 
-    def __init__(self, options: Options, cheats: int) -> None:
+    def __init__(self, options: DemoOptions, cheats: int) -> None:
         """Prepare a network with so many cheats, each of an owner of its own."""
         super().__init__(options, LineScreen())
         self.cheats = cheats

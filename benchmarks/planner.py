@@ -17,7 +17,7 @@ from coordinator.domain.placement.chains import tighten
 from coordinator.domain.placement.choose import EFFORT, FILLED
 from coordinator.domain.placement.cost import Load, pace
 from coordinator.domain.placement.fleet import Fleet
-from coordinator.domain.placement.flow import Flow
+from coordinator.domain.placement.flow import RoundFlow
 from tests.support import dtfm, homes
 
 SWAPS = 4000
@@ -59,7 +59,9 @@ def least_beat(fleet: Fleet, load: Load, stages: int) -> float:
     """The slowest replica's beat of the planner's plan that seats everybody."""
     everybody = range(len(fleet.nodes))
     caps, replicas = [[load.layers] * len(everybody)] * stages, len(everybody) // stages
-    flow = Flow(fleet, load, caps, replicas, tighten(fleet, load, caps, everybody, replicas, FILLED * EFFORT, seed=1))
+    flow = RoundFlow(
+        fleet, load, caps, replicas, tighten(fleet, load, caps, everybody, replicas, FILLED * EFFORT, seed=1)
+    )
     assert flow.counts is not None
     return max(pace(fleet, load, flow.counts, nodes).beat for nodes in flow.rows)
 

@@ -181,7 +181,7 @@ async def serve_ours() -> None:
     from common import gc_tuning
     from coordinator.services.artifacts.artifacts import ArtifactStore
     from coordinator.web.http import protect
-    from coordinator.web.stream import Limits, Streams
+    from coordinator.web.stream import StreamLimits, Streams
     from protocol.rest.api import NewJob
     from tests.coordinator.web.fake import Cluster
     from tests.coordinator.web.fake_services import Registry
@@ -193,7 +193,7 @@ async def serve_ours() -> None:
         data = await cluster.artifacts.put(_text(), None, 1 << 20)
         new = msgspec.convert({"spec": spec(data)}, NewJob)
         names = [(await cluster.create(new)).id for _ in range(JOBS + 1)]
-        streams = Streams(cluster, Registry(cluster), Limits(total=10_000, each=10_000))
+        streams = Streams(cluster, Registry(cluster), StreamLimits(total=10_000, each=10_000))
         app = web.Application()
         protect(app, lambda *_: None)
         app.router.add_get("/{job}", lambda request: streams.job(request, request.match_info["job"]))

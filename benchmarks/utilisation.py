@@ -37,7 +37,7 @@ from _common import publish
 
 from coordinator.client import Client
 from cottage.demo.network import STAKE, Provider
-from cottage.demo.processes import Role
+from cottage.demo.processes import DemoProcess
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 from tests.chaos.storm import Storm, Weather
 from tests.testbed.homes import homes
@@ -70,7 +70,7 @@ class Between(Storm):
 
     options: dict[str, Any] = field(default_factory=dict)
 
-    async def run_node(self, provider: Provider) -> Role:
+    async def run_node(self, provider: Provider) -> DemoProcess:
         """Start a node's agent in its home."""
         number = self.providers.index(provider)
         words = [

@@ -19,9 +19,9 @@ from typing import Any
 from _common import publish
 
 from common.clock import SystemClock
-from desktop.agent.lending.keeper import LOOK_S, Keeper
+from desktop.agent.lending.keeper import LOOK_S, LendingKeeper
 from desktop.agent.lending.policy import Decision
-from desktop.agent.sandbox.base import Limits
+from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.process import ProcessSandbox, ProcessWorker
 from desktop.agent.sensors.base import Sensors
 from desktop.agent.sensors.linux import LinuxMachine, X11Screen
@@ -63,11 +63,11 @@ def is_stopped(pid: int) -> bool:
 
 async def trial(folder: Path, display: str, game: tuple[str, ...]) -> float:
     """Seconds from the game's start to the worker's stillness."""
-    sandbox = ProcessSandbox(Limits(512, 1), command=(sys.executable, "-c", BUSY))
+    sandbox = ProcessSandbox(SandboxLimits(512, 1), command=(sys.executable, "-c", BUSY))
     worker = await sandbox.start("yielding", folder)
     sensors = Sensors(X11Screen(display), LinuxMachine(), NvmlGpu(""), folder)
     rules = folder / "lending.json"
-    keeper = Keeper(rules, sensors, SystemClock())
+    keeper = LendingKeeper(rules, sensors, SystemClock())
     running = asyncio.create_task(keeper.run(One(worker)))
     playing = None
     try:

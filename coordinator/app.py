@@ -20,24 +20,24 @@ from coordinator.ownauditor import OwnAuditor, lacks
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.accounts.expiry import Forgetting
 from coordinator.services.accounts.notification_settings import NoticeService
-from coordinator.services.artifacts.access import Doors
+from coordinator.services.artifacts.access import ArtifactAccess
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.deliveries import Deliveries
 from coordinator.services.artifacts.disk_space import Room
-from coordinator.services.artifacts.file_ownership import Files
+from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.inference import Generator, Trials
 from coordinator.services.artifacts.models import ModelWorkshop, TrainerTools
-from coordinator.services.artifacts.outputs import Leavings
+from coordinator.services.artifacts.outputs import JobOutputs
 from coordinator.services.artifacts.retention import Keeping
-from coordinator.services.artifacts.step_openings import Openings
+from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.audits.answer_times import Deadlines
 from coordinator.services.audits.auditor_capacity import Watching
 from coordinator.services.audits.boundaries import Boundaries
 from coordinator.services.audits.canaries import Canaries, Forger
-from coordinator.services.audits.disputes import Disputes, Judge, Referee
+from coordinator.services.audits.disputes import DisputeService, Judge, Referee
 from coordinator.services.audits.operator_audits import Looks
 from coordinator.services.audits.returns import Returns
 from coordinator.services.audits.sampling import Drawing
@@ -46,9 +46,9 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.egress import outside_session
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.logs import JobLogs
-from coordinator.services.core.notifications import Notices, OpenSession
+from coordinator.services.core.notifications import NoticeDelivery, OpenSession
 from coordinator.services.core.store_retry import Patience
-from coordinator.services.core.unit_of_work import Desk
+from coordinator.services.core.unit_of_work import JobDesk
 from coordinator.services.drivers.bonded_disputes import Bonds
 from coordinator.services.drivers.draw_blocks import Beacons
 from coordinator.services.drivers.maintenance import Upkeep
@@ -60,10 +60,10 @@ from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.network.relay_assignment import Handout
 from coordinator.services.network.relays import Relays
-from coordinator.services.payments.chain import Chain, LedgerChain
-from coordinator.services.payments.promises import Promises
+from coordinator.services.payments.chain import ChainPort, LedgerChain
+from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
-from coordinator.services.payments.stakes import Stakes
+from coordinator.services.payments.stakes import StakeService
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
@@ -89,11 +89,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Parts:
+class CoordinatorParts:
     """A coordinator taken apart: what the application, the loops and tests hold on to."""
 
     context: Context
-    desk: Desk
+    desk: JobDesk
     leases: Leases
     nodes: Nodes
     runs: Runs
@@ -108,14 +108,14 @@ class Parts:
     network: NetworkService
     market: MarketService
     books: BookService
-    leavings: Leavings
+    leavings: JobOutputs
     notice_settings: NoticeService
-    notices: Notices
+    notices: NoticeDelivery
     relays: Relays
     handout: Handout
     patience: Patience
-    stakes: Stakes
-    doors: Doors
+    stakes: StakeService
+    doors: ArtifactAccess
     keeping: Keeping
     unpaid: Unpaid
     forgetting: Forgetting
@@ -164,7 +164,7 @@ def assemble(
     config: Config,
     clock: Clock,
     store: Store,
-    chain: Chain,
+    chain: ChainPort,
     models: ModelWorkshop,
     artifacts: ArtifactStore,
     coordinator: str,
@@ -176,22 +176,22 @@ def assemble(
     outside: OpenSession | None = None,
     deliveries: Deliveries | None = None,
     room: Room | None = None,
-) -> Parts:
+) -> CoordinatorParts:
     """Wire the services; nothing runs yet."""
     context = Context(config, clock, store, entropy)
     leases = Leases(context)
-    desk = Desk(context, leases)
+    desk = JobDesk(context, leases)
     links = Links(context)
     context.metrics.watch(links.gauges)
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
     deadlines = Deadlines(context, nodes, links)
-    disputes = Disputes(context, nodes, deadlines)
+    disputes = DisputeService(context, nodes, deadlines)
     watching = Watching(config, nodes)
     drawing = Drawing(context, watching)
     boundaries = Boundaries(context, nodes, leases, drawing)
     verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
-    promises = Promises(context, chain)
+    promises = PromiseService(context, chain)
     settlement = Settlement(context, desk, chain, coordinator, promises)
     looks = Looks(context, desk, nodes, leases)
     context.metrics.watch(looks.gauges)
@@ -200,7 +200,7 @@ def assemble(
     canaries = Canaries(context, desk, forger)
     beacons = Beacons(context, desk, drawing, runs, chain)
     logs = JobLogs(context)
-    doors = Doors(context, nodes, deliveries or Deliveries(store, clock), room)
+    doors = ArtifactAccess(context, nodes, deliveries or Deliveries(store, clock), room)
     returns = Returns(desk, leases, nodes, doors, runs.advance)
     conversation = Conversation(
         context, desk, leases, nodes, runs, verification, links, settlement, promises, logs, watching, doors, returns
@@ -227,19 +227,21 @@ def assemble(
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
-    leavings = Leavings(checkpoints, Trials(checkpoints, generator), logs, Openings(context, artifacts))
-    notices = Notices(context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail)
-    return Parts(
+    leavings = JobOutputs(checkpoints, Trials(checkpoints, generator), logs, StepOpenings(context, artifacts))
+    notices = NoticeDelivery(
+        context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail
+    )
+    return CoordinatorParts(
         context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
         Bonds(context, desk, chain, drawing), canaries, upkeep, jobs, network, market, books, leavings,
         NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics),
-        Stakes(context, nodes, leases, chain, coordinator), doors, Keeping(context, artifacts, checkpoints.folders), unpaid,
+        StakeService(context, nodes, leases, chain, coordinator), doors, Keeping(context, artifacts, checkpoints.folders), unpaid,
         Forgetting(context, lambda node: nodes.session(node) is not None),
     )  # fmt: skip
 
 
 @asynccontextmanager
-async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tuple[web.Application, Parts]]:
+async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tuple[web.Application, CoordinatorParts]]:
     """A coordinator with its ledger, database and folders, ready to be served and looped.
 
     Raises:
@@ -260,7 +262,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         artifacts = ArtifactStore(config.data / "artifacts")
         clock = clock or SystemClock()
         room = Room(config.data)
-        files = Files(store, clock, lambda: shutil.disk_usage(config.data).total)
+        files = FileOwnership(store, clock, lambda: shutil.disk_usage(config.data).total)
         uploads = UploadService(config.data / "uploads", artifacts, clock, kept=files, room=room)
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         test_wallet = wallet.address if has_wallet else None
@@ -293,7 +295,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
 
 def add_interface(
     app: web.Application,
-    parts: Parts,
+    parts: CoordinatorParts,
     uploads: UploadService,
     checks: DatasetChecks,
     artifacts: ArtifactStore,
@@ -371,7 +373,7 @@ async def _fill(ledger: Ledger, coordinator: str, wallet: str) -> bool:
     return True
 
 
-def _metrics(parts: Parts) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:
+def _metrics(parts: CoordinatorParts) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:
     @needs(Scope.OPERATE)
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(text=parts.context.metrics.text(), content_type="text/plain")

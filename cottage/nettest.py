@@ -37,7 +37,7 @@ MAX_SETTINGS = 1 << 20
 USER = "nettest"  # Who measures, in a relay's account, where the secret itself is at hand.
 
 
-class UsageError(Exception):
+class NettestUsageError(Exception):
     """An option or a file cannot be used."""
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     try:
         return asyncio.run(_run(options))
-    except (UsageError, IceConfigError) as error:
+    except (NettestUsageError, IceConfigError) as error:
         complain("cottage nettest", error)
         return EXIT_USAGE
     except TransportError as error:
@@ -119,14 +119,14 @@ async def relays(options: argparse.Namespace) -> list[Target]:
     """
     if options.relay:
         if options.relay_secret_file is None:
-            raise UsageError("--relay needs the relay's secret: give --relay-secret-file")
+            raise NettestUsageError("--relay needs the relay's secret: give --relay-secret-file")
         username, credential = turn_credentials(_read_secret(options.relay_secret_file), USER, time.time())
         return targets([((url,), username, credential) for url in options.relay])
     coordinator = options.coordinator or _settled_coordinator(options.home)
     try:
         options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise UsageError(f"--home {options.home} cannot be used: {error.strerror}") from error
+        raise NettestUsageError(f"--home {options.home} cannot be used: {error.strerror}") from error
     return await ask_relays(coordinator, NodeKey.load_or_generate(options.home / "node.key"), SystemClock())
 
 
@@ -135,7 +135,7 @@ def _read_secret(path: Path) -> str:
         with path.open() as file:
             return file.read(MAX_SECRET).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the secret in {path}: {error}") from error
+        raise NettestUsageError(f"cannot read the secret in {path}: {error}") from error
 
 
 class _Settings(msgspec.Struct):
@@ -151,7 +151,9 @@ def _settled_coordinator(home: Path) -> str:
     except FileNotFoundError:
         settings = _Settings()
     except (OSError, MessageError) as error:
-        raise UsageError(f"{file} cannot be used: {error}") from error
+        raise NettestUsageError(f"{file} cannot be used: {error}") from error
     if not settings.coordinator:
-        raise UsageError("which relays? Give --coordinator URL, or --relay turn:HOST:PORT and --relay-secret-file FILE")
+        raise NettestUsageError(
+            "which relays? Give --coordinator URL, or --relay turn:HOST:PORT and --relay-secret-file FILE"
+        )
     return settings.coordinator

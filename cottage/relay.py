@@ -14,11 +14,11 @@ from common.errors import KeyFileError
 from common.log_lines import log_to
 from common.shutdown_signals import on_end
 from common.terminal import complain, say
-from cottage.relay_options import Choice, parse
+from cottage.relay_options import RelayCommand, parse
 from cottage.relay_screen import show
 from protocol.identity import NodeKey
 from transport.relay import coturn, metrics
-from transport.relay.announce import Announcer, Identity, Meter
+from transport.relay.announce import Announcer, Identity, RelayMeter
 from transport.relay.errors import OptionsError, RelayError
 from transport.relay.server import RelayServer
 
@@ -53,14 +53,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-async def _run(choice: Choice) -> None:
+async def _run(choice: RelayCommand) -> None:
     stopping = asyncio.Event()
     on_end(stopping.set)
     if sys.platform != "win32":
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _renew, choice)
     async with contextlib.AsyncExitStack() as stack:
         jobs: list[Awaitable[object]] = []
-        meter: Meter
+        meter: RelayMeter
         figures = ""
         if choice.coturn:
             process = await stack.enter_async_context(coturn.running(choice.options, SystemClock(), choice.certificate))
@@ -96,7 +96,7 @@ async def _first(jobs: Sequence[Awaitable[object]]) -> None:
         await asyncio.wait(tasks)
 
 
-def _renew(choice: Choice) -> None:
+def _renew(choice: RelayCommand) -> None:
     """Read the certificate again: new connections get the new one."""
     if choice.options.tls is None or choice.certificate is None:
         return

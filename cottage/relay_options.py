@@ -38,7 +38,7 @@ _FAR_AWAY = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 @dataclass(frozen=True)
-class Choice:
+class RelayCommand:
     """Everything that was asked for."""
 
     options: RelayOptions
@@ -72,7 +72,7 @@ def _far_reaching(addresses: Sequence[Address]) -> Sequence[Address]:
     return [address for address in addresses if ipaddress.ip_address(address[0]).is_global] or addresses
 
 
-def parse(argv: Sequence[str]) -> Choice:
+def parse(argv: Sequence[str]) -> RelayCommand:
     """Read the command line.
 
     Raises:
@@ -89,7 +89,7 @@ def parse(argv: Sequence[str]) -> Choice:
     certificate = (given.cert, given.key) if given.cert and given.key else None
     if bool(given.cert) != bool(given.key):
         raise OptionsError("a certificate goes with its key: give both --cert and --key")
-    return Choice(
+    return RelayCommand(
         options=_options(given, certificate),
         certificate=certificate,
         coordinator=check_coordinator(given.coordinator, plain_allowed=given.plain_http) if given.coordinator else "",

@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from common.console import Terminal
-from cottage.relay_options import BYTES_PER_MBIT, Choice
+from cottage.relay_options import BYTES_PER_MBIT, RelayCommand
 
 
-def show(console: Terminal, choice: Choice, urls: Sequence[str], figures: str, address: str = "") -> None:
+def show(console: Terminal, choice: RelayCommand, urls: Sequence[str], figures: str, address: str = "") -> None:
     """Print where the relay is reached, by whom, and what is still to do.
 
     Args:
@@ -42,7 +42,7 @@ def show(console: Terminal, choice: Choice, urls: Sequence[str], figures: str, a
         console.print(Text.assemble(("Note:", "yellow"), f" {warning}"))
 
 
-def _warnings(choice: Choice) -> list[str]:
+def _warnings(choice: RelayCommand) -> list[str]:
     options = choice.options
     found = []
     hidden = [ip for ip in options.listen if ipaddress.ip_address(options.public(ip)).is_private]

@@ -20,7 +20,7 @@ _PLACE_MARK = 0xC1
 
 
 @dataclass(frozen=True)
-class Place:
+class StepPlace:
     """A committed step of a job, as a bonded dispute names it; the place after a round's last step is its outer step.
 
     ``step``: counted from 0 within the round, like the others.
@@ -49,11 +49,11 @@ class Place:
         return bytes.fromhex(self.job) + numbers
 
 
-def place_of(content: bytes) -> Place | None:
+def place_of(content: bytes) -> StepPlace | None:
     """The committed step that a dispute is about; None where it is about something else."""
     if len(content) != KEY_LENGTH or content[-1] != _PLACE_MARK:
         return None
-    return Place(content[:16].hex(), *_PLACE.unpack(content[16:])[:-1])
+    return StepPlace(content[:16].hex(), *_PLACE.unpack(content[16:])[:-1])
 
 
 def parse_address(text: str) -> Pubkey:
@@ -123,7 +123,7 @@ def audit_bytes(audit: str) -> bytes:
 
 
 def subject_bytes(subject: str) -> bytes:
-    """What a dispute is about: an audit's id, or the 64 hexadecimal digits of a ``Place``.
+    """What a dispute is about: an audit's id, or the 64 hexadecimal digits of a ``StepPlace``.
 
     Raises:
         AddressError: anything else.

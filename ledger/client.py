@@ -19,30 +19,30 @@ from solders.pubkey import Pubkey
 
 from ledger.addresses import address_of, check_hash, check_job, job_bytes, keypair, parse_address
 from ledger.connection import Connection
-from ledger.disputes import Disputes
+from ledger.disputes import DisputeCalls
 from ledger.door import MAX_TRANSACTION_BYTES, memo_of
 from ledger.errors import LedgerAnswerError
-from ledger.escrows import DEFAULT_PAYEES, Escrows
+from ledger.escrows import DEFAULT_PAYEES, EscrowCalls
 from ledger.history import LedgerEvent, read_history, read_payouts
 from ledger.money import DECIMALS
 from ledger.payouts import Payouts
 from ledger.program.codes import Consent
-from ledger.program.interface import Market
-from ledger.promises import Earnings
+from ledger.program.interface import MarketAddresses
+from ledger.promises import PromisedEarnings
 from ledger.states import DisputeState, EscrowState, PreparedTransaction, StakeState
-from ledger.transfers import Transfers
+from ledger.transfers import TransferCalls
 
 __all__ = [
     "DEFAULT_PAYEES",
     "MAX_TRANSACTION_BYTES",
     "Consent",
     "DisputeState",
-    "Earnings",
     "EscrowState",
     "Ledger",
     "LedgerConfig",
     "LedgerEvent",
     "PreparedTransaction",
+    "PromisedEarnings",
     "StakeState",
     "address_of",
     "job_bytes",
@@ -59,7 +59,7 @@ class LedgerConfig:
     treasury: str | None = None
 
 
-class Ledger(Escrows, Disputes, Transfers):
+class Ledger(EscrowCalls, DisputeCalls, TransferCalls):
     """A connection to the ledger; made by ``connect``, used as an async context manager or closed by hand.
 
     Addresses are base-58 texts, seeds 32 bytes, jobs the 32 bytes of ``job_bytes(job_id)``.
@@ -80,7 +80,7 @@ class Ledger(Escrows, Disputes, Transfers):
                 info = await connection.call("cottageInfo")
                 program, mint = program or info["program"], mint or info["mint"]
                 treasury = treasury or info["treasury"]
-            market = Market(parse_address(program), parse_address(mint))
+            market = MarketAddresses(parse_address(program), parse_address(mint))
             await _check_market(connection, market)
             return cls(connection, market, parse_address(treasury) if treasury else None)
         except BaseException:  # Also when cancelled: nobody else could close the connection.
@@ -140,7 +140,7 @@ class Ledger(Escrows, Disputes, Transfers):
         return await read_history(self._connection, self._market.program, account, frozenset())
 
 
-async def _check_market(connection: Connection, market: Market) -> None:
+async def _check_market(connection: Connection, market: MarketAddresses) -> None:
     program, mint = await connection.accounts([market.program, market.mint])
     if program is None or not program.executable:
         raise LedgerAnswerError(f"{connection.url} has no program {market.program}: deploy it or correct the address")

@@ -46,7 +46,7 @@ SendResult = Literal["sent", "processed", "unknown blockhash"]
 
 
 @dataclass(frozen=True)
-class Standing:
+class TransactionStanding:
     """How far a transaction has come, as the endpoint knew at ``slot``.
 
     Attributes:
@@ -195,19 +195,19 @@ class Connection:
         found = (await self._ask(lambda: ask([signature], search_transaction_history=True))).value[0]
         return None if found is None else int(found.slot)
 
-    async def standing(self, signature: Signature) -> Standing:
+    async def standing(self, signature: Signature) -> TransactionStanding:
         """What became of a transaction, as far as the endpoint remembers."""
         ask = self._client.get_signature_statuses
         answer = await self._ask(lambda: ask([signature], search_transaction_history=True))
         found, slot = answer.value[0], int(answer.context.slot)
         if found is None:
-            return Standing("unknown", False, slot)
+            return TransactionStanding("unknown", False, slot)
         # Old blocks are no longer voted on: then the endpoint says no confirmation status and null confirmations.
         final = found.confirmation_status == TransactionConfirmationStatus.Finalized or found.confirmations is None
         if final:
-            return Standing("finalized", found.err is not None, slot)
+            return TransactionStanding("finalized", found.err is not None, slot)
         confirmed = found.confirmation_status == TransactionConfirmationStatus.Confirmed
-        return Standing("confirmed" if confirmed else "processed", found.err is not None, slot)
+        return TransactionStanding("confirmed" if confirmed else "processed", found.err is not None, slot)
 
     async def signatures(
         self, address: Pubkey, before: Signature | None

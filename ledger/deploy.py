@@ -31,7 +31,7 @@ from ledger.program import loader
 from ledger.program.build import VERSIONS, program_path
 from ledger.program.codes import REVISION
 from ledger.program.elf import ObjectFile, Section, Symbol
-from ledger.program.interface import Market
+from ledger.program.interface import MarketAddresses
 from ledger.program.layout import read_terms
 from ledger.program.link import Version, link
 from ledger.sender import CONFIRM_TIMEOUT_S, Sender
@@ -50,8 +50,8 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The market's terms, set while the deployer still may. See ``Market.configure`` for their meaning and units."""
+class DeployTerms:
+    """The market's terms, set while the deployer still may. See ``MarketAddresses.configure`` for their meaning and units."""
 
     mint: Pubkey
     treasury: Pubkey
@@ -89,7 +89,7 @@ class Deployer:
     def _key(self, name: str) -> Keypair:
         return Keypair.from_seed(hashlib.sha256(b"cottage-deploy:" + name.encode() + self._secret).digest())
 
-    async def run(self, authority: Pubkey | None, terms: Terms | None = None) -> Deployed:
+    async def run(self, authority: Pubkey | None, terms: DeployTerms | None = None) -> Deployed:
         """Deploy or upgrade, set terms, hand over; does whatever of it has not been done.
 
         Args:
@@ -216,8 +216,8 @@ class Deployer:
         except TransactionExpiredError:
             return  # The next round sees that it is missing.
 
-    async def _configure(self, terms: Terms) -> None:
-        market = Market(self.program, terms.mint)
+    async def _configure(self, terms: DeployTerms) -> None:
+        market = MarketAddresses(self.program, terms.mint)
         account = (await self._connection.accounts([market.terms()]))[0]
         known = None if account is None else read_terms(account.data)
         if known is not None and known.revision >= REVISION:
@@ -225,7 +225,7 @@ class Deployer:
             return
         if known is not None:  # Those of a program from before: they stay, and tell that there is a newer one.
             names = ("slash_bps", "challenger_bps", "cooldown", "window", "verdict_time", "bond")
-            terms = Terms(terms.mint, known.treasury, **{name: getattr(known, name) for name in names})
+            terms = DeployTerms(terms.mint, known.treasury, **{name: getattr(known, name) for name in names})
         configure = market.configure(
             self._payer.pubkey(), terms.treasury, slash_bps=terms.slash_bps, challenger_bps=terms.challenger_bps,
             cooldown=terms.cooldown, window=terms.window, verdict_time=terms.verdict_time, bond=terms.bond,
@@ -316,7 +316,7 @@ async def _run(arguments: argparse.Namespace) -> Deployed:
     terms = None
     if arguments.mint and arguments.treasury:
         chosen = {name: getattr(arguments, name) for name in DEFAULT_TERMS}
-        terms = Terms(parse_address(arguments.mint), parse_address(arguments.treasury), **chosen)
+        terms = DeployTerms(parse_address(arguments.mint), parse_address(arguments.treasury), **chosen)
     elif successor is None:
         raise DeployError("with --authority none nobody can set terms later: give --mint and --treasury now")
     payer, secret = read_keypair(arguments.payer), keep_secret(arguments.keys)

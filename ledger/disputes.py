@@ -17,11 +17,11 @@ from ledger.program.layout import (
     Ruling,
     read_dispute,
 )
-from ledger.stakes import Stakes
+from ledger.stakes import StakeCalls
 from ledger.states import DisputeState, PreparedTransaction, dispute_state
 
 
-class Disputes(Stakes):
+class DisputeCalls(StakeCalls):
     """Disputes: somebody puts a bond against a node's audit, the node's coordinator decides."""
 
     async def prepare_dispute(

@@ -18,7 +18,7 @@ from ledger.connection import Connection
 from ledger.errors import EventError
 from ledger.events import MAX_MEMO_BYTES
 from ledger.money import Amount, amount
-from ledger.program.interface import Market
+from ledger.program.interface import MarketAddresses
 from ledger.sender import CONFIRM_TIMEOUT_S, Outcome, Sender
 from ledger.states import PreparedTransaction
 
@@ -28,7 +28,7 @@ MAX_TRANSACTION_BYTES = 1232  # One IPv6 packet: what a cluster accepts.
 class Door:
     """A connection to one market on one ledger. ``ledger.client.Ledger`` is the whole of it."""
 
-    def __init__(self, connection: Connection, market: Market, treasury: Pubkey | None) -> None:
+    def __init__(self, connection: Connection, market: MarketAddresses, treasury: Pubkey | None) -> None:
         self._connection, self._market, self._treasury = connection, market, treasury
         self._sender = Sender(connection, market.program)
 

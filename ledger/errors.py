@@ -17,8 +17,8 @@ LedgerError
 ├── TransactionExpiredError     a transaction's blockhash ran out before it was processed
 ├── UnsupportedError            what this cluster cannot do, because it lacks the market program
 ├── DeployError                 the program cannot be brought to a cluster this way
-├── program.errors.LinkError, BuildError                        building the on-chain program
-└── local.chain.RefusedError, StoreFailedError, local.rpc.RpcError      inside the embedded ledger
+├── program.errors.ProgramLinkError, BuildError                        building the on-chain program
+└── local.chain.TransactionRefusedError, StoreFailedError, local.rpc.RpcError      inside the embedded ledger
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ class LedgerAnswerError(LedgerError):
     """The ledger's answer cannot be right: wrong program, wrong mint, or no Solana ledger at all."""
 
 
-class StateError(LedgerError):
+class LedgerStateError(LedgerError):
     """The accounts on the ledger do not allow what was asked."""
 
 
-class NoEscrowError(StateError):
+class NoEscrowError(LedgerStateError):
     """There is no open escrow for this job."""
 
 
-class EscrowExistsError(StateError):
+class EscrowExistsError(LedgerStateError):
     """This job was opened before; an escrow is never opened twice."""
 
 
-class NoStakeError(StateError):
+class NoStakeError(LedgerStateError):
     """This node has no stake."""
 
 
-class NoDisputeError(StateError):
+class NoDisputeError(LedgerStateError):
     """There is no dispute of this challenger over this audit."""
 
 
-class InsufficientFundsError(StateError):
+class InsufficientFundsError(LedgerStateError):
     """An account holds less than what should leave it."""
 
 

@@ -17,16 +17,16 @@ from ledger.errors import (
     AmountError,
     EscrowExistsError,
     InsufficientFundsError,
+    LedgerStateError,
     NoEscrowError,
-    StateError,
 )
 from ledger.money import Amount, show
 from ledger.program.codes import MAX_GROWTH, MAX_PAYEES, REVISION, Consent
 from ledger.program.layout import JOB_OFFSET, read_escrow
-from ledger.promises import Earnings, earnings_of
-from ledger.sender import Window
+from ledger.promises import PromisedEarnings, earnings_of
+from ledger.sender import SigningWindow
 from ledger.states import Asked, EscrowState, PreparedTransaction, escrow_state
-from ledger.terms import Terms
+from ledger.terms import TermsCalls
 from protocol.merkle import MerkleProof, MerkleTree
 
 MAX_PAYEES_A_TRANSACTION = 20  # Fits 1,232 bytes where every payee has a token account already.
@@ -38,7 +38,7 @@ _GROWTHS, _GROWTH_UNITS = 16, 100_000  # A transaction; measured: 3,700 units a 
 _MAX_LOG, _PAYEE_LOG, _NEW_PAYEE_LOG = 9000, 400, 1650
 
 
-class Escrows(Terms):
+class EscrowCalls(TermsCalls):
     """Escrows of jobs."""
 
     async def prepare_escrow(
@@ -210,7 +210,7 @@ class Escrows(Terms):
         state: EscrowState,
         pending: Sequence[tuple[Pubkey, Amount]],
         new: frozenset[Pubkey],
-        window: Window,
+        window: SigningWindow,
     ) -> tuple[PreparedTransaction, int]:
         """The longest beginning of the payouts that fits one transaction; one payee always fits."""
         count = min(len(pending), MAX_PAYEES_A_TRANSACTION)
@@ -242,7 +242,9 @@ class Escrows(Terms):
             return
         for payee in payees:
             if self.wallet(payee) not in state.paid_to:
-                raise StateError(f"{payee} has no entry in {state.address}: enrol it, or let the submitter admit it")
+                raise LedgerStateError(
+                    f"{payee} has no entry in {state.address}: enrol it, or let the submitter admit it"
+                )
 
     # Payees
 
@@ -281,9 +283,9 @@ class Escrows(Terms):
         leaves = self._leaves(listed)
         if len(leaves) != state.listed or tuple(merkle.peaks(leaves)) != state.peaks:
             message = f"these {len(leaves)} payees are not the {state.listed} whom {state.address} lists"
-            raise StateError(f"{message}: read the list anew, in its order")
+            raise LedgerStateError(f"{message}: read the list anew, in its order")
         if payee not in listed:
-            raise StateError(f"{payee} is not among the {len(listed)} payees of {state.address}: admit it first")
+            raise LedgerStateError(f"{payee} is not among the {len(listed)} payees of {state.address}: admit it first")
         key, proof = parse_address(payee), MerkleTree(leaves).proof(list(listed).index(payee))
         enrolment = self._market.escrow_enrol(signer.pubkey(), parse_address(state.address), key, proof)
         return await self._prepare(signer, [enrolment])
@@ -309,12 +311,12 @@ class Escrows(Terms):
 
     # Promises and claims
 
-    def earnings(self, cumulative: Mapping[str, Amount]) -> Earnings:
+    def earnings(self, cumulative: Mapping[str, Amount]) -> PromisedEarnings:
         """The tree over what each payee shall have received in total; payees in the order of the mapping."""
         return earnings_of(self._market, cumulative)
 
     async def prepare_commitment(
-        self, coordinator_seed: bytes, submitter: str, job: bytes, earnings: Earnings, period: int
+        self, coordinator_seed: bytes, submitter: str, job: bytes, earnings: PromisedEarnings, period: int
     ) -> PreparedTransaction:
         """Promise earnings, from now on claimable by everybody in them; ``period`` rises with each promise.
 
@@ -343,7 +345,7 @@ class Escrows(Terms):
         signer, state = keypair(seed), await self._open_escrow_state(submitter, job)
         key, wallets = parse_address(payee), list(state.paid_to)
         if self.wallet(payee) not in wallets:
-            raise StateError(f"{payee} has no entry in {state.address}: enrol it first, with a proof of the list")
+            raise LedgerStateError(f"{payee} has no entry in {state.address}: enrol it first, with a proof of the list")
         slot = wallets.index(self.wallet(payee))
         instructions = [
             create_idempotent_associated_token_account(signer.pubkey(), key, self._market.mint),
@@ -393,7 +395,9 @@ class Escrows(Terms):
             account = create_idempotent_associated_token_account(owner, owner, self._market.mint)
             instructions.insert(0, account)
         elif not await self.has_wallet(submitter):
-            raise StateError(f"{submitter} has no token account to take its money: its owner has to open one first")
+            raise LedgerStateError(
+                f"{submitter} has no token account to take its money: its owner has to open one first"
+            )
         if cosigner_seed is None:
             return await self._prepare(signer, instructions, nonce)
         return await self._prepare_together([coordinator_seed, cosigner_seed], instructions)

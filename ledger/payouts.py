@@ -22,17 +22,17 @@ from ledger.connection import Connection
 from ledger.errors import (
     InsufficientFundsError,
     LedgerAnswerError,
+    LedgerStateError,
     LedgerUnavailableError,
     NoEscrowError,
-    StateError,
 )
 from ledger.money import Amount, amount, show
 from ledger.nonces import MAX_NONCES_A_TRANSACTION, NONCE_SIZE, create_nonces, nonce_address
 from ledger.program.codes import MAX_BATCH, MAX_GROWTH, Consent
-from ledger.program.interface import Market
-from ledger.program.layout import EscrowAccount, Status, read_escrow
+from ledger.program.interface import MarketAddresses
+from ledger.program.layout import EscrowAccount, EscrowStatus, read_escrow
 from ledger.promises import earnings_of
-from ledger.sender import Sender, Window
+from ledger.sender import Sender, SigningWindow
 from ledger.states import PreparedTransaction
 from ledger.tables import (
     CLOSING_SLOTS,
@@ -66,7 +66,7 @@ MAX_UNITS = 1_400_000  # Of a transaction, on every cluster.
 class Payouts:
     """Prepares what one coordinator pays. Raises what ``Ledger`` raises."""
 
-    def __init__(self, connection: Connection, market: Market, sender: Sender, seed: bytes) -> None:
+    def __init__(self, connection: Connection, market: MarketAddresses, sender: Sender, seed: bytes) -> None:
         self._connection, self._market, self._sender = connection, market, sender
         self._signer: Keypair = keypair(seed)
         self._owner: Pubkey = self._signer.pubkey()
@@ -158,8 +158,8 @@ class Payouts:
             if (await self._escrow(escrow, final=True))[0].earnings_root != earned.root:
                 raise LedgerUnavailableError(f"what escrow {escrow} promises can still be undone: ask again")
             return None
-        if state.status != Status.OPEN:
-            raise StateError(f"escrow {escrow} has been refunded: it takes no promises any more")
+        if state.status != EscrowStatus.OPEN:
+            raise LedgerStateError(f"escrow {escrow} has been refunded: it takes no promises any more")
         if earned.total > min(state.paid + balance, state.cap):
             message = f"{show(earned.total)} cannot be promised: escrow {escrow} has {show(state.paid + balance)}"
             raise InsufficientFundsError(f"{message} with what it paid, and may pay {show(state.cap)}")
@@ -235,15 +235,15 @@ class Payouts:
         if account is None or account.owner != self._market.program:
             raise NoEscrowError(f"escrow {escrow} was never opened")
         state = read_escrow(account.data)
-        if state.mint != self._market.mint or state.status == Status.CLOSED:
+        if state.mint != self._market.mint or state.status == EscrowStatus.CLOSED:
             raise NoEscrowError(f"escrow {escrow} was closed, or is in another token")
         return state, int.from_bytes(vault.data[64:72], "little") if vault else 0
 
     def _admission(
-        self, window: Window, escrow: Pubkey, state: EscrowAccount, strangers: Sequence[Pubkey]
+        self, window: SigningWindow, escrow: Pubkey, state: EscrowAccount, strangers: Sequence[Pubkey]
     ) -> PreparedTransaction:
         if Consent.ADMIT not in state.consent:
-            raise StateError(f"{strangers[0]} has no entry in {escrow}: enrol it, or let the submitter admit it")
+            raise LedgerStateError(f"{strangers[0]} has no entry in {escrow}: enrol it, or let the submitter admit it")
         room = state.capacity - len(state.payees)
         if room == 0:
             more = min(MAX_GROWTH, len(strangers))
@@ -266,7 +266,7 @@ class Payouts:
 
     async def _with_tables(
         self,
-        window: Window,
+        window: SigningWindow,
         escrow: Pubkey,
         due: Sequence[tuple[Pubkey, int]],
         pay: Sequence[Instruction],
@@ -292,7 +292,7 @@ class Payouts:
             signed, "", serving[-1].address
         )  # The newest: if it was made for this payment, only its row knows it.
 
-    async def _new_table(self, window: Window, wanted: Sequence[Pubkey]) -> PreparedTransaction:
+    async def _new_table(self, window: SigningWindow, wanted: Sequence[Pubkey]) -> PreparedTransaction:
         slot = await self._slot_of_a_table()
         address = table_address(self._owner, slot)
         made = [
@@ -323,7 +323,7 @@ class Payouts:
         return None if account is None else read_table(key, account)
 
     def _signed(
-        self, window: Window, instructions: Sequence[Instruction], step: str, table: Pubkey | None = None
+        self, window: SigningWindow, instructions: Sequence[Instruction], step: str, table: Pubkey | None = None
     ) -> PreparedTransaction:
         return _with(window.sign(self._signer, instructions), step, table)
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ledger import merkle
 from ledger.addresses import parse_address
 from ledger.money import Amount, amount
-from ledger.program.interface import Market
+from ledger.program.interface import MarketAddresses
 from protocol.merkle import MerkleProof, MerkleTree
 
 
 @dataclass(frozen=True)
-class Earnings:
+class PromisedEarnings:
     """What a coordinator promises its payees: the root and the sum for the ledger, a proof for each payee."""
 
     root: bytes
@@ -26,7 +26,7 @@ class Earnings:
     proofs: Mapping[str, MerkleProof]
 
 
-def earnings_of(market: Market, cumulative: Mapping[str, Amount]) -> Earnings:
+def earnings_of(market: MarketAddresses, cumulative: Mapping[str, Amount]) -> PromisedEarnings:
     """The tree over what each payee shall have received in total; payees in the order of the mapping.
 
     Raises:
@@ -37,4 +37,4 @@ def earnings_of(market: Market, cumulative: Mapping[str, Amount]) -> Earnings:
         [merkle.earning(wallet, amount(total)) for wallet, total in zip(wallets, cumulative.values(), strict=True)]
     )
     proofs = {payee: tree.proof(place) for place, payee in enumerate(cumulative)}
-    return Earnings(tree.root, Amount(sum(cumulative.values())), dict(cumulative), proofs)
+    return PromisedEarnings(tree.root, Amount(sum(cumulative.values())), dict(cumulative), proofs)

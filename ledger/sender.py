@@ -36,7 +36,7 @@ Outcome = Literal["pending", "confirmed", "failed", "expired"]
 
 
 @dataclass(frozen=True)
-class Window:
+class SigningWindow:
     """What a transaction is signed for: a recent blockhash until a block height, or a durable nonce until that is used.
 
     Attributes:
@@ -74,20 +74,20 @@ class Sender:
     def __init__(self, connection: Connection, program: Pubkey) -> None:
         self._connection, self._program = connection, program
 
-    async def window(self, nonce: str = "") -> Window:
+    async def window(self, nonce: str = "") -> SigningWindow:
         """The current window for signing; with the address of a nonce account the one that this gives.
 
         Raises:
             LedgerAnswerError: there is no such nonce account.
         """
         if not nonce:
-            return Window(*await self._connection.blockhash())
+            return SigningWindow(*await self._connection.blockhash())
         key = parse_address(nonce)
         account, slot = await self._connection.final_account(key)
         if account is None:
             raise LedgerAnswerError(f"{self._connection.url} has no nonce account {key}: create it first")
         found = read_nonce(key, account, slot)
-        return Window(found.value, slot, found)
+        return SigningWindow(found.value, slot, found)
 
     async def prepare(
         self, signer: Keypair, instructions: Sequence[Instruction], nonce: str = ""

@@ -16,10 +16,10 @@ from ledger.money import Amount, show
 from ledger.program.codes import EVERYTHING
 from ledger.program.layout import read_stake
 from ledger.states import PreparedTransaction, StakeState, stake_state
-from ledger.terms import Terms
+from ledger.terms import TermsCalls
 
 
-class Stakes(Terms):
+class StakeCalls(TermsCalls):
     """Stakes of nodes."""
 
     async def prepare_stake(self, node_seed: bytes, amount: Amount, coordinator: str) -> PreparedTransaction:

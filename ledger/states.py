@@ -9,7 +9,7 @@ from solders.pubkey import Pubkey
 
 from ledger.money import MAX_AMOUNT, ZERO, Amount
 from ledger.program.codes import BASIS_POINTS, Consent
-from ledger.program.layout import DisputeAccount, EscrowAccount, Ruling, StakeAccount, Status
+from ledger.program.layout import DisputeAccount, EscrowAccount, EscrowStatus, Ruling, StakeAccount
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ def escrow_state(address: Pubkey, account: EscrowAccount, balance: int) -> Escro
         refunded=Amount(account.refunded),
         balance=Amount(balance),
         deadline=account.deadline,
-        ended=account.status != Status.OPEN,
-        closed=account.status == Status.CLOSED,
+        ended=account.status != EscrowStatus.OPEN,
+        closed=account.status == EscrowStatus.CLOSED,
         max_payees=account.capacity,
         paid_to={str(payee): Amount(paid) for payee, paid in account.payees.items()},
         cap=Amount(account.cap),

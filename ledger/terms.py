@@ -7,7 +7,7 @@ from ledger.errors import LedgerAnswerError
 from ledger.program.layout import MarketTerms, read_terms
 
 
-class Terms(Door):
+class TermsCalls(Door):
     """What holds for every escrow, stake and dispute of a token."""
 
     async def terms(self) -> MarketTerms:

@@ -32,7 +32,7 @@ class TransferCost:
         return self.fee + self.rent
 
 
-class Transfers(Door):
+class TransferCalls(Door):
     """Sending tokens."""
 
     async def transfer_cost(self, target: str) -> TransferCost:

@@ -248,7 +248,7 @@ class ReplayOuter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 # --- leaves and records -------------------------------------------------------------------------------------------------
 
 
-class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MemoryRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor's place in memory; ``start`` in bytes, ``stride`` in values. Equal ``memory``: the same allocation.
 
     ``dtype`` "bytes": no tensor but bytes, of length ``shape[0]``.
@@ -276,14 +276,14 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Read(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    region: Region
+    region: MemoryRegion
     pieces: Annotated[tuple[Piece, ...], Meta(max_length=1 << 16)]
 
 
 class Write(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``digest``: SHA-256 of all bytes of the region's span after the operation."""
 
-    region: Region
+    region: MemoryRegion
     digest: Digest
 
 

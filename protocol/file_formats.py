@@ -118,7 +118,7 @@ class ContentError(ValueError):
 
 
 @dataclass(frozen=True)
-class Content:
+class FileContent:
     """What a file is.
 
     Attributes:
@@ -135,7 +135,9 @@ class Content:
     note: str = ""
 
 
-def recognise(head: bytes, whole: bool, name: str = "", text_field: str = "text", encoding: str = "auto") -> Content:
+def recognise(
+    head: bytes, whole: bool, name: str = "", text_field: str = "text", encoding: str = "auto"
+) -> FileContent:
     """What a file is.
 
     Args:
@@ -149,17 +151,17 @@ def recognise(head: bytes, whole: bool, name: str = "", text_field: str = "text"
     if packing:
         inner, ends = unpacked(head, packing)
         if inner is None or (whole and ends == "open" and len(inner) <= HEAD_BYTES):
-            return Content(packing=packing, problem=f"its {packing} data are damaged, or were cut: pack it again")
+            return FileContent(packing=packing, problem=f"its {packing} data are damaged, or were cut: pack it again")
         if packing_of(inner):
-            return Content(packing=packing, problem="it is packed twice: unpack it once")
+            return FileContent(packing=packing, problem="it is packed twice: unpack it once")
         head, whole = inner[:HEAD_BYTES], whole and ends == "ended" and len(inner) <= HEAD_BYTES
         if not head and not whole:
-            return Content(packing=packing)  # Nothing here unpacks it: whoever can will look.
+            return FileContent(packing=packing)  # Nothing here unpacks it: whoever can will look.
     found = _unpacked_content(head, whole, ending(name)[0], text_field, encoding)
-    return Content(found.formats, packing, found.encoding, found.problem, found.note)
+    return FileContent(found.formats, packing, found.encoding, found.problem, found.note)
 
 
-def settle(content: Content, name: str, wanted: str = "auto") -> DatasetFormat:
+def settle(content: FileContent, name: str, wanted: str = "auto") -> DatasetFormat:
     """The format that a file is read in.
 
     Args:
@@ -201,7 +203,7 @@ def _readable_as(chosen: DatasetFormat, found: DatasetFormat) -> bool:
     return (chosen, found) in {("json", "jsonl"), ("csv", "text"), ("jsonl", "text"), ("json", "text"), ("ids", "text")}
 
 
-def remarks(content: Content, name: str, chosen: str) -> list[str]:
+def remarks(content: FileContent, name: str, chosen: str) -> list[str]:
     """What somebody should know of how a file is read: an ending that is wrong, syntax that is trained on, an encoding."""
     said = []
     last, packed = ending(name)
@@ -308,13 +310,13 @@ def _is_written(text: str) -> bool:
     return ascii_signs > 0.005 * len(text) and ascii_signs + most > 0.9 * len(text)
 
 
-def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said: str) -> Content:
+def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said: str) -> FileContent:
     if (problem := _other(head)) and last not in _IDS:
-        return Content(encoding="", problem=problem)
+        return FileContent(encoding="", problem=problem)
     if head.startswith(b"PAR1"):
-        return Content(("parquet",), encoding="")
+        return FileContent(("parquet",), encoding="")
     if head.startswith(b"\x93NUMPY"):
-        return Content(("npy",), encoding="")
+        return FileContent(("npy",), encoding="")
     encoding, mark = encoding_of(head, guess=last not in _IDS)
     if said not in ("auto", encoding):
         encoding, mark = said, 0
@@ -324,7 +326,7 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said
     formats = _formats(text, whole, last, text_field)
     start = text.lstrip()[:20].lower()
     markup = next((words for begin, words in _MARKUP.items() if start.startswith(begin)), "")
-    return Content(formats, encoding=encoding, note=f"is {markup}: its tags are trained on, too" if markup else "")
+    return FileContent(formats, encoding=encoding, note=f"is {markup}: its tags are trained on, too" if markup else "")
 
 
 def _other(head: bytes) -> str:
@@ -343,14 +345,14 @@ def _other(head: bytes) -> str:
     return ""
 
 
-def _binary(head: bytes, last: str) -> Content:
+def _binary(head: bytes, last: str) -> FileContent:
     """Bytes that are no text: perhaps plain ids."""
     if last in (".u16", ".u32"):
-        return Content(("uint16" if last == ".u16" else "uint32",), encoding="")
+        return FileContent(("uint16" if last == ".u16" else "uint32",), encoding="")
     if last in ("", ".bin", ".dat"):
         wide = not any(head[3::4]) and max(head[2::4], default=0) < 16  # No vocabulary has 2^20 entries.
-        return Content(("uint32", "uint16") if wide else ("uint16", "uint32"), encoding="")
-    return Content(
+        return FileContent(("uint32", "uint16") if wide else ("uint16", "uint32"), encoding="")
+    return FileContent(
         encoding="", problem="this is binary data, not text: upload plain text, JSON lines, a table or Parquet"
     )
 

@@ -125,7 +125,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claim"
 
 
 class Accounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="accounts"):
-    """The node asks how its work in these jobs stands; answered by an ``Earned`` for each in which it had a lease."""
+    """The node asks how its work in these jobs stands; answered by a ``JobEarned`` for each in which it had a lease."""
 
     jobs: Annotated[tuple[JobId, ...], Meta(max_length=MAX_ACCOUNTS)]
 
@@ -141,7 +141,7 @@ class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ch
     host: Mark
 
 
-class IceServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OfferedIceServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One server; a relay is named by the first of its URLs (``RelayMeasure.relay``)."""
 
     urls: Annotated[tuple[Mark, ...], Meta(min_length=1, max_length=8)]
@@ -164,7 +164,7 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="welc
     token: Annotated[str, Meta(min_length=16, max_length=200)]
     heartbeat_seconds: Annotated[float, Meta(gt=0, le=600)]
     lease_seconds: Annotated[float, Meta(gt=0, le=3600)]
-    ice_servers: Annotated[tuple[IceServer, ...], Meta(max_length=MAX_ICE_SERVERS)]
+    ice_servers: Annotated[tuple[OfferedIceServer, ...], Meta(max_length=MAX_ICE_SERVERS)]
     ledger: LedgerInfo | None
     min_stake: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
@@ -176,9 +176,9 @@ class IceServers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="i
     it takes until they are sent again.
     """
 
-    servers: Annotated[tuple[IceServer, ...], Meta(max_length=MAX_ICE_SERVERS)]
+    servers: Annotated[tuple[OfferedIceServer, ...], Meta(max_length=MAX_ICE_SERVERS)]
     peers: Annotated[
-        dict[NodeAddress, Annotated[tuple[IceServer, ...], Meta(max_length=MAX_ICE_SERVERS)]],
+        dict[NodeAddress, Annotated[tuple[OfferedIceServer, ...], Meta(max_length=MAX_ICE_SERVERS)]],
         Meta(max_length=MAX_PEERS_MEASURED),
     ] = {}
 
@@ -270,7 +270,7 @@ class Tally(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     amount: Count = 0
 
 
-class Earned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="earned"):
+class JobEarned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="earned"):
     """What a job has brought this node so far, in millionths of the token, and why no more.
 
     Told whenever it changes, and when the node asks (``Accounts``). ``state``: the job's; ``tallies``: all shares of the node.
@@ -319,7 +319,7 @@ CoordinatorMessage = (
     | Command
     | Acknowledged
     | Beat
-    | Earned
+    | JobEarned
     | Promised
     | Signal
     | IceServers

@@ -66,7 +66,6 @@ __all__ = [
     "BeginRound",
     "BisectAnswer",
     "BisectQuery",
-    "Challenge",
     "FailureCause",
     "KeptState",
     "Layers",
@@ -85,6 +84,7 @@ __all__ = [
     "RoundCommit",
     "RoundHolding",
     "ShowLeaf",
+    "StepChallenge",
     "StepOpened",
     "StopTask",
     "TaskCommand",
@@ -252,7 +252,7 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="v
     sums: Digest | None = None
 
 
-class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="challenge"):
+class StepChallenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="challenge"):
     """Somebody doubts a step of a finished round and asks to re-run it; see ``coordinator.domain.audits.trust.refusal``."""
 
     round: RoundIndex
@@ -290,7 +290,7 @@ MAX_LOG_LINES = 64
 MAX_LOG_TEXT = 1000
 
 
-class LogLine(Told, frozen=True, forbid_unknown_fields=True):
+class WorkerLogLine(Told, frozen=True, forbid_unknown_fields=True):
     """``time``: in Unix seconds, by the worker's clock."""
 
     time: Annotated[float, Meta(ge=0, lt=1e12)]
@@ -301,7 +301,7 @@ class LogLine(Told, frozen=True, forbid_unknown_fields=True):
 class WorkerLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="log"):
     """Lossy; what a worker has to say to whoever submitted the job. ``dropped``: lines before these that were too many."""
 
-    lines: Annotated[tuple[LogLine, ...], Meta(max_length=MAX_LOG_LINES)]
+    lines: Annotated[tuple[WorkerLogLine, ...], Meta(max_length=MAX_LOG_LINES)]
     dropped: Count = 0
 
 
@@ -332,7 +332,7 @@ TaskReport = (
     | LeafShown
     | AuditReport
     | BisectAnswer
-    | Challenge
+    | StepChallenge
     | TaskFailed
     | Traffic
     | WorkerLog

@@ -16,14 +16,14 @@ from common.terminal import complain, say, say_json
 from coordinator.config import Config
 from coordinator.domain.account import ROLE_SCOPES, Account, Principal, Role, Scope
 from coordinator.errors import CottageError
-from coordinator.services.accounts.accounts import Accounts
+from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.accounts.passwords import Passwords
 from coordinator.store.sql import SqlStore
 
 EXIT_REFUSED = 1
 DAY_S = 86_400.0
 
-Work = Callable[[Accounts, argparse.Namespace], Awaitable[None]]
+Work = Callable[[AccountService, argparse.Namespace], Awaitable[None]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,12 +49,12 @@ async def _run(config: Config, options: argparse.Namespace) -> None:
     store = await SqlStore.open(config.database)
     try:
         work: Work = options.work
-        await work(Accounts(store, SystemClock()), options)
+        await work(AccountService(store, SystemClock()), options)
     finally:
         await store.close()
 
 
-async def _list(accounts: Accounts, options: argparse.Namespace) -> None:
+async def _list(accounts: AccountService, options: argparse.Namespace) -> None:
     found = await accounts.all()
     if options.json:
         say_json([_plain(one) for one in found], indent=2)
@@ -72,38 +72,38 @@ async def _list(accounts: Accounts, options: argparse.Namespace) -> None:
     Terminal().print(table if found else "No account yet: `cottage accounts add NAME --operator` makes the first.")
 
 
-async def _add(accounts: Accounts, options: argparse.Namespace) -> None:
+async def _add(accounts: AccountService, options: argparse.Namespace) -> None:
     first = not await accounts.any()
     role = Role.OPERATOR if options.operator or first else Role.SUBMITTER
     account = await accounts.create(options.name, role, await Passwords().hash(_password(options)))
     say(f"{account.name} is {'an' if role is Role.OPERATOR else 'a'} {role} of this coordinator")
 
 
-async def _set_password(accounts: Accounts, options: argparse.Namespace) -> None:
+async def _set_password(accounts: AccountService, options: argparse.Namespace) -> None:
     account = await accounts.by_name(options.name)
     await accounts.set_password(account.id, await Passwords().hash(_password(options)), "")
     say(f"{account.name} has another password; every browser is signed out")
 
 
-async def _role(accounts: Accounts, options: argparse.Namespace) -> None:
+async def _role(accounts: AccountService, options: argparse.Namespace) -> None:
     account = await accounts.by_name(options.name)
     await accounts.change(account.id, f"role.{options.role}", role=Role(options.role))
     say(f"{account.name} is {options.role} now")
 
 
-async def _disable(accounts: Accounts, options: argparse.Namespace) -> None:
+async def _disable(accounts: AccountService, options: argparse.Namespace) -> None:
     account = await accounts.by_name(options.name)
     await accounts.change(account.id, "account.disabled", disabled=True)
     say(f"{account.name} can sign in no more, and its keys are refused; its jobs go on")
 
 
-async def _enable(accounts: Accounts, options: argparse.Namespace) -> None:
+async def _enable(accounts: AccountService, options: argparse.Namespace) -> None:
     account = await accounts.by_name(options.name)
     await accounts.change(account.id, "account.enabled", disabled=False)
     say(f"{account.name} can sign in again")
 
 
-async def _key(accounts: Accounts, options: argparse.Namespace) -> None:
+async def _key(accounts: AccountService, options: argparse.Namespace) -> None:
     account = await accounts.by_name(options.name)
     who = Principal(account.id, ROLE_SCOPES[account.role], account.name, account.role)
     scopes = frozenset(Scope(one) for one in options.scope) or who.scopes

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.client.line import Line
+from coordinator.client.line import HttpLine
 from protocol.rest import api
 from protocol.rest.account import AccountView, KeyView, SessionView, TrailView
 
 
-class Account:
+class AccountCalls:
     """Calls of the client about whoever the key belongs to."""
 
-    _line: Line
+    _line: HttpLine
 
     async def account(self) -> AccountView:
         """Who the token belongs to, and what it may do."""

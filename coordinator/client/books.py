@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import urlencode
 
-from coordinator.client.line import Line
+from coordinator.client.line import HttpLine
 from protocol.disputes import DisputeDetail, DisputeView
 from protocol.evidence import RoundEvidence
 from protocol.rest import ledger
@@ -24,10 +24,10 @@ KINDS: tuple[ledger.EntryKind, ...] = (
 )
 
 
-class Books:
+class PublicCalls:
     """Calls of the client that need no key: transactions, audits, disputes, evidence."""
 
-    _line: Line
+    _line: HttpLine
 
     async def ledger_entries(
         self, kinds: Sequence[ledger.EntryKind] = (), job: str | None = None, limit: int | None = None

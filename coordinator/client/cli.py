@@ -21,7 +21,7 @@ from common.terminal import complain, say, say_json
 from coordinator.client.client import Client, JobUpdate
 from coordinator.client.compare import compare_table, comparison
 from coordinator.client.datasets import DatasetError, format_of, shards
-from coordinator.client.errors import AddressError, ClientError, ProblemError, UnreachableError
+from coordinator.client.errors import ClientError, CoordinatorAddressError, ProblemError, UnreachableError
 from coordinator.client.folders import CONFIG, TOKENIZER, model_files, tokenizer_files
 from coordinator.client.login import LoginFileError, remember, token_for
 from coordinator.client.looks import (
@@ -52,7 +52,7 @@ _EVENTS_SHOWN = 5
 _FLOAT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
-class UsageError(Exception):
+class CliUsageError(Exception):
     """A file that is not there, or does not hold what it should."""
 
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnreachableError as error:
         complain("cottage", error)
         return EXIT_UNREACHABLE
-    except AddressError as error:
+    except CoordinatorAddressError as error:
         say(f"cottage: --server: {error}", error=True)
         return EXIT_USAGE
     except ClientError as error:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say("cottage: `cottage login` keeps an API key; one is made on the coordinator's account page", error=True)
             return EXIT_SIGNED_OUT
         return EXIT_REFUSED
-    except (UsageError, DatasetError, LoginFileError, OSError) as error:
+    except (CliUsageError, DatasetError, LoginFileError, OSError) as error:
         complain("cottage", error)
         return EXIT_USAGE
     except KeyboardInterrupt:
@@ -128,7 +128,7 @@ async def _checkpoints(client: Client, options: argparse.Namespace, out: Termina
 async def _compare(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     jobs = list(dict.fromkeys(options.jobs))
     if len(jobs) < 2:
-        raise UsageError(f"{jobs[0]} alone cannot be compared: name two jobs or more")
+        raise CliUsageError(f"{jobs[0]} alone cannot be compared: name two jobs or more")
     found = comparison(await client.compare(jobs))
     _print(out, options, found, compare_table(found))
     return 0
@@ -139,7 +139,7 @@ async def _try(client: Client, options: argparse.Namespace, out: Terminal) -> in
         wanted = {"prompt": options.prompt, "tokens": options.tokens, "temperature": options.temperature}
         request = msgspec.convert(wanted | {"seed": options.seed}, api.TrialRequest)
     except msgspec.ValidationError as error:
-        raise UsageError(str(error)) from error
+        raise CliUsageError(str(error)) from error
     if not options.json:
         out.print(options.prompt, end="")
     async for piece in client.generate(options.job, request, options.round):
@@ -256,7 +256,7 @@ def _ask_key(options: argparse.Namespace, out: Terminal) -> str:
 
 async def _login(client: Client, token: str | None, options: argparse.Namespace, out: Terminal) -> int:
     if not token:
-        raise UsageError("no key was given: paste one, or name it with --token")
+        raise CliUsageError("no key was given: paste one, or name it with --token")
     who = await client.account()  # Only a key that works is kept.
     path = remember(options.server, token)
     _print(out, options, who, f"Signed in to {options.server} as {who.name or who.id}. The key is in {path}.")
@@ -347,7 +347,7 @@ async def _document(client: Client, options: argparse.Namespace, out: Terminal) 
         if path is not None:
             part = document.setdefault(place, {})
             if not isinstance(part, dict):
-                raise UsageError(f"{options.document}: {place} is {part!r}, not a table")
+                raise CliUsageError(f"{options.document}: {place} is {part!r}, not a table")
             if purpose == "tokenizer":
                 part["kind"] = "file"
                 _say_taken(path.parent, tokenizer_files(path.parent, part))
@@ -366,10 +366,10 @@ async def _upload_weights(client: Client, document: dict[str, Any], options: arg
     """
     path, part = options.weights, document.setdefault("model", {})
     if not isinstance(part, dict):
-        raise UsageError(f"{options.document}: model is {part!r}, not a table")
+        raise CliUsageError(f"{options.document}: model is {part!r}, not a table")
     chosen, others = shards(path)
     if path.is_dir() and not part.keys() & {"preset", "config", "from_job"} and not (path / CONFIG).is_file():
-        raise UsageError(
+        raise CliUsageError(
             f"{path} holds weights and no {CONFIG}: download that too, or give model.config in the document"
         )
     if others:
@@ -412,7 +412,7 @@ def _read(path: Path) -> dict[str, Any]:
         try:
             document = json.loads(data)
         except ValueError as error:
-            raise UsageError(f"{path}: {error}") from error
+            raise CliUsageError(f"{path}: {error}") from error
     else:
         import yaml  # Only here: a program that uses the SDK needs none.
 
@@ -423,9 +423,9 @@ def _read(path: Path) -> dict[str, Any]:
         try:
             document = yaml.load(data, Loader=Loader)  # noqa: S506 - a subclass of the safe loader
         except yaml.YAMLError as error:
-            raise UsageError(f"{path}: {error}") from error
+            raise CliUsageError(f"{path}: {error}") from error
     if not isinstance(document, dict):
-        raise UsageError(f"{path}: a job document is a table with name, model, dataset and budget")
+        raise CliUsageError(f"{path}: a job document is a table with name, model, dataset and budget")
     return document
 
 

@@ -11,12 +11,12 @@ from urllib.parse import urlencode
 import msgspec
 
 from common.untrusted_text import untrusted
-from coordinator.client.account import Account
+from coordinator.client.account import AccountCalls
 from coordinator.client.archive import unpack
-from coordinator.client.books import Books
+from coordinator.client.books import PublicCalls
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
-from coordinator.client.line import ATTEMPTS, WORK_S, Line, Sleep, decode, is_passing
+from coordinator.client.line import ATTEMPTS, WORK_S, HttpLine, Sleep, decode, is_passing
 from protocol.job.job import DatasetFormat, JobSpec
 from protocol.rest import api
 from protocol.rest.dataset import Check, CheckRequest
@@ -46,7 +46,7 @@ class JobUpdate(msgspec.Struct, frozen=True):
         return self.job is not None and self.job.state in _TERMINAL
 
 
-class Client(Account, Books):
+class Client(AccountCalls, PublicCalls):
     """One coordinator. Use it as an async context manager, or call ``close``.
 
     Every call raises ProblemError where the coordinator refuses, and UnreachableError where it does not answer. A call whose
@@ -70,7 +70,7 @@ class Client(Account, Books):
         Raises:
             AddressError: ``base_url`` is no address of a server.
         """
-        self._line = Line(base_url, token, attempts, sleep)
+        self._line = HttpLine(base_url, token, attempts, sleep)
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.console import Terminal
 from common.terminal import say
-from protocol.file_formats import HEAD_BYTES, WORDS, Content, ContentError, recognise, remarks, settle
+from protocol.file_formats import HEAD_BYTES, WORDS, ContentError, FileContent, recognise, remarks, settle
 from protocol.job.job import MAX_SHARDS, DatasetFormat
 
 CHOICES = ("auto", *WORDS)
@@ -42,7 +42,7 @@ def format_of(path: Path, wanted: str | None, text_field: str, out: Terminal, as
     return chosen
 
 
-def _chosen(content: Content, name: str, out: Terminal) -> str:
+def _chosen(content: FileContent, name: str, out: Terminal) -> str:
     from rich.prompt import Prompt
 
     shown = " or ".join(f"{one} ({WORDS[one]})" for one in content.formats)

@@ -32,7 +32,7 @@ class ProblemError(ClientError):
         self.retry_after = retry_after
 
 
-class AddressError(ClientError, ValueError):
+class CoordinatorAddressError(ClientError, ValueError):
     """What was given as the coordinator's address is none."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.client.errors import ArchiveError, ClientError, ProblemError, UnreachableError
-from coordinator.client.line import ATTEMPTS, WORK_S, Line, is_passing
+from coordinator.client.line import ATTEMPTS, WORK_S, HttpLine, is_passing
 from protocol.rest import api
 
 PIECE_BYTES = 8 << 20  # Sent in one request: what a cut costs at most, on a line that notices it late.
@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 
 async def upload_file(
-    line: Line,
+    line: HttpLine,
     path: Path,
     new: api.NewUpload,
     resume: str | None,
@@ -52,7 +52,7 @@ async def upload_file(
     return upload
 
 
-async def download_file(line: Line, path: str, digest: str, target: Path, progress: Progress) -> Path:
+async def download_file(line: HttpLine, path: str, digest: str, target: Path, progress: Progress) -> Path:
     """Fetch bytes whose SHA-256 is known. What came before a cut stays beside ``target`` and is gone on from, even by another
     process.
 
@@ -83,7 +83,7 @@ async def download_file(line: Line, path: str, digest: str, target: Path, progre
     return target
 
 
-async def digest_of(line: Line, path: str) -> str:
+async def digest_of(line: HttpLine, path: str) -> str:
     """The SHA-256 that the coordinator says a file has. It may take long, where the file is made first."""
 
     async def once() -> str:
@@ -99,7 +99,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-async def _fetch(line: Line, path: str, part: Path, held: int, progress: Progress) -> None:
+async def _fetch(line: HttpLine, path: str, part: Path, held: int, progress: Progress) -> None:
     headers = {"Range": f"bytes={held}-"} if held else {}
     async with line.request("GET", path, headers=headers, timeout=None) as response:
         going_on = response.status == 206
@@ -112,7 +112,7 @@ async def _fetch(line: Line, path: str, part: Path, held: int, progress: Progres
                 progress(received, max(whole, received))
 
 
-async def _send_piece(line: Line, path: Path, upload: api.Upload) -> api.Upload:
+async def _send_piece(line: HttpLine, path: Path, upload: api.Upload) -> api.Upload:
     with path.open("rb") as file:
         file.seek(upload.offset)
         piece = file.read(min(PIECE_BYTES, upload.length - upload.offset))

@@ -14,7 +14,7 @@ from common.clock import backoff
 from common.errors import UrlError
 from common.http_sessions import ProxyError, open_session, through, why
 from common.urls import parse_url
-from coordinator.client.errors import AddressError, ClientError, ProblemError, UnreachableError
+from coordinator.client.errors import ClientError, CoordinatorAddressError, ProblemError, UnreachableError
 from protocol import codec
 from protocol.rest import api
 
@@ -33,14 +33,14 @@ T = TypeVar("T")
 Sleep = Callable[[float], Any]
 
 
-class Line:
+class HttpLine:
     """Opens its connections with the first request."""
 
     def __init__(self, base_url: str, token: str | None, attempts: int, sleep: Sleep) -> None:
         try:
             self._base = str(parse_url(base_url)).rstrip("/")
         except UrlError as error:
-            raise AddressError(str(error)) from error
+            raise CoordinatorAddressError(str(error)) from error
         self._token = token
         self._attempts = attempts
         self._sleep = sleep

@@ -23,7 +23,7 @@ TAUGHT = 4  # Earlier jobs that stand for one assumed one.
 TAUGHT_PAID = 6  # The same of what was paid: calm days say little about rough ones.
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class JobOutcome(msgspec.Struct, frozen=True):
     """An earlier job: ``time``, training's hours beside those of its plan; ``paid``, what was paid beside its price.
 
     A job of one replica always pays its price: rounds that it misses are done again. It is no witness for others.
@@ -42,7 +42,7 @@ class Range(msgspec.Struct, frozen=True):
     high: float
 
 
-def time(outcomes: Sequence[Outcome]) -> Range:
+def time(outcomes: Sequence[JobOutcome]) -> Range:
     """Factors of a plan's hours."""
     known = [outcome.time for outcome in outcomes[:RECENT]]
     values = sorted([*known, *ASSUMED[len(known) // TAUGHT :]])
@@ -50,7 +50,7 @@ def time(outcomes: Sequence[Outcome]) -> Range:
     return Range(values[aside], median(values), values[len(values) - 1 - aside])
 
 
-def paid(outcomes: Sequence[Outcome], replicas: int, members: int, rounds: int, hours: float) -> Range:
+def paid(outcomes: Sequence[JobOutcome], replicas: int, members: int, rounds: int, hours: float) -> Range:
     """Shares of a job's price: what leaves takes its replica's part of a round along.
 
     Who leaves is assumed to follow a Poisson process, once in LEAVES_HOURS for each of ``members``; earlier jobs say where

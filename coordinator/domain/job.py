@@ -71,7 +71,7 @@ class Wish(enum.StrEnum):
     STOP = "stop"
 
 
-class Action(enum.StrEnum):
+class JobAction(enum.StrEnum):
     """What a submitter may ask of a job that is paid for."""
 
     PAUSE = "pause"
@@ -81,15 +81,15 @@ class Action(enum.StrEnum):
 
 _AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
 
-ASKED: Mapping[Action, frozenset[JobState]] = {
-    Action.PAUSE: _AT_WORK | {JobState.PAUSED},
-    Action.RESUME: _AT_WORK | {JobState.PAUSED},
-    Action.STOP: frozenset({JobState.PLANNED, JobState.RUNNING, JobState.PAUSED}),
+ASKED: Mapping[JobAction, frozenset[JobState]] = {
+    JobAction.PAUSE: _AT_WORK | {JobState.PAUSED},
+    JobAction.RESUME: _AT_WORK | {JobState.PAUSED},
+    JobAction.STOP: frozenset({JobState.PLANNED, JobState.RUNNING, JobState.PAUSED}),
 }
 """In which states an action has a meaning; asking for what is so already changes nothing."""
 
 
-class Pace(msgspec.Struct, frozen=True):
+class JobPace(msgspec.Struct, frozen=True):
     """How quickly a job comes on.
 
     Attributes:
@@ -147,7 +147,7 @@ class Job(Told, frozen=True):
     halt: Literal["", "asked", "budget", "deadline"] = ""
     shared: bool = False
     warned: bool = False
-    pace: Pace = Pace()
+    pace: JobPace = JobPace()
     agreement: Agreement | None = None
     version: int = 0
 
@@ -165,7 +165,7 @@ def advance(job: Job, to: JobState, now: float, reason: str = "") -> Job:
     return msgspec.structs.replace(job, state=to, reason=reason, ended=ended)
 
 
-def asked(job: Job, action: Action, *, checkpoint: bool) -> Job:
+def asked(job: Job, action: JobAction, *, checkpoint: bool) -> Job:
     """Return ``job`` with what its submitter asks for as its wish; unchanged where it is so already.
 
     Args:
@@ -177,19 +177,19 @@ def asked(job: Job, action: Action, *, checkpoint: bool) -> Job:
         raise ConflictError(
             f"job {job.id} is {job.state}: {_INSTEAD.get(job.state, 'its life is over')}", field="state"
         )
-    if job.wish is Wish.STOP and action is not Action.STOP:
+    if job.wish is Wish.STOP and action is not JobAction.STOP:
         raise ConflictError(f"job {job.id} is being stopped: its model will be there to download", field="state")
     match action:
-        case Action.PAUSE if job.state is not JobState.PAUSED and job.wish is Wish.NONE:
+        case JobAction.PAUSE if job.state is not JobState.PAUSED and job.wish is Wish.NONE:
             return msgspec.structs.replace(job, wish=Wish.PAUSE, halt="asked")
-        case Action.RESUME if job.wish is Wish.PAUSE or job.state is JobState.PAUSED:
+        case JobAction.RESUME if job.wish is Wish.PAUSE or job.state is JobState.PAUSED:
             return msgspec.structs.replace(job, wish=Wish.NONE, halt="")
-        case Action.STOP if not checkpoint:
+        case JobAction.STOP if not checkpoint:
             raise ConflictError(
                 f"job {job.id} has no checkpoint to keep yet: wait for one, or cancel it, which refunds what is left",
                 field="state",
             )
-        case Action.STOP:
+        case JobAction.STOP:
             return msgspec.structs.replace(job, wish=Wish.STOP, halt=job.halt or "asked")
         case _:
             return job

@@ -19,7 +19,7 @@ Legs = Callable[[NodeAddress, str], float | None]
 """Round trip in seconds between a node and a relay (its name); None: not measured."""
 
 
-class Relay(msgspec.Struct, frozen=True):
+class RelayCandidate(msgspec.Struct, frozen=True):
     """A relay as the choice sees it.
 
     Attributes:
@@ -39,13 +39,13 @@ class Relay(msgspec.Struct, frozen=True):
     full: bool = False
 
 
-def live(relay: Relay, now: float) -> bool:
+def live(relay: RelayCandidate, now: float) -> bool:
     """Whether a relay may be handed out: it answers, and has reported lately if it reports at all."""
     reporting = relay.expires is None or now < relay.expires
     return relay.probed and relay.failed < MAX_FAILED_PROBES and reporting
 
 
-def probed(relay: Relay, rtt: float | None) -> Relay:
+def probed(relay: RelayCandidate, rtt: float | None) -> RelayCandidate:
     """The relay after a probe that took ``rtt`` seconds; None: nothing came back."""
     if rtt is None:
         return msgspec.structs.replace(relay, failed=min(relay.failed + 1, MAX_FAILED_PROBES))
@@ -53,7 +53,7 @@ def probed(relay: Relay, rtt: float | None) -> Relay:
 
 
 def order(
-    nodes: Iterable[NodeAddress], relays: Iterable[Relay], legs: Legs, now: float, before: tuple[str, ...] = ()
+    nodes: Iterable[NodeAddress], relays: Iterable[RelayCandidate], legs: Legs, now: float, before: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Names of the relays for traffic between ``nodes``, best first, ``CHOSEN`` at most.
 
@@ -68,7 +68,7 @@ def order(
     """
     ends = tuple(nodes)
 
-    def rank(relay: Relay) -> tuple[bool, float, str]:
+    def rank(relay: RelayCandidate) -> tuple[bool, float, str]:
         guess = FAR_SECONDS if relay.rtt is None else relay.rtt
         measured = (legs(node, relay.name) for node in ends)
         return relay.full, sum(guess if leg is None else leg for leg in measured), relay.name

@@ -13,7 +13,7 @@ Verdict = Literal["pass", "fail", "note"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProofFinding:
     """One check. ``note``: nothing untrue, but something that the ledger alone cannot show."""
 
     check: str

@@ -22,7 +22,7 @@ from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
 from coordinator.proof import rerun
 from coordinator.proof.checks import root
 from coordinator.proof.gather import on_ledger
-from ledger.addresses import Place, job_id
+from ledger.addresses import StepPlace, job_id
 from ledger.client import Ledger, LedgerConfig
 from ledger.deploy import read_keypair
 from ledger.errors import AddressError, AmountError, LedgerError, NoDisputeError
@@ -35,11 +35,11 @@ EXIT_WRONG, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_NOT_HERE = 1, 2, 3, 4
 POLL_S = 5.0
 
 
-class NotFoundError(Exception):
+class ProofNotFoundError(Exception):
     """There is nothing like that: the text says what, and the way out."""
 
 
-class Result(msgspec.Struct, frozen=True):
+class ChallengeResult(msgspec.Struct, frozen=True):
     """What came of it. ``verdict``: of the re-run, empty where none was made; ``bond``: how a bond stands, if there is one."""
 
     text: str
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = asyncio.run(challenge(options))
     except ClientError as error:
         return complain(error, EXIT_UNREACHABLE)
-    except (NotFoundError, NoDisputeError, AddressError, AmountError, OSError) as error:
+    except (ProofNotFoundError, NoDisputeError, AddressError, AmountError, OSError) as error:
         return complain(error, EXIT_USAGE)
     except rerun.RerunError as error:
         return complain(error, EXIT_NOT_HERE)
@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def challenge(options: argparse.Namespace) -> Result:
+async def challenge(options: argparse.Namespace) -> ChallengeResult:
     """Do what the options say.
 
     Raises:
@@ -123,13 +123,13 @@ async def challenge(options: argparse.Namespace) -> Result:
         chain = await on_ledger(config, job, books.submitter, ())
         held = next(root(chain, found, "commitments"))
         if held.verdict != "pass":
-            raise NotFoundError(
+            raise ProofNotFoundError(
                 f"the commitments of round {options.round} are not what the ledger holds: {held.detail}"
             )
         leaf = _leaf(found, options)
         step = leaf.leaves if options.outer else options.step
-        place = Place(job, found.epoch, found.round, leaf.stage, leaf.replica, step)
-        result = Result("", "")
+        place = StepPlace(job, found.epoch, found.round, leaf.stage, leaf.replica, step)
+        result = ChallengeResult("", "")
         if not options.unseen and not options.collect:
             result = await _again(client, found, leaf, place, options)
             if result.status in (0, EXIT_NOT_HERE):
@@ -144,12 +144,12 @@ def _round(rounds: Sequence[RoundEvidence], epoch: int | None) -> RoundEvidence:
     fitting = [one for one in rounds if epoch in (None, one.epoch)]
     if not fitting:
         there = ", ".join(str(one.epoch) for one in rounds)
-        raise NotFoundError(f"the round was not completed in epoch {epoch}: there are {there}")
+        raise ProofNotFoundError(f"the round was not completed in epoch {epoch}: there are {there}")
     if (
         len(fitting) > 1
     ):  # After a rollback a bond would be against other work, perhaps of another node, than was meant.
         there = ", ".join(str(one.epoch) for one in fitting)
-        raise NotFoundError(f"the round was done more than once, in epochs {there}: name one with --epoch")
+        raise ProofNotFoundError(f"the round was done more than once, in epochs {there}: name one with --epoch")
     return fitting[0]
 
 
@@ -157,17 +157,19 @@ def _leaf(found: RoundEvidence, options: argparse.Namespace) -> CommitmentLeaf:
     seat = (options.stage, options.replica)
     leaf = next((one for one in found.commitments if (one.stage, one.replica) == seat), None)
     if leaf is None or leaf.rate is None:
-        raise NotFoundError(f"nobody's work as stage {seat[0]} of replica {seat[1]} counted in round {found.round}")
+        raise ProofNotFoundError(
+            f"nobody's work as stage {seat[0]} of replica {seat[1]} counted in round {found.round}"
+        )
     if options.outer and leaf.outer is None:
-        raise NotFoundError("its member had said nothing of the outer step when the round ended")
+        raise ProofNotFoundError("its member had said nothing of the outer step when the round ended")
     if not options.outer and not 0 <= options.step < leaf.leaves:
-        raise NotFoundError(f"there is no step {options.step}: the commitment has {leaf.leaves}, counted from 0")
+        raise ProofNotFoundError(f"there is no step {options.step}: the commitment has {leaf.leaves}, counted from 0")
     return leaf
 
 
 async def _again(
-    client: Client, found: RoundEvidence, leaf: CommitmentLeaf, place: Place, options: argparse.Namespace
-) -> Result:
+    client: Client, found: RoundEvidence, leaf: CommitmentLeaf, place: StepPlace, options: argparse.Namespace
+) -> ChallengeResult:
     seat = (leaf.stage, leaf.replica, place.step)
     audit = next((one for one in found.audits if (one.stage, one.replica, one.step) == seat), None)
     if audit is None and options.source is None:
@@ -184,17 +186,17 @@ async def _again(
         "match": f"node {leaf.node} did {_words(place, leaf)} as it committed to",
         "incomparable": f"{_words(place, leaf)} cannot be compared here: {report.detail}",
     }.get(report.verdict, f"node {leaf.node} did not do {_words(place, leaf)} as it committed to: {report.detail}")
-    return Result(said, report.verdict)
+    return ChallengeResult(said, report.verdict)
 
 
-def _words(place: Place, leaf: CommitmentLeaf) -> str:
+def _words(place: StepPlace, leaf: CommitmentLeaf) -> str:
     what = "the outer step" if place.step == leaf.leaves else f"step {place.step}"
     return f"{what} of round {place.round}"
 
 
 async def _bond(
-    ledger: Ledger, leaf: CommitmentLeaf, place: Place, seen: Result, options: argparse.Namespace
-) -> Result:
+    ledger: Ledger, leaf: CommitmentLeaf, place: StepPlace, seen: ChallengeResult, options: argparse.Namespace
+) -> ChallengeResult:
     least = Amount((await ledger.terms()).bond)
     bond = least if options.bond is None else parse(options.bond)
     before = f"{seen.text}\n" if seen.text else ""
@@ -229,7 +231,7 @@ def _stands(state: DisputeState) -> str:
     }.get(state.ruling, f"nobody could prove anything: the bond of {show(state.bond)} is back")
 
 
-async def _collect(ledger: Ledger, place: Place, options: argparse.Namespace) -> Result:
+async def _collect(ledger: Ledger, place: StepPlace, options: argparse.Namespace) -> ChallengeResult:
     if options.key is None:
         raise AddressError("name the wallet that put the bond up: --key FILE")
     signer = read_keypair(options.key)
@@ -242,4 +244,4 @@ async def _collect(ledger: Ledger, place: Place, options: argparse.Namespace) ->
         await ledger.confirm(await ledger.prepare_dispute_expiry(seed, who, place.bytes))
         said = f"the bond of {show(state.bond)} is back"
     closed = await ledger.confirm(await ledger.prepare_dispute_close(seed, who, place.bytes))
-    return Result(f"{said}, and so is the rent: transaction {closed}", bond="closed")
+    return ChallengeResult(f"{said}, and so is the rent: transaction {closed}", bond="closed")

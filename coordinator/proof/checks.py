@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.proof import disputes, draws
-from coordinator.proof.case import Case, Finding, OnLedger, Published
+from coordinator.proof.case import Case, OnLedger, ProofFinding, Published
 from ledger.history import LedgerEvent
 from protocol.evidence import (
     ACROSS,
@@ -26,7 +26,7 @@ Seat = tuple[int, int]
 WHATS: tuple[RootOf, ...] = ("commitments", "outcome")
 
 
-def findings(case: Case) -> Iterator[Finding]:
+def findings(case: Case) -> Iterator[ProofFinding]:
     """Everything that can be checked of a case."""
     yield from _money(case.ledger)
     if case.published is None:
@@ -51,7 +51,7 @@ def findings(case: Case) -> Iterator[Finding]:
 # --- the ledger alone ---------------------------------------------------------------------------------------------------
 
 
-def _money(chain: OnLedger) -> Iterator[Finding]:
+def _money(chain: OnLedger) -> Iterator[ProofFinding]:
     """What came in is what went out and what is there; and no event is missing from between."""
     state = chain.escrow
     if any(event.kind == "truncated" for event in chain.events):
@@ -66,7 +66,7 @@ def _money(chain: OnLedger) -> Iterator[Finding]:
     yield from _cumulative(chain)
 
 
-def _cumulative(chain: OnLedger) -> Iterator[Finding]:
+def _cumulative(chain: OnLedger) -> Iterator[ProofFinding]:
     """Each payee's payouts, one after another, make the cumulative amounts that the program kept."""
     reached: dict[str, int] = defaultdict(int)
     payments: Counter[str] = Counter()
@@ -89,7 +89,7 @@ def _cumulative(chain: OnLedger) -> Iterator[Finding]:
 # --- what was published beside it -----------------------------------------------------------------------------------------
 
 
-def _terms(chain: OnLedger, said: Published) -> Iterator[Finding]:
+def _terms(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
     """The job document is the one that was written on the ledger when the job was made."""
     created = [event for event in chain.events if event.kind == "created" and event.author == chain.coordinator]
     if not created:
@@ -102,7 +102,7 @@ def _terms(chain: OnLedger, said: Published) -> Iterator[Finding]:
     yield _judge("submitter", "job", owner, f"wallet {said.submitter}", f"escrow {chain.escrow.address}")
 
 
-def _complete(chain: OnLedger, said: Published) -> Iterator[Finding]:
+def _complete(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
     """Every round on the ledger is published, every published round is on the ledger, and none is left out between."""
     here = {(one.epoch, one.round) for one in said.rounds}
     there = {_place(event) for event in chain.roots("commitments")}
@@ -122,7 +122,7 @@ def _complete(chain: OnLedger, said: Published) -> Iterator[Finding]:
     yield _judge("every round", "job", not gaps, detail, f"memos of {chain.coordinator}")
 
 
-def root(chain: OnLedger, found: RoundEvidence, what: RootOf) -> Iterator[Finding]:
+def root(chain: OnLedger, found: RoundEvidence, what: RootOf) -> Iterator[ProofFinding]:
     """The published records are those whose Merkle root is on the ledger."""
     if what == "outcome" and not found.concluded:
         yield _note(f"{what} root", _name(found), "its audits are not over yet", "nothing")
@@ -154,7 +154,7 @@ def root(chain: OnLedger, found: RoundEvidence, what: RootOf) -> Iterator[Findin
     yield _judge(f"{what} proofs", _name(found), proven == len(leaves), detail, f"memo {memo.signature}")
 
 
-def _order(chain: OnLedger, found: RoundEvidence) -> Iterator[Finding]:
+def _order(chain: OnLedger, found: RoundEvidence) -> Iterator[ProofFinding]:
     """The commitments were on the ledger before the block that decided the draw, and the outcome came after it."""
     first = {
         what: next((e for e in chain.roots(what) if _place(e) == (found.epoch, found.round)), None) for what in WHATS
@@ -170,7 +170,7 @@ def _order(chain: OnLedger, found: RoundEvidence) -> Iterator[Finding]:
     yield _judge("order", _name(found), ordered, detail + (f", outcome in slot {after.slot}" if after else ""), used)
 
 
-def _shares(found: RoundEvidence) -> Iterator[Finding]:
+def _shares(found: RoundEvidence) -> Iterator[ProofFinding]:
     """Each verified share is the member's part of the pot by operations; whatever is rejected or void is worth nothing."""
     due = _due(found)
     owners = {_seat(one): (one.node, one.payout) for one in found.commitments}
@@ -192,7 +192,7 @@ def _shares(found: RoundEvidence) -> Iterator[Finding]:
     yield _judge("shares", _name(found), len(found.shares) == len(found.commitments), detail, "commitments and pot")
 
 
-def across(found: RoundEvidence) -> Iterator[Finding]:
+def across(found: RoundEvidence) -> Iterator[ProofFinding]:
     """Says so where a step was audited by other environment classes only: then nothing was proven either way."""
     for one in found.audits:
         if one.verdicts and all(verdict.verdict.endswith(ACROSS) for verdict in one.verdicts):
@@ -219,7 +219,7 @@ def _due(found: RoundEvidence) -> dict[Seat, int]:
     return {_seat(one): split.get(f"{one.replica}:{one.stage}", 0) for one in found.commitments}
 
 
-def _pots(said: Published) -> Iterator[Finding]:
+def _pots(said: Published) -> Iterator[ProofFinding]:
     """The rounds' pots are what their tokens are worth at the job's price."""
     ordered = sorted(said.rounds, key=lambda one: (one.round, one.epoch))
     again = len({one.round for one in ordered}) < len(ordered)
@@ -237,7 +237,7 @@ def _pots(said: Published) -> Iterator[Finding]:
     yield _judge("price", "job", total <= said.price, detail, "pots, tokens and the price of the quote")
 
 
-def _payouts(chain: OnLedger, said: Published) -> Iterator[Finding]:
+def _payouts(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
     """Everybody was paid what its verified shares sum to: no more at any time, no less in the end, and nobody else."""
     due: dict[str, int] = defaultdict(int)
     for one in said.rounds:
@@ -281,18 +281,18 @@ def _name(found: RoundEvidence) -> str:
     return f"round {found.round + 1}" + (f" (epoch {found.epoch})" if found.epoch > 1 else "")
 
 
-def _judge(check: str, subject: str, holds: bool, detail: str, used: str) -> Finding:
-    return Finding(check, subject, "pass" if holds else "fail", detail, used)
+def _judge(check: str, subject: str, holds: bool, detail: str, used: str) -> ProofFinding:
+    return ProofFinding(check, subject, "pass" if holds else "fail", detail, used)
 
 
-def _fail(check: str, subject: str, detail: str, used: str) -> Finding:
-    return Finding(check, subject, "fail", detail, used)
+def _fail(check: str, subject: str, detail: str, used: str) -> ProofFinding:
+    return ProofFinding(check, subject, "fail", detail, used)
 
 
-def _note(check: str, subject: str, detail: str, used: str) -> Finding:
-    return Finding(check, subject, "note", detail, used)
+def _note(check: str, subject: str, detail: str, used: str) -> ProofFinding:
+    return ProofFinding(check, subject, "note", detail, used)
 
 
-def failed(found: Sequence[Finding]) -> list[Finding]:
+def failed(found: Sequence[ProofFinding]) -> list[ProofFinding]:
     """The untruths among findings."""
     return [finding for finding in found if finding.verdict == "fail"]

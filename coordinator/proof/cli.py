@@ -17,7 +17,7 @@ from common.console import Terminal
 from common.terminal import say_json
 from coordinator.client.errors import ClientError, complain
 from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
-from coordinator.proof.case import Finding
+from coordinator.proof.case import ProofFinding
 from coordinator.proof.checks import failed, findings
 from coordinator.proof.gather import gather
 from ledger.addresses import job_id
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_UNTRUE if failed(found) else 0
 
 
-async def check(job: str, options: argparse.Namespace) -> list[Finding]:
+async def check(job: str, options: argparse.Namespace) -> list[ProofFinding]:
     """All findings about a job; an untruth about a running one is looked at again before it is believed."""
     server = None if options.chain_only else options.coordinator
     for attempt in range(TRIES):
@@ -60,11 +60,11 @@ async def check(job: str, options: argparse.Namespace) -> list[Finding]:
             break
     if options.rpc is None and case.published is not None:
         detail = f"{case.ledger.url} is the coordinator's word: name an endpoint that you trust with --rpc"
-        found.insert(0, Finding("endpoint", "ledger", "note", detail, "nothing"))
+        found.insert(0, ProofFinding("endpoint", "ledger", "note", detail, "nothing"))
     return found
 
 
-def _until_untrue(found: Sequence[Finding]) -> list[Finding]:
+def _until_untrue(found: Sequence[ProofFinding]) -> list[ProofFinding]:
     """Findings up to the first untruth: what comes after it may only be its consequence."""
     first = next((place for place, finding in enumerate(found) if finding.verdict == "fail"), len(found))
     return list(found[: first + 1])
@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print(job: str, found: Sequence[Finding]) -> None:
+def _print(job: str, found: Sequence[ProofFinding]) -> None:
     out = Terminal()
     table = Table(title=f"Job {job}", title_justify="left", box=None, pad_edge=False)
     for title in ("", "check", "of", "found", "from"):

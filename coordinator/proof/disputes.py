@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from coordinator.domain.audits import dispute as rules
 from coordinator.domain.audits.dispute import Dispute
-from coordinator.proof.case import Finding, OnLedger, Published
+from coordinator.proof.case import OnLedger, ProofFinding, Published
 from protocol.disputes import DisputeEvidence, digest_of
 
 
-def check(chain: OnLedger, said: Published) -> Iterator[Finding]:
+def check(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
     """Every dispute is published as the ledger was told, ends as its answers make it end, and fits its audit."""
     ruled = {
         str(event.fields["audit"]): event
@@ -18,17 +18,19 @@ def check(chain: OnLedger, said: Published) -> Iterator[Finding]:
     published = {one.audit: one for one in said.disputes}
     hidden = sorted(set(ruled) - set(published))
     if hidden:
-        yield Finding("dispute", f"audit {hidden[0]}", "fail", "it is on the ledger and not published", "ruled memos")
+        yield ProofFinding(
+            "dispute", f"audit {hidden[0]}", "fail", "it is on the ledger and not published", "ruled memos"
+        )
         return
     for audit, evidence in sorted(published.items()):
         event, subject = ruled.get(audit), f"audit {audit}"
         if event is None:
-            yield Finding("dispute", subject, "fail", "the ledger was told of no such dispute", "ruled memos")
+            yield ProofFinding("dispute", subject, "fail", "the ledger was told of no such dispute", "ruled memos")
             return
         digest, used = digest_of(evidence), f"memo {event.signature}"
         told = (digest, evidence.winner or "nobody", evidence.prover, evidence.challenger)
         if told != tuple(event.fields[name] for name in ("evidence", "winner", "node", "challenger")):
-            yield Finding(
+            yield ProofFinding(
                 "dispute", subject, "fail", f"the ledger has another end or evidence than {digest[:16]}…", used
             )
             return
@@ -54,7 +56,7 @@ def played(evidence: DisputeEvidence) -> Dispute:
             return dispute
 
 
-def _played(evidence: DisputeEvidence, subject: str) -> Finding:
+def _played(evidence: DisputeEvidence, subject: str) -> ProofFinding:
     again = played(evidence)
     came = (again.winner, again.why, again.step, again.index, again.questions)
     said = (evidence.winner, evidence.why, evidence.step, evidence.index, evidence.questions)
@@ -64,22 +66,24 @@ def _played(evidence: DisputeEvidence, subject: str) -> Finding:
         detail = (
             f"its answers end for {again.winner or 'nobody'} ({again.why or again.phase}), and that is not what is said"
         )
-        return Finding("dispute", subject, "fail", detail, used)
+        return ProofFinding("dispute", subject, "fail", detail, used)
     how = f"after {again.questions} questions for {again.winner or 'nobody'}: {again.why}"
     if evidence.why == "operation":
         how += f", operation {again.index} of step {again.step}"
-    return Finding("dispute", subject, "pass", how, used)
+    return ProofFinding("dispute", subject, "pass", how, used)
 
 
-def _fits(said: Published, evidence: DisputeEvidence, subject: str) -> Finding:
+def _fits(said: Published, evidence: DisputeEvidence, subject: str) -> ProofFinding:
     """Who was proven to lie in a dispute has not passed the audit, and who was cleared by one has not failed it."""
     place = (evidence.replay.plan.epoch, evidence.replay.round)
     audits = [
         a for one in said.rounds if (one.epoch, one.round) == place for a in one.audits if a.audit == evidence.audit
     ]
     if not audits:
-        return Finding("dispute audit", subject, "note", "its round publishes no such audit (yet)", "round evidence")
+        return ProofFinding(
+            "dispute audit", subject, "note", "its round publishes no such audit (yet)", "round evidence"
+        )
     wrong = {"challenger": "passed", "prover": "failed"}.get(evidence.winner or "")
     holds = audits[0].state != wrong and audits[0].node == evidence.prover
     detail = f"the audit {audits[0].state}, the dispute ended for {evidence.winner or 'nobody'}"
-    return Finding("dispute audit", subject, "pass" if holds else "fail", detail, "round evidence")
+    return ProofFinding("dispute audit", subject, "pass" if holds else "fail", detail, "round evidence")

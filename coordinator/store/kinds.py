@@ -35,7 +35,7 @@ from coordinator.store.records import (
 
 
 @dataclass(frozen=True)
-class Kind:
+class RecordKind:
     """``numbered``: ``id`` is given by the store. ``nested``: fields kept as JSON text."""
 
     name: str
@@ -54,46 +54,48 @@ class Kind:
         return tuple(getattr(record, field) for field in self.order)
 
 
-KINDS: Mapping[type[msgspec.Struct], Kind] = {
-    Job: Kind("jobs", ("id",), ("created", "id"), frozenset({"spec", "quote", "config", "files", "pace", "agreement"})),
-    RunRecord: Kind("runs", ("job",), ("job",), frozenset({"run"})),
-    Lease: Kind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),
-    RoundRecord: Kind(
+KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
+    Job: RecordKind(
+        "jobs", ("id",), ("created", "id"), frozenset({"spec", "quote", "config", "files", "pace", "agreement"})
+    ),
+    RunRecord: RecordKind("runs", ("job",), ("job",), frozenset({"run"})),
+    Lease: RecordKind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),
+    RoundRecord: RecordKind(
         "rounds",
         ("job", "epoch", "number"),
         ("number", "epoch"),
         frozenset({"plan", "contributors", "parameters", "beacon", "agreement"}),
     ),
-    CommitRecord: Kind(
+    CommitRecord: RecordKind(
         "commits",
         ("job", "epoch", "round", "stage", "replica"),
         ("round", "epoch", "replica", "stage"),
         frozenset({"outer"}),
     ),
-    Audit: Kind(
+    Audit: RecordKind(
         "audits",
         ("id",),
         ("round", "id"),
         frozenset({"plan", "tried", "owners", "verdicts", "outer", "sides", "apart"}),
     ),
-    DisputeRecord: Kind("disputes", ("id",), ("began", "id"), frozenset({"dispute"})),
-    OutboxRecord: Kind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
-    EventRecord: Kind("events", ("id",), ("id",), numbered=True),
-    LogRecord: Kind("logs", ("id",), ("id",), numbered=True),
-    NoticeSettings: Kind(
+    DisputeRecord: RecordKind("disputes", ("id",), ("began", "id"), frozenset({"dispute"})),
+    OutboxRecord: RecordKind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
+    EventRecord: RecordKind("events", ("id",), ("id",), numbered=True),
+    LogRecord: RecordKind("logs", ("id",), ("id",), numbered=True),
+    NoticeSettings: RecordKind(
         "notice_settings", ("account_id",), ("account_id",), frozenset({"webhook_kinds", "mail_kinds"})
     ),
-    NoticeRecord: Kind("notices", ("id",), ("id",), numbered=True),
-    MetricRecord: Kind("metrics", ("id",), ("id",), numbered=True),
-    ReplayRecord: Kind("replays", ("account_id", "key"), ("created", "account_id", "key")),
-    NodeRecord: Kind("nodes", ("address",), ("since", "address"), frozenset({"profile"})),
-    CreditRecord: Kind("credit", ("node", "account_id", "watched"), ("node", "account_id", "watched")),
-    Account: Kind("accounts", ("id",), ("created", "id"), unique="key"),
-    SessionRecord: Kind("sessions", ("id",), ("created", "id")),
-    KeyRecord: Kind("api_keys", ("id",), ("created", "id"), frozenset({"scopes"})),
-    CredentialRecord: Kind("credentials", ("id",), ("created", "id")),
-    ChallengeRecord: Kind("challenges", ("id",), ("created", "id")),
-    TrailRecord: Kind("trail", ("id",), ("id",), numbered=True),
-    DeliveryRecord: Kind("deliveries", ("lease", "artifact"), ("created", "lease", "artifact")),
-    FileRecord: Kind("files", ("account_id", "artifact"), ("created", "artifact")),
+    NoticeRecord: RecordKind("notices", ("id",), ("id",), numbered=True),
+    MetricRecord: RecordKind("metrics", ("id",), ("id",), numbered=True),
+    ReplayRecord: RecordKind("replays", ("account_id", "key"), ("created", "account_id", "key")),
+    NodeRecord: RecordKind("nodes", ("address",), ("since", "address"), frozenset({"profile"})),
+    CreditRecord: RecordKind("credit", ("node", "account_id", "watched"), ("node", "account_id", "watched")),
+    Account: RecordKind("accounts", ("id",), ("created", "id"), unique="key"),
+    SessionRecord: RecordKind("sessions", ("id",), ("created", "id")),
+    KeyRecord: RecordKind("api_keys", ("id",), ("created", "id"), frozenset({"scopes"})),
+    CredentialRecord: RecordKind("credentials", ("id",), ("created", "id")),
+    ChallengeRecord: RecordKind("challenges", ("id",), ("created", "id")),
+    TrailRecord: RecordKind("trail", ("id",), ("id",), numbered=True),
+    DeliveryRecord: RecordKind("deliveries", ("lease", "artifact"), ("created", "lease", "artifact")),
+    FileRecord: RecordKind("files", ("account_id", "artifact"), ("created", "artifact")),
 }

@@ -236,7 +236,7 @@ class NodeRecord(Told, frozen=True):
     """A node that has been here.
 
     Attributes:
-        rounds: of its work that were verified since its last fault. ``faults``: as in ``domain.audits.rate.Standing``.
+        rounds: of its work that were verified since its last fault. ``faults``: as in ``domain.audits.rate.NodeStanding``.
         tampered: when its agent last told that somebody reached into a job there; 0: never.
         evaded: when it last did not show what was drawn of it; 0: never.
     """

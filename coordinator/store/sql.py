@@ -32,7 +32,7 @@ from sqlalchemy.pool import StaticPool
 from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
 from coordinator.store import tables
 from coordinator.store.faults import UNUSABLE, answering, unusable
-from coordinator.store.kinds import KINDS, Kind
+from coordinator.store.kinds import KINDS, RecordKind
 from coordinator.store.ports import Place, R, Scalar, Transaction, Where
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -251,14 +251,14 @@ def _condition(column: ColumnElement[Any], where: Where) -> ColumnElement[bool]:
             return column.in_(cast(Sequence[Scalar], value))
 
 
-def _encode(how: Kind, record: msgspec.Struct) -> dict[str, Any]:
+def _encode(how: RecordKind, record: msgspec.Struct) -> dict[str, Any]:
     return {
         field: msgspec.json.encode(value).decode() if field in how.nested else value
         for field, value in msgspec.structs.asdict(record).items()
     }
 
 
-def _decode(kind: type[R], how: Kind, row: RowMapping) -> R:
+def _decode(kind: type[R], how: RecordKind, row: RowMapping) -> R:
     plain = {
         field: msgspec.json.decode(row[field]) if field in how.nested else row[field]
         for field in kind.__struct_fields__

@@ -45,7 +45,7 @@ _LIMIT = Query(
 class Api:
     """Handlers of everything that is not a file."""
 
-    def __init__(self, jobs: ports.Jobs, network: ports.Network, streams: Streams) -> None:
+    def __init__(self, jobs: ports.JobsPort, network: ports.NetworkPort, streams: Streams) -> None:
         self._jobs = jobs
         self._network = network
         self._streams = streams
@@ -254,7 +254,7 @@ class Api:
         return answer(self._document)
 
 
-def _part(read: Callable[[str, ports.Window], Awaitable[Sequence[Any]]], pager: pages.Pager) -> Handler:
+def _part(read: Callable[[str, ports.ListWindow], Awaitable[Sequence[Any]]], pager: pages.Pager) -> Handler:
     @shared
     async def handler(request: web.Request) -> web.Response:
         return pager.page(request, await read(job_id(request), pager.window(request)))

@@ -16,10 +16,10 @@ MAX_WAIT = 20  # Seconds; proxies cut what is silent for 30.
 _WAIT = Query("wait", f"Seconds that the answer may take to hold the end, at most {MAX_WAIT}.")
 
 
-class Checks:
+class CheckRoutes:
     """Handlers of the checks' route."""
 
-    def __init__(self, checks: DatasetChecks, jobs: ports.Jobs) -> None:
+    def __init__(self, checks: DatasetChecks, jobs: ports.JobsPort) -> None:
         self._checks = checks
         self._jobs = jobs
 

@@ -56,7 +56,7 @@ async def read_document(request: web.Request, kind: type[T]) -> T:
     return document  # type: ignore[no-any-return]
 
 
-async def own_origin(request: web.Request, jobs: ports.Jobs, spec: JobSpec, whole: bool = False) -> None:
+async def own_origin(request: web.Request, jobs: ports.JobsPort, spec: JobSpec, whole: bool = False) -> None:
     """See that the job whose model another one starts from is the caller's own, and the files that it names too.
 
     Args:

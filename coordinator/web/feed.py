@@ -25,7 +25,7 @@ BATCH = 500  # Points or events in one frame: some fifty kilobytes.
 TERMINAL = frozenset({"settled", "failed", "cancelled"})
 
 
-class Mark(NamedTuple):
+class FeedMark(NamedTuple):
     """How far a reader is: points of the curves that it has, and the id of its last event."""
 
     points: int = 0
@@ -35,20 +35,20 @@ class Mark(NamedTuple):
         return f"{self.points}-{self.event}"
 
 
-class Frame(NamedTuple):
+class FeedFrame(NamedTuple):
     """Bytes of one event of the stream, and the mark of who has read it."""
 
     data: bytes
-    mark: Mark
+    mark: FeedMark
 
 
-class Source(Protocol):
+class FeedSource(Protocol):
     """A subject."""
 
-    async def mark(self) -> Mark:
+    async def mark(self) -> FeedMark:
         """Where its news end now."""
 
-    async def news(self, after: Mark, until: Mark | None = None) -> Frame | None:
+    async def news(self, after: FeedMark, until: FeedMark | None = None) -> FeedFrame | None:
         """The next frame behind a mark, with nothing behind ``until``; None where there is none."""
 
     async def state(self) -> tuple[bytes, bytes]:
@@ -58,7 +58,7 @@ class Source(Protocol):
         """Yields whenever it changed."""
 
 
-def frame(event: str, value: Any, mark: Mark | None = None) -> bytes:
+def frame(event: str, value: Any, mark: FeedMark | None = None) -> bytes:
     """One event of a stream of Server-Sent Events."""
     head = f"event: {event}\n" + (f"id: {mark}\n" if mark is not None else "")
     return head.encode() + b"data: " + msgspec.json.encode(value) + b"\n\n"
@@ -67,26 +67,26 @@ def frame(event: str, value: Any, mark: Mark | None = None) -> bytes:
 class JobSource:
     """A job: ``metrics`` and ``events`` as they come, ``job`` as it is, ``end`` once it is over."""
 
-    def __init__(self, jobs: ports.Jobs, job: str) -> None:
+    def __init__(self, jobs: ports.JobsPort, job: str) -> None:
         self._jobs = jobs
         self._job = job
 
-    async def mark(self) -> Mark:
+    async def mark(self) -> FeedMark:
         """Points and events that there are."""
-        return Mark(*await self._jobs.mark(self._job))
+        return FeedMark(*await self._jobs.mark(self._job))
 
-    async def news(self, after: Mark, until: Mark | None = None) -> Frame | None:
+    async def news(self, after: FeedMark, until: FeedMark | None = None) -> FeedFrame | None:
         """Points come before events: a reader sees the curve that an event speaks of."""
         wanted = BATCH if until is None else min(BATCH, until.points - after.points)
         if wanted > 0 and (points := await self._jobs.metrics(self._job, after.points, wanted)):
             mark = after._replace(points=after.points + len(points))
-            return Frame(frame("metrics", points, mark), mark)
+            return FeedFrame(frame("metrics", points, mark), mark)
         if until is not None and after.event >= until.event:
             return None
         found = await self._jobs.events(self._job, after.event, BATCH)
         if events := [event for event in found if until is None or event.id <= until.event]:
             mark = after._replace(event=events[-1].id)
-            return Frame(frame("events", events, mark), mark)
+            return FeedFrame(frame("events", events, mark), mark)
         return None
 
     async def state(self) -> tuple[bytes, bytes]:
@@ -103,15 +103,15 @@ class JobSource:
 class NetworkSource:
     """The network as it is."""
 
-    def __init__(self, jobs: ports.Jobs, network: ports.Network) -> None:
+    def __init__(self, jobs: ports.JobsPort, network: ports.NetworkPort) -> None:
         self._jobs = jobs
         self._network = network
 
-    async def mark(self) -> Mark:
+    async def mark(self) -> FeedMark:
         """It has no history."""
-        return Mark()
+        return FeedMark()
 
-    async def news(self, after: Mark, until: Mark | None = None) -> Frame | None:
+    async def news(self, after: FeedMark, until: FeedMark | None = None) -> FeedFrame | None:
         """It has no history."""
         return None
 
@@ -124,7 +124,7 @@ class NetworkSource:
         return self._jobs.changes(None)
 
 
-class Pace:
+class FeedPace:
     """When the next look may be: ``LOOKS_AT_ONCE`` right away, and ``LOOKS_A_SECOND`` in the long run (GCRA, ITU-T I.371)."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Pace:
 class Feed:
     """One subject and its readers. Make it with ``open``; ``close`` it when the last reader is gone."""
 
-    def __init__(self, source: Source, mark: Mark, state: bytes, end: bytes) -> None:
+    def __init__(self, source: FeedSource, mark: FeedMark, state: bytes, end: bytes) -> None:
         self.source = source
         self.mark = mark
         self.state = state
@@ -148,13 +148,13 @@ class Feed:
         self.version = 1  # Of the state.
         self.next = 0  # Number of the frame that comes next.
         self.failed = False
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[FeedFrame] = deque()
         self._bytes = 0
         self._readers: set[asyncio.Event] = set()
         self._task = asyncio.create_task(self._follow(), name="feed")
 
     @classmethod
-    async def open(cls, source: Source) -> "Feed":
+    async def open(cls, source: FeedSource) -> "Feed":
         """Read where the subject stands and follow it."""
         mark = await source.mark()
         state, end = await source.state()
@@ -174,7 +174,7 @@ class Feed:
         self._readers.discard(reader)
         return not self._readers
 
-    def after(self, number: int, mark: Mark, most: int) -> tuple[bytes, int, Mark] | None:
+    def after(self, number: int, mark: FeedMark, most: int) -> tuple[bytes, int, FeedMark] | None:
         """What a reader at frame ``number`` and ``mark`` reads next: as many frames as fit ``most`` bytes, but one at least.
 
         Returns:
@@ -193,7 +193,7 @@ class Feed:
         return bytes(data), number, mark
 
     async def _follow(self) -> None:
-        due, pace = asyncio.Event(), Pace()
+        due, pace = asyncio.Event(), FeedPace()
         due.set()  # Something may have happened since ``open`` had read.
         pump = asyncio.create_task(_set(self.source.changes(), due), name="feed-changes")
         try:

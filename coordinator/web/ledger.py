@@ -29,7 +29,7 @@ _OF_JOB = Query("job", "Only those of this job.", "string", bounds={"pattern": I
 class LedgerRoutes:
     """Handlers of what the ledger's pages show too."""
 
-    def __init__(self, books: ports.Books) -> None:
+    def __init__(self, books: ports.LedgerPort) -> None:
         self._books = books
 
     def routes(self) -> list[Route]:

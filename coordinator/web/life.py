@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from common.untrusted_text import untrusted
-from coordinator.domain.job import Action
+from coordinator.domain.job import JobAction
 from coordinator.errors import CottageError, InvalidError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.jobs import ports
@@ -48,7 +48,7 @@ _ROUND = Query("round", "Of the checkpoint, by the rounds that are in it; the ne
 class LifeRoutes:
     """Handlers of what changes a job that is under way, and of what it leaves."""
 
-    def __init__(self, jobs: ports.Jobs, leavings: ports.Leavings, artifacts: ArtifactStore) -> None:
+    def __init__(self, jobs: ports.JobsPort, leavings: ports.OutputsPort, artifacts: ArtifactStore) -> None:
         self._jobs = jobs
         self._leavings = leavings
         self._artifacts = artifacts
@@ -186,15 +186,15 @@ class LifeRoutes:
 
     async def pause(self, request: web.Request) -> web.Response:
         """POST jobs/{job}/pause."""
-        return await self._ask(request, Action.PAUSE)
+        return await self._ask(request, JobAction.PAUSE)
 
     async def resume(self, request: web.Request) -> web.Response:
         """POST jobs/{job}/resume."""
-        return await self._ask(request, Action.RESUME)
+        return await self._ask(request, JobAction.RESUME)
 
     async def stop(self, request: web.Request) -> web.Response:
         """POST jobs/{job}/stop."""
-        return await self._ask(request, Action.STOP)
+        return await self._ask(request, JobAction.STOP)
 
     async def budget(self, request: web.Request) -> web.Response:
         """POST jobs/{job}/budget."""
@@ -206,7 +206,7 @@ class LifeRoutes:
         wanted = await read_document(request, api.Share)
         return answer(await self._jobs.share(job_id(request), wanted.shared))
 
-    async def _ask(self, request: web.Request, action: Action) -> web.Response:
+    async def _ask(self, request: web.Request, action: JobAction) -> web.Response:
         await read_body(request)
         return answer(await self._jobs.ask(job_id(request), action))
 

@@ -18,7 +18,7 @@ _CHANGES = (403, 409, 422, 503)
 class NoticeRoutes:
     """Handlers of an account's notices."""
 
-    def __init__(self, notices: ports.Notices) -> None:
+    def __init__(self, notices: ports.NoticesPort) -> None:
         self._notices = notices
 
     def routes(self) -> list[Route]:

@@ -16,7 +16,7 @@ from aiohttp import hdrs, web
 from msgspec import Meta
 
 from coordinator.errors import InvalidError
-from coordinator.services.jobs.ports import Window
+from coordinator.services.jobs.ports import ListWindow
 from coordinator.web.http import answer, integer
 from coordinator.web.parameters import Query
 from protocol.ids import JobId
@@ -63,7 +63,7 @@ class Pager:
             ),
         )
 
-    def window(self, request: web.Request) -> Window:
+    def window(self, request: web.Request) -> ListWindow:
         """The part of the list that the query asks for, and one item more, which tells whether there is another page.
 
         Raises:
@@ -71,7 +71,7 @@ class Pager:
         """
         limit = integer(request, "limit", self.size, 1, self.most)
         text = request.query.get("cursor")
-        return Window(None if text is None else self._read(text), limit + 1)
+        return ListWindow(None if text is None else self._read(text), limit + 1)
 
     def page(self, request: web.Request, found: Sequence[Any]) -> web.Response:
         """The answer: ``found`` is what ``window`` asked for."""

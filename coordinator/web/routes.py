@@ -10,7 +10,7 @@ from coordinator.web.accounts import AccountRoutes
 from coordinator.web.api import Api
 from coordinator.web.auth import Auth, principal, visitor
 from coordinator.web.auth.gate import install
-from coordinator.web.checks import Checks
+from coordinator.web.checks import CheckRoutes
 from coordinator.web.http import protect
 from coordinator.web.ledger import LedgerRoutes
 from coordinator.web.life import LifeRoutes
@@ -21,7 +21,7 @@ from coordinator.web.pages.site import Site
 from coordinator.web.route import Route, register
 from coordinator.web.services import Services
 from coordinator.web.stream import Streams
-from coordinator.web.transfers import Authorise, Transfers
+from coordinator.web.transfers import Authorise, TransferRoutes
 
 
 def setup(app: web.Application, services: Services, authorise: Authorise, auth: Auth, replays: Replays) -> None:
@@ -54,8 +54,8 @@ def interface(
     jobs, artifacts = services.jobs, services.artifacts
     api = Api(jobs, services.network, streams)
     routes = [
-        *Transfers(jobs, services.uploads, artifacts, authorise, services.doors).routes(),
-        *Checks(services.checks, jobs).routes(),
+        *TransferRoutes(jobs, services.uploads, artifacts, authorise, services.doors).routes(),
+        *CheckRoutes(services.checks, jobs).routes(),
         *api.routes(),
         *LifeRoutes(jobs, services.leavings, artifacts).routes(),
         *NoticeRoutes(services.notices).routes(),

@@ -27,14 +27,14 @@ class Services:
         downloads: folder of the installers that are offered; None: none are.
     """
 
-    jobs: ports.Jobs
-    network: ports.Network
-    market: ports.Market
-    books: ports.Books
-    leavings: ports.Leavings
-    notices: ports.Notices
+    jobs: ports.JobsPort
+    network: ports.NetworkPort
+    market: ports.MarketPort
+    books: ports.LedgerPort
+    leavings: ports.OutputsPort
+    notices: ports.NoticesPort
     uploads: UploadService
     checks: DatasetChecks
     artifacts: ArtifactStore
-    doors: ports.Doors
+    doors: ports.ArtifactAccessPort
     downloads: Path | None = None

@@ -15,7 +15,7 @@ from coordinator.errors import StoreAwayError
 from coordinator.services.core.context import Context
 from coordinator.services.core.store_retry import Patience
 from coordinator.services.drivers.node_protocol import Conversation, together
-from coordinator.services.network.nodes import RETRY_SOON, Nodes, RefusedError, Session
+from coordinator.services.network.nodes import RETRY_SOON, NodeRefusedError, Nodes, NodeSession
 from coordinator.web.auth import public
 from coordinator.web.auth.gate import address_of
 from protocol.codec import MessageError, decode, encode
@@ -158,7 +158,7 @@ class NodeSocket:
         return socket
 
     async def _talk(self, place: "_Place", socket: web.WebSocketResponse, outgoing: _Outgoing) -> None:
-        session: Session | None = None
+        session: NodeSession | None = None
         try:
             entered = await self._greet(place, socket, outgoing)
             place.greeting.close()
@@ -178,7 +178,7 @@ class NodeSocket:
                 self._conversation.left(session)
 
     async def _converse(
-        self, session: Session, hello: Hello, socket: web.WebSocketResponse, outgoing: _Outgoing
+        self, session: NodeSession, hello: Hello, socket: web.WebSocketResponse, outgoing: _Outgoing
     ) -> None:
         """Handle messages in their order while the connection is read on.
 
@@ -203,7 +203,7 @@ class NodeSocket:
 
     async def _read_on(
         self,
-        session: Session,
+        session: NodeSession,
         socket: web.WebSocketResponse,
         outgoing: _Outgoing,
         waiting: _Waiting,
@@ -224,7 +224,7 @@ class NodeSocket:
 
     async def _greet(
         self, place: "_Place", socket: web.WebSocketResponse, outgoing: _Outgoing
-    ) -> tuple[Session, Hello] | None:
+    ) -> tuple[NodeSession, Hello] | None:
         nonce, host = self._context.entropy(32), place.host
         outgoing.send(Challenge(nonce, host))
         try:
@@ -239,7 +239,7 @@ class NodeSocket:
         hello: Hello = decode(frame.data, Hello, MAX_FRAME)
         try:
             session = await self._nodes.enter(hello, nonce, host, outgoing.send, outgoing.close, place.address)
-        except RefusedError as refused:
+        except NodeRefusedError as refused:
             self._context.metrics.count("connections_refused_total")
             outgoing.send(Refused(untrusted(refused.reason), refused.retry_seconds))
             outgoing.close(refused.reason)

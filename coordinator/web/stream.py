@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 
 from coordinator.errors import UnavailableError
 from coordinator.services.jobs import ports
-from coordinator.web.feed import TERMINAL, Feed, JobSource, Mark, NetworkSource, Source
+from coordinator.web.feed import TERMINAL, Feed, FeedMark, FeedSource, JobSource, NetworkSource
 
 HEART_S = 15.0  # A comment is written when nothing else was for so long: it shows that the line is alive, and finds out whether.
 LOOK_S = 2.0  # A stream whose reader has gone is noticed within this time, and makes room.
@@ -31,11 +31,11 @@ SOCKET_BYTES = 128 << 10  # 20 Mbit/s at a round trip of 50 ms.
 RETRY_MS = 2000
 _RESUME = re.compile(r"([0-9]{1,15})-([0-9]{1,15})")
 
-__all__ = ["TERMINAL", "Limits", "Streams"]
+__all__ = ["TERMINAL", "StreamLimits", "Streams"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class StreamLimits:
     """Streams that are open at a time: of all readers, and of one account or address."""
 
     total: int = 4096
@@ -77,9 +77,9 @@ class Streams:
 
     def __init__(
         self,
-        jobs: ports.Jobs,
-        network: ports.Network,
-        limits: Limits | None = None,
+        jobs: ports.JobsPort,
+        network: ports.NetworkPort,
+        limits: StreamLimits | None = None,
         reader_of: Callable[[web.Request], str] = lambda request: request.remote or "",
     ) -> None:
         """Nothing is followed before somebody watches.
@@ -89,7 +89,7 @@ class Streams:
         """
         self._jobs = jobs
         self._network = network
-        self._limits = limits or Limits()
+        self._limits = limits or StreamLimits()
         self._reader_of = reader_of
         self._open: Counter[str] = Counter()
         self._feeds: dict[str, Feed] = {}
@@ -112,7 +112,7 @@ class Streams:
         for due in self._due:
             due.set()
 
-    async def _serve(self, request: web.Request, name: str, source: Callable[[], Source]) -> web.StreamResponse:
+    async def _serve(self, request: web.Request, name: str, source: Callable[[], FeedSource]) -> web.StreamResponse:
         reader = self._reader_of(request)
         if self._open.total() >= self._limits.total or self._open[reader] >= self._limits.each:
             raise UnavailableError(
@@ -143,7 +143,7 @@ class Streams:
             self._open -= Counter({reader: 1})
         return response
 
-    async def _enter(self, name: str, source: Callable[[], Source], due: asyncio.Event) -> Feed:
+    async def _enter(self, name: str, source: Callable[[], FeedSource], due: asyncio.Event) -> Feed:
         async with self._turn:
             feed = self._feeds.get(name)
             if feed is None or feed.failed:
@@ -180,7 +180,7 @@ class Streams:
                 await out.alive()
 
 
-async def _catch_up(feed: Feed, out: Writer, mark: Mark) -> tuple[Mark, int]:
+async def _catch_up(feed: Feed, out: Writer, mark: FeedMark) -> tuple[FeedMark, int]:
     """Write what lies between ``mark`` and where the feed is; returns both as they are at the same moment."""
     while mark != feed.mark:
         found = await feed.source.news(mark, feed.mark)
@@ -201,12 +201,12 @@ async def _woken(due: asyncio.Event) -> bool:
     return not late.when() <= asyncio.get_running_loop().time()
 
 
-def _mark_of(request: web.Request, feed: Feed) -> Mark:
+def _mark_of(request: web.Request, feed: Feed) -> FeedMark:
     """Where the reader was; never ahead of the feed."""
     seen = _RESUME.fullmatch(request.headers.get("Last-Event-ID", ""))
     if seen is None:
-        return Mark()
-    return Mark(min(int(seen[1]), feed.mark.points), min(int(seen[2]), feed.mark.event))
+        return FeedMark()
+    return FeedMark(min(int(seen[1]), feed.mark.points), min(int(seen[2]), feed.mark.event))
 
 
 def _bound(transport: Any) -> None:

@@ -44,16 +44,16 @@ class LengthError(CottageError):
     status, code = 411, "length_required"
 
 
-class Transfers:
+class TransferRoutes:
     """Handlers of the routes that move files."""
 
     def __init__(
         self,
-        jobs: ports.Jobs,
+        jobs: ports.JobsPort,
         uploads: UploadService,
         artifacts: ArtifactStore,
         authorise: Authorise,
-        doors: ports.Doors,
+        doors: ports.ArtifactAccessPort,
     ) -> None:
         self._jobs = jobs
         self._doors = doors

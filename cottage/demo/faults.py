@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from cottage.demo.network import Network
-from cottage.demo.screen import Screen, place
+from cottage.demo.network import DemoNetwork
+from cottage.demo.screen import DemoScreen, place
 from protocol.rest import api
 
 FIRST_ROUND = 2  # Two rounds are complete then: there is something to lose.
@@ -23,7 +23,7 @@ class Fault(Protocol):
 class KillNode:
     """Ends one working node, its agent and its worker, without a word."""
 
-    def __init__(self, network: Network, screen: Screen) -> None:
+    def __init__(self, network: DemoNetwork, screen: DemoScreen) -> None:
         self._network = network
         self._screen = screen
         self._victim: str | None = None
@@ -47,7 +47,7 @@ class KillNode:
 class KillCoordinator:
     """Ends the coordinator without a word and starts it again a little later."""
 
-    def __init__(self, network: Network, screen: Screen) -> None:
+    def __init__(self, network: DemoNetwork, screen: DemoScreen) -> None:
         self._network = network
         self._screen = screen
         self._round: int | None = None
@@ -71,7 +71,7 @@ class KillCoordinator:
         )
 
 
-def fault_for(name: str | None, network: Network, screen: Screen) -> Fault | None:
+def fault_for(name: str | None, network: DemoNetwork, screen: DemoScreen) -> Fault | None:
     """The fault of that name."""
     match name:
         case None:

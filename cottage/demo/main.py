@@ -9,11 +9,11 @@ from rich.text import Text
 from common.console import Terminal
 from common.shutdown_signals import on_end
 from common.terminal import say, say_json
-from cottage.demo.options import Options, parse
+from cottage.demo.options import DemoOptions, parse
 from cottage.demo.processes import RoleError
 from cottage.demo.report import checks, document, show
-from cottage.demo.run import DemoError, Run
-from cottage.demo.screen import LineScreen, LiveScreen, Screen
+from cottage.demo.run import DemoError, DemoRun
+from cottage.demo.screen import DemoScreen, LineScreen, LiveScreen
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     console = Terminal(stderr=options.json)
     if not console.is_terminal:
         console = Terminal(stderr=options.json, width=PIPE_WIDTH)
-    screen: Screen = LiveScreen(console) if console.is_terminal and not options.json else LineScreen()
+    screen: DemoScreen = LiveScreen(console) if console.is_terminal and not options.json else LineScreen()
     try:
         return asyncio.run(_run(options, screen, console))
     except (RoleError, DemoError) as error:
@@ -40,11 +40,11 @@ def main(argv: Sequence[str]) -> int:
         screen.close()
 
 
-async def _run(options: Options, screen: Screen, console: Terminal) -> int:
+async def _run(options: DemoOptions, screen: DemoScreen, console: Terminal) -> int:
     task = asyncio.current_task()
     assert task is not None
     on_end(task.cancel, hangup=True)
-    async with Run(options, screen) as run:
+    async with DemoRun(options, screen) as run:
         outcome = await run.to_the_end()
         screen.close()
         if options.json:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.urls import parse_url
-from cottage.demo.options import Options
-from cottage.demo.processes import Household, Role, wait_for_file
+from cottage.demo.options import DemoOptions
+from cottage.demo.processes import DemoProcess, Household, wait_for_file
 from ledger.client import Ledger, LedgerConfig
 from ledger.money import parse as parse_amount
 from protocol.identity import NodeKey
@@ -28,19 +28,19 @@ class Provider:
     name: str
     home: Path
     key: NodeKey
-    role: Role | None = None
+    role: DemoProcess | None = None
 
 
 @dataclass
-class Network:
+class DemoNetwork:
     """Ledger, coordinator and providers. ``household`` ends them all."""
 
-    options: Options
+    options: DemoOptions
     household: Household
     ledger: Ledger | None = None
     ledger_url: str = ""
     web: str = ""
-    coordinator: Role | None = None
+    coordinator: DemoProcess | None = None
     providers: list[Provider] = field(default_factory=list)
     open_to_all: bool = True  # Nobody signs in: who reaches a port of this PC is its owner.
 

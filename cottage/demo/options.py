@@ -14,7 +14,7 @@ Fault = Literal["kill-node", "kill-coordinator"]
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     """``nodes`` counts the providers that start with the job; a fault run adds one spare."""
 
     nodes: int
@@ -37,7 +37,7 @@ class Options:
         return self.nodes // self.stages
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str]) -> DemoOptions:
     """Options from the command line; ends the program with a clear sentence where they make no sense."""
     parser = _parser()
     values = parser.parse_args(argv)
@@ -51,7 +51,7 @@ def parse(argv: Sequence[str]) -> Options:
         parser.error(f"--tokens {values.tokens}: between 2,000 and 1,000,000,000")
     if values.json and values.keep:
         parser.error("--json ends with one document and --keep does not end: choose one")
-    return Options(
+    return DemoOptions(
         nodes=values.nodes,
         stages=values.stages,
         tokens=values.tokens,

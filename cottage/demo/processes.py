@@ -23,7 +23,7 @@ class RoleError(RuntimeError):
 
 
 @dataclass
-class Role:
+class DemoProcess:
     """One running process of the network. ``may_end``: its end by itself is no fault."""
 
     name: str
@@ -50,9 +50,11 @@ class Household:
     """All roles of one demo. ``close`` ends them all, the newest first, whatever state they are in."""
 
     logs: Path
-    roles: list[Role] = field(default_factory=list)
+    roles: list[DemoProcess] = field(default_factory=list)
 
-    async def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Role:
+    async def start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> DemoProcess:
         """Start ``python -m ...`` as ``name``; its output goes to ``logs/name.log``."""
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{name}.log"
@@ -67,11 +69,11 @@ class Household:
                 preexec_fn=_die_with_parent,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **(environment or {})},
             )
-        role = Role(name, process, log)
+        role = DemoProcess(name, process, log)
         self.roles.append(role)
         return role
 
-    async def stop(self, role: Role) -> None:
+    async def stop(self, role: DemoProcess) -> None:
         """SIGTERM, then SIGKILL to the whole session of the role."""
         role.may_end = True
         if role.running:
@@ -81,7 +83,7 @@ class Household:
                 await within(STOP_SECONDS, role.process.wait())
         await self.kill(role)
 
-    async def kill(self, role: Role) -> None:
+    async def kill(self, role: DemoProcess) -> None:
         """SIGKILL to the role and everything in its session; the system closes its connections."""
         role.may_end = True  # ``check`` may look between its end and its removal.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -90,7 +92,7 @@ class Household:
         if role in self.roles:
             self.roles.remove(role)
 
-    def freeze(self, role: Role) -> None:
+    def freeze(self, role: DemoProcess) -> None:
         """SIGSTOP to the role and everything in its session: it falls silent and closes nothing, as in a power cut."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(role.pid, signal.SIGSTOP)
@@ -109,7 +111,7 @@ class Household:
                 )
 
 
-async def wait_for_file(path: Path, role: Role, seconds: float) -> str:
+async def wait_for_file(path: Path, role: DemoProcess, seconds: float) -> str:
     """The content of ``path`` once ``role`` has written it.
 
     Raises:

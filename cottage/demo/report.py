@@ -45,7 +45,7 @@ class Losses(NamedTuple):
         return (self.before - self.after) / (self.before - self.single_process)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class DemoOutcome(msgspec.Struct, frozen=True):
     """Everything the report is made of. ``auditors``: the operator's machines, which look at the others' work."""
 
     job: api.JobView
@@ -69,7 +69,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return sum(audit.auditor in self.auditors for audit in self.audits if audit.state in ("passed", "failed"))
 
 
-def checks(outcome: Outcome) -> dict[str, bool]:
+def checks(outcome: DemoOutcome) -> dict[str, bool]:
     """Name -> whether it held. The demo's exit status is 0 only if all did."""
     money, losses, job = outcome.money, outcome.losses, outcome.job
     whose = job.agreement
@@ -110,7 +110,7 @@ def _close(left: float | None, right: float | None) -> bool:
     return left is not None and right is not None and abs(left - right) <= LOSS_TOLERANCE
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: DemoOutcome) -> dict[str, Any]:
     """The ``--json`` document; docs/reference/demo.md explains its keys."""
     job = outcome.job
     plain = msgspec.to_builtins
@@ -142,7 +142,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def show(outcome: Outcome, console: Terminal) -> None:
+def show(outcome: DemoOutcome, console: Terminal) -> None:
     """The table for people."""
     console.print(_node_table(outcome))
     console.print(_receipt_table(outcome))
@@ -169,7 +169,7 @@ def show(outcome: Outcome, console: Terminal) -> None:
     console.print(Text.assemble("\n", ("Model folder:", "bold"), f" {outcome.model_dir}"), soft_wrap=True)
 
 
-def _node_table(outcome: Outcome) -> Table:
+def _node_table(outcome: DemoOutcome) -> Table:
     table = Table(title="What each node did", title_justify="left")
     for column in ("node", "address", "place", "rounds", "tokens", "10^9 operations", "audits", "verified", "paid"):
         table.add_column(column, justify="left" if column in ("node", "address", "place") else "right")
@@ -191,7 +191,7 @@ def _node_table(outcome: Outcome) -> Table:
     return table
 
 
-def _receipt_table(outcome: Outcome) -> Table:
+def _receipt_table(outcome: DemoOutcome) -> Table:
     table = Table(title="On the ledger", title_justify="left")
     table.add_column("what")
     table.add_column("amount", justify="right")

@@ -15,11 +15,11 @@ from coordinator.client import Client
 from coordinator.client.text import money, size
 from cottage.demo.corpus import write_corpus
 from cottage.demo.faults import Fault, fault_for
-from cottage.demo.network import Network
-from cottage.demo.options import Options
+from cottage.demo.network import DemoNetwork
+from cottage.demo.options import DemoOptions
 from cottage.demo.processes import Household, output_of
-from cottage.demo.report import Losses, Money, Outcome
-from cottage.demo.screen import Screen
+from cottage.demo.report import DemoOutcome, Losses, Money
+from cottage.demo.screen import DemoScreen
 from ledger.client import Ledger, job_bytes
 from ledger.money import Amount
 from protocol.identity import NodeKey
@@ -43,20 +43,20 @@ class DemoError(RuntimeError):
     """The network did not do what it should; the text says what and where to look."""
 
 
-class Run:
+class DemoRun:
     """One demo. An async context: leaving it ends every process."""
 
-    def __init__(self, options: Options, screen: Screen) -> None:
+    def __init__(self, options: DemoOptions, screen: DemoScreen) -> None:
         self.options = options
         self.screen = screen
         self.household = Household(options.folder / "logs")
-        self.network = Network(options, self.household)
+        self.network = DemoNetwork(options, self.household)
         self.wallet = NodeKey.generate()
         self.fault: Fault | None = fault_for(options.fault, self.network, screen)
         self.liar: str | None = None
         self.started = 0.0
 
-    async def __aenter__(self) -> "Run":
+    async def __aenter__(self) -> "DemoRun":
         _make_room(self.options.folder)
         return self
 
@@ -65,7 +65,7 @@ class Run:
     ) -> None:
         await asyncio.shield(self.network.close())
 
-    async def to_the_end(self) -> Outcome:
+    async def to_the_end(self) -> DemoOutcome:
         """Everything, in order."""
         ledger = await self._start()
         async with Client(self.network.web) as client:
@@ -180,7 +180,7 @@ class Run:
             self.household.check()
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _conclude(self, client: Client, ledger: Ledger, job: api.JobView) -> Outcome:
+    async def _conclude(self, client: Client, ledger: Ledger, job: api.JobView) -> DemoOutcome:
         seconds = time.monotonic() - self.started
         folder = self.options.folder
         model = await client.download_folder(job.id, folder / "model")
@@ -188,7 +188,7 @@ class Run:
         nodes, receipts = await client.nodes(job.id), await client.receipts(job.id)
         single, folder_loss, sample = await self._reference(model)
         losses = Losses(job.first_validation_loss, job.validation_loss, single, folder_loss)
-        return Outcome(
+        return DemoOutcome(
             job=job,
             nodes=nodes,
             commits=commits,

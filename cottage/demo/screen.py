@@ -31,7 +31,7 @@ _STATE_MARKS = {
 SPARKLINE_POINTS = 40
 
 
-class Screen(Protocol):
+class DemoScreen(Protocol):
     """Where the course of events is told."""
 
     def say(self, text: str) -> None:

@@ -65,7 +65,7 @@ class UnsignedImageError(SandboxError):
     """Nobody whom this build trusts has signed the image, or what is said of it cannot be believed."""
 
 
-class RefusedError(AgentError):
+class CoordinatorRefusedError(AgentError):
     """The coordinator refuses this node; trying again changes nothing."""
 
     exit_code = 4
@@ -111,7 +111,7 @@ class UnwantedError(ArtifactError):
     """The coordinator does not wait for an artifact any more: what asked for it is over."""
 
 
-class StateError(ArtifactError):
+class PeerStateError(ArtifactError):
     """The peers that should keep a stage's state could not give all of it."""
 
 

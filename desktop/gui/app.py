@@ -20,7 +20,7 @@ from desktop.gui.client import Calls
 from desktop.gui.language import speak
 from desktop.gui.lending import Lending
 from desktop.gui.model import Snapshot
-from desktop.gui.notices import Notices
+from desktop.gui.notices import DesktopNotices
 from desktop.gui.pages.settings import LANGUAGE, THEME
 from desktop.gui.single import OnlyOne
 from desktop.gui.theme import DARK, LIGHT, Theme, palette_of, style_of
@@ -43,7 +43,7 @@ class Desktop(QObject):
         calls = Calls(home / "agent.sock", self)
         self.tray = Tray(settings, self)
         self.window = MainWindow(settings, self.tray.is_there, calls)
-        self.notices = Notices(calls, settings, self.window.activity, self.tray.tell, self)
+        self.notices = DesktopNotices(calls, settings, self.window.activity, self.tray.tell, self)
         for follower in (self.window, self.tray, self.notices):
             self.lending.changed.connect(follower.show_snapshot)
         self.lending.changed.connect(self._follow_version)

@@ -11,7 +11,7 @@ from PySide6.QtNetwork import QLocalSocket
 
 from desktop.gui.errors import AnswerError, RefusalError
 from desktop.gui.model import plain, read_refusal
-from desktop.gui.peer import Way, listener
+from desktop.gui.peer import SocketName, listener
 
 MAX_ANSWER_BYTES = 1 << 20  # 64 leases and their links take 60 KB.
 MAX_HEAD_BYTES = 16 * 1024  # The agent sends 200 bytes of headers.
@@ -38,7 +38,7 @@ class AgentClient(QObject):
         """Ask whoever listens on ``path``."""
         super().__init__(parent)
         self._path = path
-        self._way: Way | None = None
+        self._way: SocketName | None = None
         self._socket: QLocalSocket | None = None
         self._request = b""
         self._received = bytearray()
@@ -61,7 +61,7 @@ class AgentClient(QObject):
         self._socket.errorOccurred.connect(self._fail)
         self._deadline.start(patience_ms or ANSWER_TIMEOUT_MS)
         try:
-            self._way = Way(self._path)
+            self._way = SocketName(self._path)
         except OSError:
             self._end()
             self.absent.emit()

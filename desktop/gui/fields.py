@@ -14,7 +14,7 @@ SETTLE_MS = 500  # Somebody who turns a number asks once, for where it comes to 
 Value = str | int | float | bool | list[str] | None
 
 
-class Row(QWidget):
+class SettingRow(QWidget):
     """The row of one setting. ``key``: its name in the agent's document."""
 
     changed = Signal(str, object)
@@ -78,7 +78,7 @@ class _Options(QComboBox):
         event.ignore()
 
 
-class NumberRow(Row):
+class NumberRow(SettingRow):
     """A whole number. ``zero``: what 0 means, where it means something else."""
 
     def __init__(
@@ -115,7 +115,7 @@ class NumberRow(Row):
             self._number.setValue(int(value))
 
 
-class ToggleRow(Row):
+class ToggleRow(SettingRow):
     """On or off."""
 
     def __init__(self, key: str, caption: str, help_text: str) -> None:
@@ -128,7 +128,7 @@ class ToggleRow(Row):
         self._box.setChecked(bool(value))
 
 
-class TextRow(Row):
+class TextRow(SettingRow):
     """A line of text. ``show``, ``read``: between the agent's value and the line; ``read`` raises ValueError."""
 
     def __init__(
@@ -160,7 +160,7 @@ class TextRow(Row):
             self._line.setText(self._show(value))
 
 
-class ChoiceRow(Row):
+class ChoiceRow(SettingRow):
     """One of several."""
 
     def __init__(self, key: str, caption: str, help_text: str, options: Sequence[tuple[str, Value]] = ()) -> None:
@@ -186,7 +186,7 @@ class ChoiceRow(Row):
         self._options.setCurrentIndex(max(0, self._options.findData(value)))
 
 
-class HoursRow(Row):
+class HoursRow(SettingRow):
     """The hours of a week."""
 
     def __init__(self, key: str, caption: str, help_text: str, days: Sequence[str], words: tuple[str, str]) -> None:

@@ -20,7 +20,7 @@ if sys.platform == "win32":
     _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
     _kernel.OpenProcess.restype = wintypes.HANDLE
 
-    class Held(QObject):
+    class HeldByHandle(QObject):
         """A process by a handle, which names no other one as long as it is open."""
 
         ended = Signal()
@@ -54,6 +54,7 @@ if sys.platform == "win32":
             if _kernel.WaitForSingleObject(self._handle, 0) != _STILL_RUNS:
                 self.ended.emit()
 
+    Held = HeldByHandle
     _FLAGS = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
 else:
     import contextlib
@@ -62,7 +63,7 @@ else:
 
     from PySide6.QtCore import QSocketNotifier
 
-    class Held(QObject):
+    class HeldByDescriptor(QObject):
         """A process by a descriptor (pidfd_open(2)), so that a signal can never reach another one that got its number."""
 
         ended = Signal()
@@ -92,6 +93,7 @@ else:
             self._notifier.setEnabled(False)
             os.close(self._handle)
 
+    Held = HeldByDescriptor
     _FLAGS = 0
 
 

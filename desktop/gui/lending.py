@@ -15,7 +15,7 @@ from PySide6.QtCore import QElapsedTimer, QObject, QTimer, Signal
 
 from desktop.gui.client import AgentClient
 from desktop.gui.errors import AnswerError, StartError, StopError
-from desktop.gui.model import Phase, Snapshot, Status, read_status
+from desktop.gui.model import AgentPhase, Snapshot, Status, read_status
 from desktop.gui.process import AgentProcess
 
 LENDING, LEAVE = "/v1/lending", "/v1/leave"
@@ -39,7 +39,7 @@ class Lending(QObject):
     def __init__(self, socket: Path, command: Sequence[str], log: Path, parent: QObject | None = None) -> None:
         """Ask on ``socket``; start the agent by ``command``, with its log in ``log``."""
         super().__init__(parent)
-        self.snapshot = Snapshot(Phase.OFF)
+        self.snapshot = Snapshot(AgentPhase.OFF)
         self._command = tuple(command)
         self._stopping = self._answered = self._lost = self._wanted = False
         self._looked = False
@@ -76,24 +76,24 @@ class Lending(QObject):
 
     def toggle(self) -> None:
         """Lend or stop, whichever the switch stands against; an agent that cannot be talked to is ended."""
-        if self.snapshot.phase is Phase.STOPPING:
+        if self.snapshot.phase is AgentPhase.STOPPING:
             return
         try:
-            if self.snapshot.phase is Phase.OFF:
+            if self.snapshot.phase is AgentPhase.OFF:
                 self._wanted = True
                 self._start()
-            elif self.snapshot.phase is Phase.STARTING:
+            elif self.snapshot.phase is AgentPhase.STARTING:
                 self._wanted = not self._wanted
-                self._show(Phase.STARTING)
-            elif self.snapshot.phase is Phase.RUNNING:
+                self._show(AgentPhase.STARTING)
+            elif self.snapshot.phase is AgentPhase.RUNNING:
                 self._order({"on": not self.snapshot.is_on})
             else:
                 self._stop()
         except StartError as error:
             self._wanted = False
-            self._show(Phase.OFF, detail=str(error))
+            self._show(AgentPhase.OFF, detail=str(error))
         except StopError as error:
-            self._show(Phase.TROUBLE, detail=str(error))
+            self._show(AgentPhase.TROUBLE, detail=str(error))
 
     def restart(self) -> None:
         """End an agent that does not answer, or that is not to be understood, and start another."""
@@ -105,7 +105,7 @@ class Lending(QObject):
                 self._open()
         except StopError as error:
             self._anew = False
-            self._show(Phase.TROUBLE, detail=str(error))
+            self._show(AgentPhase.TROUBLE, detail=str(error))
 
     def pause(self, seconds: int) -> None:
         """Ask the agent to pause for so long; 0 ends a pause, and what was to be finished goes on."""
@@ -129,14 +129,14 @@ class Lending(QObject):
         self._orders.ask(LENDING, json.dumps(order).encode())
 
     def _start(self) -> None:
-        self._show(Phase.STARTING)
+        self._show(AgentPhase.STARTING)
         self._process.start(self._command)
 
     def _stop(self) -> None:
         self._process.ask_to_stop()
         self._stopping, self._lost = True, False
         self._patience.start()
-        self._show(Phase.STOPPING, self.snapshot.status)
+        self._show(AgentPhase.STOPPING, self.snapshot.status)
 
     def _tick(self) -> None:
         self._process.tend()
@@ -163,43 +163,43 @@ class Lending(QObject):
             if not status.on:
                 self._order({"on": True})
                 return  # Its answer follows at once.
-        self._show(Phase.STOPPING if self._stopping else Phase.RUNNING, status)
+        self._show(AgentPhase.STOPPING if self._stopping else AgentPhase.RUNNING, status)
 
     def _absent(self) -> None:
         if not self._looked:
             self._looked = True
-            if not self._process.pid and self.snapshot.phase is Phase.OFF:
+            if not self._process.pid and self.snapshot.phase is AgentPhase.OFF:
                 self._open()
                 return
         if not (self._process.is_ours or self._answered):
             self._process.let_go()  # Some other program listened there for a while.
         if not self._process.pid:
-            if self.snapshot.phase is not Phase.OFF:
+            if self.snapshot.phase is not AgentPhase.OFF:
                 self._ended()
             else:
-                self._show(Phase.OFF, detail=self.snapshot.detail)
+                self._show(AgentPhase.OFF, detail=self.snapshot.detail)
         elif self._lost:
             return
         elif self._stopping or self._answered:
             if not self._patience.isActive():
                 self._patience.start()
-            self._show(Phase.STOPPING)
+            self._show(AgentPhase.STOPPING)
         else:
-            self._show(Phase.STARTING)
+            self._show(AgentPhase.STARTING)
 
     def _open(self) -> None:
         """The first look found nobody: start the agent, which lends or rests as its owner left it."""
         try:
             self._start()
         except StartError as error:
-            self._show(Phase.OFF, detail=str(error))
+            self._show(AgentPhase.OFF, detail=str(error))
 
     def _broken(self, text: str) -> None:
         self._misses += 1
-        if self.snapshot.phase is Phase.RUNNING and self._misses < MISSES:
+        if self.snapshot.phase is AgentPhase.RUNNING and self._misses < MISSES:
             return
         if not self._stopping:
-            self._show(Phase.TROUBLE, detail=text)
+            self._show(AgentPhase.TROUBLE, detail=text)
 
     def _ended(self) -> None:
         asked, anew = self._stopping, self._anew or self._is_to_revive()
@@ -209,7 +209,7 @@ class Lending(QObject):
         if anew:
             self._open()
         else:
-            self._show(Phase.OFF, detail="" if asked else self._process.last_words())
+            self._show(AgentPhase.OFF, detail="" if asked else self._process.last_words())
 
     def _is_to_revive(self) -> bool:
         """Somebody ended an agent of this window that had worked; three times in ten minutes are no accident."""
@@ -224,9 +224,9 @@ class Lending(QObject):
     def _lost_patience(self) -> None:
         self._stopping, self._lost = False, True
         text = self.tr("It has been ending for {0} seconds. Flip the switch to ask it once more.")
-        self._show(Phase.TROUBLE, detail=text.format(STOP_PATIENCE_MS // 1000))
+        self._show(AgentPhase.TROUBLE, detail=text.format(STOP_PATIENCE_MS // 1000))
 
-    def _show(self, phase: Phase, status: Status | None = None, detail: str = "") -> None:
+    def _show(self, phase: AgentPhase, status: Status | None = None, detail: str = "") -> None:
         snapshot = Snapshot(phase, status, detail, self._wanted)
         if snapshot != self.snapshot:
             self.snapshot = snapshot

@@ -77,7 +77,7 @@ class Meters(View, frozen=True):
     down: Reals = 0.0
 
 
-class Reason(View, frozen=True):
+class LendingReason(View, frozen=True):
     """Why it does not lend; ``until``: Unix seconds."""
 
     cause: ShortText
@@ -115,7 +115,7 @@ class Status(View, frozen=True):
     trouble: LongText = ""
     trouble_cause: ShortText = ""
     trouble_detail: dict[str, str] = msgspec.field(default_factory=dict)
-    reasons: Annotated[tuple[Reason, ...], Meta(max_length=32)] = ()
+    reasons: Annotated[tuple[LendingReason, ...], Meta(max_length=32)] = ()
     today: Units = 0
     week: Units = 0
     meters: Meters | None = None
@@ -316,7 +316,7 @@ def plain(text: str, limit: int = MAX_SHOWN) -> Untrusted:
     return untrusted(text, limit)
 
 
-class Phase(Enum):
+class AgentPhase(Enum):
     """What is known of the agent. TROUBLE: something answers in its place, but not usably."""
 
     OFF = "off"
@@ -333,7 +333,7 @@ class Snapshot:
     ``wanted``: the agent is being started in order to lend.
     """
 
-    phase: Phase
+    phase: AgentPhase
     status: Status | None = None
     detail: str = ""
     wanted: bool = False
@@ -341,6 +341,6 @@ class Snapshot:
     @property
     def is_on(self) -> bool:
         """How the switch stands: on wherever there is something that flipping it could stop."""
-        if self.status is not None and self.phase is Phase.RUNNING:
+        if self.status is not None and self.phase is AgentPhase.RUNNING:
             return self.status.on
-        return self.phase is Phase.TROUBLE or (self.phase is Phase.STARTING and self.wanted)
+        return self.phase is AgentPhase.TROUBLE or (self.phase is AgentPhase.STARTING and self.wanted)

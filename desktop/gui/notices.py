@@ -32,7 +32,7 @@ def notice_of(event: Event) -> str:
             return ""
 
 
-class Notices(QObject):
+class DesktopNotices(QObject):
     """Follows the activity and tells what its owner wants to hear."""
 
     def __init__(

@@ -4,7 +4,7 @@ from PySide6.QtCore import QDateTime, Signal
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu, QWidget
 
-from desktop.gui.model import Phase, Snapshot
+from desktop.gui.model import AgentPhase, Snapshot
 
 HOUR_S = 3600
 PRESENCE = frozenset({"in use", "idle unknown"})  # Causes that an owner who is there may set aside.
@@ -35,12 +35,12 @@ class PauseMenu(QMenu):
         self.resume = self._row(self.tr("&Go on"), self.resume_asked.emit)
         self.addSeparator()
         self.finish = self._row(self.tr("&Finish the current job, then stop"), self.finish_asked.emit)
-        self.show_snapshot(Snapshot(Phase.OFF))
+        self.show_snapshot(Snapshot(AgentPhase.OFF))
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Offer what makes sense now."""
         status = snapshot.status
-        runs = snapshot.phase is Phase.RUNNING and status is not None and status.on
+        runs = snapshot.phase is AgentPhase.RUNNING and status is not None and status.on
         self.setEnabled(runs)
         self.menuAction().setVisible(runs)
         finishing = status is not None and status.lending_state == "finishing"

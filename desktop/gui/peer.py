@@ -25,7 +25,7 @@ if sys.platform == "win32":
         owner = pipes.owner_of(handle)
         return Peer(pipes.server_of(handle), owner, owner == pipes.user())
 
-    class Way:
+    class PipeName:
         """The name by which ``path`` is found."""
 
         def __init__(self, path: Path) -> None:
@@ -34,6 +34,8 @@ if sys.platform == "win32":
 
         def close(self) -> None:
             """Nothing is held."""
+
+    SocketName = PipeName
 
 else:
     import socket
@@ -47,7 +49,7 @@ else:
             pid, uid, _ = struct.unpack("3i", twin.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return Peer(pid, str(uid), uid == os.getuid())
 
-    class Way:
+    class SocketName:
         """The name by which ``path`` is found: through its open folder where the path is longer than Qt takes."""
 
         def __init__(self, path: Path) -> None:

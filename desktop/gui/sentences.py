@@ -6,7 +6,7 @@ from enum import Enum
 
 from PySide6.QtCore import QDateTime, QLocale, QObject
 
-from desktop.gui.model import Phase, Reason, Snapshot, Status, Task, plain
+from desktop.gui.model import AgentPhase, LendingReason, Snapshot, Status, Task, plain
 
 
 class Mood(Enum):
@@ -34,19 +34,19 @@ class Sentences(QObject):
     def describe(self, snapshot: Snapshot) -> Sentence:
         """What the window says of ``snapshot``."""
         match snapshot.phase:
-            case Phase.OFF if snapshot.detail:
+            case AgentPhase.OFF if snapshot.detail:
                 return Sentence(Mood.TROUBLE, self.tr("The agent does not run."), plain(snapshot.detail))
-            case Phase.OFF:
+            case AgentPhase.OFF:
                 return self._off()
-            case Phase.STARTING if not snapshot.wanted:
+            case AgentPhase.STARTING if not snapshot.wanted:
                 return Sentence(Mood.WAITING, self.tr("One moment."), self.tr("Cottage's agent is starting."))
-            case Phase.STARTING:
+            case AgentPhase.STARTING:
                 return self._getting_ready()
-            case Phase.STOPPING:
+            case AgentPhase.STOPPING:
                 return self._stopping()
-            case Phase.TROUBLE:
+            case AgentPhase.TROUBLE:
                 return Sentence(Mood.TROUBLE, self.tr("The agent needs your attention."), plain(snapshot.detail))
-            case Phase.RUNNING:
+            case AgentPhase.RUNNING:
                 assert snapshot.status is not None
                 return self._running(snapshot.status)
 
@@ -143,7 +143,7 @@ class Sentences(QObject):
         kept = "" if status.lending_state == "away" else self.tr("The job waits a moment, nothing is lost.")
         return Sentence(Mood.PAUSED, headline, f"{self._cause(first)} {kept}".strip())
 
-    def _cause(self, reason: Reason) -> str:
+    def _cause(self, reason: LendingReason) -> str:
         """Why, and what ends it."""
         detail = plain(reason.detail, 60)
         match reason.cause:

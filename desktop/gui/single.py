@@ -5,7 +5,7 @@ from pathlib import Path
 from PySide6.QtCore import QLockFile, QObject, Signal
 from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
-from desktop.gui.peer import Way
+from desktop.gui.peer import SocketName
 
 CALL_TIMEOUT_MS = 1000  # A window that does not take a call within a second would not come forward either.
 
@@ -18,7 +18,7 @@ class OnlyOne(QObject):
     def __init__(self, home: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._way = Way(home / "window.sock")  # Open as long as Qt knows its server by that name.
+        self._way = SocketName(home / "window.sock")  # Open as long as Qt knows its server by that name.
         name = self._way.name
         self._lock = QLockFile(str(home / "window.lock"))
         self._lock.setStaleLockTime(0)  # Stale is only what a dead process left, however old.

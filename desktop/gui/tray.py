@@ -4,7 +4,7 @@ from PySide6.QtCore import QObject, QSettings, Signal, SignalInstance
 from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QMenu, QSystemTrayIcon
 
-from desktop.gui.model import Phase, Snapshot, Status
+from desktop.gui.model import AgentPhase, Snapshot, Status
 from desktop.gui.pausing import PauseMenu
 from desktop.gui.sentences import Mood, Sentences, money
 from desktop.gui.theme import mood_icon, theme_of
@@ -37,7 +37,7 @@ class Tray(QObject):
         self.icon.setContextMenu(self.menu)
         self.icon.activated.connect(self._activated)
         self.recolour()
-        self.show_snapshot(Snapshot(Phase.OFF))
+        self.show_snapshot(Snapshot(AgentPhase.OFF))
         self.icon.show()
 
     def is_there(self) -> bool:
@@ -58,7 +58,7 @@ class Tray(QObject):
             self.earned.setText(text)
         self.icon.setToolTip(self._tip(sentence.mood, status))
         self.toggle.setText(self.tr("&Stop lending") if snapshot.is_on else self.tr("&Start lending"))
-        self.toggle.setEnabled(snapshot.phase is not Phase.STOPPING)
+        self.toggle.setEnabled(snapshot.phase is not AgentPhase.STOPPING)
         self.pauses.show_snapshot(snapshot)
         runs = snapshot.is_on
         self.quit.setText(self.tr("&Quit (lending goes on)") if runs else self.tr("&Quit"))

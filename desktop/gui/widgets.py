@@ -69,7 +69,7 @@ def button(text: str, act: Callable[[], object], role: str = "") -> QPushButton:
     return made
 
 
-class Flow(QWidget):
+class FlowBox(QWidget):
     """Parts side by side, in as many rows as they need to stay whole."""
 
     def __init__(self, parts: Sequence[QWidget], spacing: int = 4) -> None:
@@ -129,7 +129,7 @@ def _whole(part: QWidget) -> int:
     return max(part.minimumWidth(), part.minimumSizeHint().width())
 
 
-class Choice(Flow):
+class ChoiceButtons(FlowBox):
     """One of a few, side by side."""
 
     picked = Signal(str)

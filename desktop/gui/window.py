@@ -14,8 +14,8 @@ from desktop.gui.pages.activity import ActivityPage
 from desktop.gui.pages.home import HomePage
 from desktop.gui.pages.money import EarningsPage, WithdrawSheet
 from desktop.gui.pages.settings import SettingsPages
-from desktop.gui.pages.welcome import Welcome
-from desktop.gui.widgets import Choice, Text
+from desktop.gui.pages.welcome import WelcomePage
+from desktop.gui.widgets import ChoiceButtons, Text
 
 MIN_WIDTH, MIN_HEIGHT = 420, 360
 USUAL_WIDTH, USUAL_HEIGHT = 780, 820
@@ -50,14 +50,17 @@ class MainWindow(QWidget):
 
     def _build(self) -> None:
         self.home, self.earnings, self.activity = HomePage(), EarningsPage(self._calls), ActivityPage(self._calls)
-        self.settings, self.welcome = SettingsPages(self._calls, self._settings), Welcome(self._calls, self._settings)
+        self.settings, self.welcome = (
+            SettingsPages(self._calls, self._settings),
+            WelcomePage(self._calls, self._settings),
+        )
         self.stack, self.areas = QStackedWidget(), dict[int, QScrollArea]()
         for number, page in enumerate((self.home, self.earnings, self.activity, self.settings, self.welcome)):
             if number in (HOME, EARNINGS, WELCOME):
                 self.areas[number] = _scrolled(page)
             self.stack.addWidget(self.areas.get(number, page))
         names = (self.tr("Overview"), self.tr("Earnings"), self.tr("Activity"), self.tr("Settings"))
-        self.pages = Choice(self.tr("Page"), [(name, str(number)) for number, name in enumerate(names)])
+        self.pages = ChoiceButtons(self.tr("Page"), [(name, str(number)) for number, name in enumerate(names)])
         self.pages.picked.connect(lambda value: self.go(int(value)))
         self.title = Text(size=3, bold=True)
         self.title.say(self.tr("Cottage"))

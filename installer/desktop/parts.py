@@ -19,7 +19,7 @@ _OTHER_LANGUAGES = r"translations/(?!qtbase_(de|en)\.)"
 
 
 @dataclass(frozen=True)
-class Parts:
+class PlatformParts:
     """One platform's.
 
     Attributes:
@@ -38,7 +38,7 @@ class Parts:
 
 
 PARTS = {
-    "linux": Parts(
+    "linux": PlatformParts(
         (
             "platforms/libqxcb", "platforms/libqoffscreen", "platforms/libqwayland", "xcbglintegrations/libqxcb-glx",
             "imageformats/libqsvg", "iconengines/libqsvg", "platformthemes/libqxdgdesktopportal",
@@ -56,7 +56,7 @@ PARTS = {
         strip=True,
         console=True,
     ),
-    "win32": Parts(
+    "win32": PlatformParts(
         (
             "platforms/qwindows", "platforms/qoffscreen", "styles/qmodernwindowsstyle", "imageformats/qsvg", "imageformats/qico",
             "iconengines/qsvgicon",
@@ -65,7 +65,7 @@ PARTS = {
         strip=False,
         console=False,
     ),
-    "darwin": Parts(
+    "darwin": PlatformParts(
         (
             "platforms/libqcocoa", "platforms/libqoffscreen", "styles/libqmacstyle", "imageformats/libqsvg",
             "imageformats/libqicns", "iconengines/libqsvgicon",
@@ -78,7 +78,7 @@ PARTS = {
 }  # fmt: skip
 
 
-def kept(names: Iterable[str], parts: Parts) -> set[str]:
+def kept(names: Iterable[str], parts: PlatformParts) -> set[str]:
     """Of files, named by their places in the bundle, those that go into it."""
     found = set()
     for name in names:

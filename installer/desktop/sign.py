@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from common.errors import TransportError
-from desktop.agent.updates.manifest import MANIFEST, Manifest, Package, parts
+from desktop.agent.updates.manifest import MANIFEST, Package, UpdateManifest, parts
 from protocol.codec import MessageError, convert
 from protocol.identity import NodeKey
 
@@ -70,10 +70,10 @@ def _manifest(options: argparse.Namespace) -> int:
     return 0
 
 
-def manifest_of(number: int, version: str, minimum: str, expires: int, packages: list[Package]) -> Manifest:
+def manifest_of(number: int, version: str, minimum: str, expires: int, packages: list[Package]) -> UpdateManifest:
     """A manifest within its bounds; raises MessageError or ValueError."""
     given = {"number": number, "version": version, "minimum": minimum, "expires": expires, "packages": packages}
-    manifest: Manifest = convert(given, Manifest)
+    manifest: UpdateManifest = convert(given, UpdateManifest)
     if parts(minimum) > parts(version):
         raise ValueError(f"--minimum {minimum} is above the version {version} itself: nobody could follow")
     return manifest

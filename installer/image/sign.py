@@ -22,7 +22,7 @@ import msgspec
 
 from common.errors import TransportError
 from desktop.agent.errors import UnsignedImageError
-from desktop.agent.sandbox.statement import Image, sign
+from desktop.agent.sandbox.statement import SandboxImage, sign
 from protocol.codec import MessageError, convert
 from protocol.identity import NodeKey
 
@@ -51,11 +51,11 @@ def main() -> int:
     return 0
 
 
-def described(archive: Path, number: int, name: str, key: str, made: int, days: int) -> Image:
+def described(archive: Path, number: int, name: str, key: str, made: int, days: int) -> SandboxImage:
     """The statement about an archive, within its bounds; raises MessageError or ValueError."""
     with archive.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    image: Image = convert(
+    image: SandboxImage = convert(
         {
             "number": number,
             "name": name,
@@ -65,7 +65,7 @@ def described(archive: Path, number: int, name: str, key: str, made: int, days: 
             "expires": made + days * 86_400,
             "key": key,
         },
-        Image,
+        SandboxImage,
     )
     return image
 

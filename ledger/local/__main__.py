@@ -25,7 +25,7 @@ from common.urls import join, url_of
 from ledger.local.genesis import open_chain
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
-from ledger.local.store import Store
+from ledger.local.store import LocalStore
 
 EXIT_UNUSABLE, EXIT_STORE_FAILED = 1, 3
 SHUTDOWN_S = 1.0  # Requests take milliseconds; idle keep-alive connections need no longer goodbye.
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     log_to(logging.StreamHandler(), "%(asctime)s %(name)s %(message)s")
     try:
-        store = Store(arguments.db)
+        store = LocalStore(arguments.db)
     except sqlite3.Error as error:
         say(f"{arguments.db} cannot be opened: {error}; is another ledger using it?", error=True)
         return EXIT_UNUSABLE
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_UNUSABLE
 
 
-async def _serve(store: Store, arguments: argparse.Namespace) -> int:
+async def _serve(store: LocalStore, arguments: argparse.Namespace) -> int:
     stop, failed = asyncio.Event(), asyncio.Event()
 
     def fail() -> None:

@@ -25,7 +25,7 @@ from solders.transaction_metadata import FailedTransactionMetadata, TransactionM
 from ledger.errors import LedgerError
 from ledger.local import nonces, tables
 from ledger.local.encoding import balances_json, memo_text, status_json
-from ledger.local.store import Entry, Store
+from ledger.local.store import Entry, LocalStore
 
 SLOT_SECONDS = 0.4  # As on Solana.
 BLOCKHASH_SLOTS = 150  # How long a blockhash stays valid, as on Solana: one minute.
@@ -39,7 +39,7 @@ Clock = Callable[[], float]
 """Unix time in seconds."""
 
 
-class RefusedError(LedgerError):
+class TransactionRefusedError(LedgerError):
     """A transaction was refused before it cost a fee; nothing was recorded.
 
     Attributes:
@@ -58,7 +58,7 @@ class StoreFailedError(LedgerError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TransactionOutcome:
     """What executing a transaction gave. ``error`` is None on success."""
 
     error: Any
@@ -67,7 +67,7 @@ class Outcome:
     fee: int
 
 
-class Chain:
+class LocalChain:
     """Executes transactions one after another. Not for several threads.
 
     Args:
@@ -76,7 +76,7 @@ class Chain:
         secret: 32 bytes from which blockhashes are derived.
     """
 
-    def __init__(self, store: Store, clock: Clock, secret: bytes, genesis_time: float) -> None:
+    def __init__(self, store: LocalStore, clock: Clock, secret: bytes, genesis_time: float) -> None:
         self.store = store
         self._clock, self._secret, self._genesis_time = clock, secret, genesis_time
         self._failed = False
@@ -143,7 +143,7 @@ class Chain:
         """Put lamports into an account out of nothing; only for the first start."""
         self._vm.set_account(key, Account(lamports, b"", Pubkey.default()))
 
-    def simulate(self, transaction: VersionedTransaction, *, verify: bool) -> Outcome:
+    def simulate(self, transaction: VersionedTransaction, *, verify: bool) -> TransactionOutcome:
         """Execute without any effect."""
         self.tick()
         self._vm.with_sigverify(verify)
@@ -170,16 +170,16 @@ class Chain:
         self.tick()
         signature = str(transaction.signatures[0])
         if self.store.find(signature) is not None:
-            raise RefusedError("AlreadyProcessed")
+            raise TransactionRefusedError("AlreadyProcessed")
         nonce = None
         if not self.is_valid_blockhash(transaction.message.recent_blockhash):
             nonce = self._nonce(transaction.message)
             if nonce is None:
-                raise RefusedError("BlockhashNotFound")
+                raise TransactionRefusedError("BlockhashNotFound")
         if preflight:
             trial = self.simulate(transaction, verify=True)
             if trial.error is not None:
-                raise RefusedError(trial.error, trial.logs, trial.units)
+                raise TransactionRefusedError(trial.error, trial.logs, trial.units)
         self._execute(signature, transaction, nonce)
         return signature
 
@@ -202,11 +202,11 @@ class Chain:
     def _execute(self, signature: str, transaction: VersionedTransaction, nonce: Pubkey | None) -> None:
         message = transaction.message
         if not isinstance(message, MessageV0 | Message):
-            raise RefusedError("UnsupportedVersion")
+            raise TransactionRefusedError("UnsupportedVersion")
         try:
             loaded = tables.load(message, self.account)
         except tables.TableError as refusal:
-            raise RefusedError(str(refusal)) from refusal
+            raise TransactionRefusedError(str(refusal)) from refusal
         keys = [*message.account_keys, *loaded.writable, *loaded.readonly]
         written = [key for index, key in enumerate(message.account_keys) if nonces.is_writable(message, index)]
         written += loaded.writable
@@ -215,7 +215,7 @@ class Chain:
         after = balances_json(keys, self.account)
         # The machine names a fee even where nobody could pay it; only a payer who did was served.
         if outcome.error is not None and before[0][0] == after[0][0]:
-            raise RefusedError(outcome.error, outcome.logs, outcome.units)
+            raise TransactionRefusedError(outcome.error, outcome.logs, outcome.units)
         self._advance_nonces(kept, nonce)
         error = None if outcome.error is None else msgspec.json.encode(outcome.error).decode()
         meta = {
@@ -248,14 +248,14 @@ class Chain:
                 self._vm.set_account(key, nonces.with_value(account, nonces.durable(self.blockhash())))
 
 
-def _outcome(result: TransactionMetadata | FailedTransactionMetadata) -> Outcome:
+def _outcome(result: TransactionMetadata | FailedTransactionMetadata) -> TransactionOutcome:
     """The machine's own JSON is the one complete notation of its errors."""
     document = msgspec.json.decode(result.to_json())
     error = None if isinstance(result, TransactionMetadata) else document["err"]
     meta = document if isinstance(result, TransactionMetadata) else document["meta"]
-    return Outcome(error, meta["logs"], meta["compute_units_consumed"], meta["fee"])
+    return TransactionOutcome(error, meta["logs"], meta["compute_units_consumed"], meta["fee"])
 
 
-def compile_message(chain: Chain, payer: Pubkey, instructions: list[Any]) -> MessageV0:
+def compile_message(chain: LocalChain, payer: Pubkey, instructions: list[Any]) -> MessageV0:
     """A message with the current blockhash, for the ledger's own transactions."""
     return MessageV0.try_compile(payer, instructions, [], chain.blockhash())

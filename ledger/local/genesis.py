@@ -23,14 +23,14 @@ from spl.token import instructions as token
 from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
 
-from ledger.local.chain import Chain, Clock, compile_message
+from ledger.local.chain import Clock, LocalChain, compile_message
 from ledger.local.encoding import MINT_SIZE
-from ledger.local.store import Store
+from ledger.local.store import LocalStore
 from ledger.money import DECIMALS
 from ledger.program import loader
 from ledger.program.build import program_path
 from ledger.program.codes import REVISION
-from ledger.program.interface import Market
+from ledger.program.interface import MarketAddresses
 from ledger.program.layout import read_terms
 
 Lamports = NewType("Lamports", int)
@@ -59,9 +59,9 @@ class Genesis:
     treasury: Keypair
 
     @property
-    def market(self) -> Market:
+    def market(self) -> MarketAddresses:
         """The market's addresses."""
-        return Market(self.program.pubkey(), self.mint.pubkey())
+        return MarketAddresses(self.program.pubkey(), self.mint.pubkey())
 
     @property
     def treasury_account(self) -> Pubkey:
@@ -70,8 +70,8 @@ class Genesis:
 
 
 def open_chain(
-    store: Store, clock: Clock, entropy: Entropy = secrets.token_bytes, make: type[Chain] = Chain
-) -> tuple[Chain, Genesis]:
+    store: LocalStore, clock: Clock, entropy: Entropy = secrets.token_bytes, make: type[LocalChain] = LocalChain
+) -> tuple[LocalChain, Genesis]:
     """Open the ledger in ``store``, creating whatever an interrupted first start has not created yet.
 
     ``make``: the kind of chain.
@@ -98,7 +98,7 @@ def open_chain(
     return chain, genesis
 
 
-def _keep(store: Store, name: str, fresh: bytes) -> bytes:
+def _keep(store: LocalStore, name: str, fresh: bytes) -> bytes:
     kept = store.setting(name)
     if kept is None:
         store.keep_setting(name, fresh)
@@ -106,14 +106,14 @@ def _keep(store: Store, name: str, fresh: bytes) -> bytes:
     return kept
 
 
-def send(chain: Chain, instructions: Sequence[Instruction], signers: Sequence[Keypair]) -> str:
+def send(chain: LocalChain, instructions: Sequence[Instruction], signers: Sequence[Keypair]) -> str:
     """Sign with the first signer as payer, execute, record; returns the signature."""
     chain.tick()
     message = compile_message(chain, signers[0].pubkey(), list(instructions))
     return chain.submit(VersionedTransaction(message, list(signers)), preflight=True)
 
 
-def create_token(chain: Chain, genesis: Genesis) -> None:
+def create_token(chain: LocalChain, genesis: Genesis) -> None:
     """Create the test token, and the treasury's account of it."""
     root, mint = genesis.root.pubkey(), genesis.mint.pubkey()
     space = CreateAccountParams(
@@ -130,7 +130,7 @@ def create_token(chain: Chain, genesis: Genesis) -> None:
     send(chain, [create_account(space), token.initialize_mint2(rules), treasury], [genesis.root, genesis.mint])
 
 
-def set_terms(chain: Chain, genesis: Genesis) -> None:
+def set_terms(chain: LocalChain, genesis: Genesis) -> None:
     """Set the market's terms."""
     terms = genesis.market.configure(
         genesis.root.pubkey(), genesis.treasury_account, slash_bps=SLASH_BPS, cooldown=COOLDOWN_S, window=SLASH_WINDOW_S,
@@ -139,7 +139,7 @@ def set_terms(chain: Chain, genesis: Genesis) -> None:
     send(chain, [terms], [genesis.root])
 
 
-def deploy(chain: Chain, payer: Keypair, program: Keypair, code: bytes, buffer: Keypair) -> None:
+def deploy(chain: LocalChain, payer: Keypair, program: Keypair, code: bytes, buffer: Keypair) -> None:
     """Deploy a program through the upgradeable loader, as on a cluster: buffer, chunks, deploy.
 
     ``buffer`` is a fresh key; ``payer`` becomes the upgrade authority.
@@ -151,7 +151,7 @@ def deploy(chain: Chain, payer: Keypair, program: Keypair, code: bytes, buffer: 
     chain.tick(at_least=chain.slot + 1)  # A program can be called from the next slot on.
 
 
-def renew(chain: Chain, payer: Keypair, program: Pubkey, code: bytes, buffer: Callable[[], Keypair]) -> None:
+def renew(chain: LocalChain, payer: Keypair, program: Pubkey, code: bytes, buffer: Callable[[], Keypair]) -> None:
     """Upgrade a program to this code, unless it has it already; its accounts stay, with the layouts that both know.
 
     ``payer`` is the upgrade authority, ``buffer`` makes a fresh key.
@@ -172,7 +172,7 @@ def renew(chain: Chain, payer: Keypair, program: Pubkey, code: bytes, buffer: Ca
     chain.tick(at_least=chain.slot + 1)
 
 
-def _write(chain: Chain, payer: Keypair, code: bytes, buffer: Keypair) -> None:
+def _write(chain: LocalChain, payer: Keypair, code: bytes, buffer: Keypair) -> None:
     owner, size = payer.pubkey(), len(code)
     rent = chain.rent_minimum(loader.BUFFER_HEADER + size)
     send(chain, loader.create_buffer(owner, buffer.pubkey(), size, rent), [payer, buffer])
@@ -181,7 +181,12 @@ def _write(chain: Chain, payer: Keypair, code: bytes, buffer: Keypair) -> None:
 
 
 def give(
-    chain: Chain, genesis: Genesis, owner: Pubkey, tokens: int, lamports: int, entropy: Entropy = secrets.token_bytes
+    chain: LocalChain,
+    genesis: Genesis,
+    owner: Pubkey,
+    tokens: int,
+    lamports: int,
+    entropy: Entropy = secrets.token_bytes,
 ) -> str:
     """The faucet: SOL and test tokens for anybody; returns the signature."""
     root, market = genesis.root.pubkey(), genesis.market

@@ -20,7 +20,7 @@ from solders.transaction import SanitizeError, VersionedTransaction
 
 from common.errors import BadAddressError
 from ledger.errors import LedgerError
-from ledger.local.chain import BLOCKHASH_SLOTS, Chain, Outcome, RefusedError
+from ledger.local.chain import BLOCKHASH_SLOTS, LocalChain, TransactionOutcome, TransactionRefusedError
 from ledger.local.encoding import (
     TOKEN_PROGRAMS,
     Json,
@@ -65,7 +65,7 @@ class RpcError(LedgerError):
 class Rpc:
     """Answers one request after another; not for several threads."""
 
-    def __init__(self, chain: Chain, genesis: Genesis) -> None:
+    def __init__(self, chain: LocalChain, genesis: Genesis) -> None:
         self._chain, self._genesis = chain, genesis
         self._methods: Mapping[str, Callable[[Params], Any]] = {
             "getHealth": lambda _: "ok",
@@ -110,7 +110,7 @@ class Rpc:
         self._chain.tick()
         try:
             return handler(params)
-        except RefusedError as refused:
+        except TransactionRefusedError as refused:
             raise RpcError(PREFLIGHT_FAILURE, str(refused), _simulation(refused)) from refused
 
     def _with_context(self, value: Any) -> Json:
@@ -270,7 +270,7 @@ class Rpc:
         }  # fmt: skip
 
 
-def _simulation(result: RefusedError | Outcome) -> Json:
+def _simulation(result: TransactionRefusedError | TransactionOutcome) -> Json:
     return {
         "err": result.error, "logs": result.logs, "accounts": None, "unitsConsumed": result.units, "returnData": None,
         "innerInstructions": None, "loadedAccountsDataSize": 0, "replacementBlockhash": None,

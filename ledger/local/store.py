@@ -34,7 +34,7 @@ class Entry:
     meta: bytes
 
 
-class Store:
+class LocalStore:
     """One SQLite file. Every method is synchronous and short; the caller has one thread.
 
     Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from ledger.program.errors import LinkError
+from ledger.program.errors import ProgramLinkError
 
 SECTION_SYMBOLS = 2
 SECTION_RELA = 4
@@ -73,10 +73,10 @@ def read_object(name: str, blob: bytes) -> ObjectFile:
         LinkError: ``blob`` is no little-endian 64-bit relocatable BPF object, or uses RELA relocations.
     """
     if blob[:6] != b"\x7fELF\x02\x01":
-        raise LinkError(f"{name} is no 64-bit little-endian ELF file: compile it with -target bpfel")
+        raise ProgramLinkError(f"{name} is no 64-bit little-endian ELF file: compile it with -target bpfel")
     kind, machine = struct.unpack_from("<HH", blob, 16)
     if (kind, machine) != (_RELOCATABLE, _MACHINE_BPF):
-        raise LinkError(f"{name} has ELF type {kind} and machine {machine}, not 1 and 247: compile it with -c")
+        raise ProgramLinkError(f"{name} has ELF type {kind} and machine {machine}, not 1 and 247: compile it with -c")
     table = struct.unpack_from("<Q", blob, 40)[0]
     count, names_at = struct.unpack_from("<2x2H", blob, 58)
     headers = [_SECTION_HEADER.unpack_from(blob, table + i * _SECTION_HEADER.size) for i in range(count)]
@@ -107,7 +107,7 @@ def _read_relocations(name: str, sections: tuple[Section, ...], symbols: tuple[S
     found: list[Relocation] = []
     for section in sections:
         if section.kind == SECTION_RELA:
-            raise LinkError(f"{name} section {section.name} uses RELA relocations, which BPF objects never do")
+            raise ProgramLinkError(f"{name} section {section.name} uses RELA relocations, which BPF objects never do")
         if section.kind != SECTION_REL:
             continue
         for offset, info in _RELOCATION.iter_unpack(section.data):

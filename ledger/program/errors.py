@@ -3,7 +3,7 @@
 from ledger.errors import LedgerError
 
 
-class LinkError(LedgerError):
+class ProgramLinkError(LedgerError):
     """An object cannot become a program: says which object, which place, and what to change."""
 
 

@@ -21,7 +21,7 @@ _ALLOC, _ALLOC_EXECUTE, _ALLOC_WRITE = 2, 6, 3
 
 
 @dataclass(frozen=True)
-class Image:
+class ProgramImage:
     """Linked code and read-only data, the entry's offset in the code, and where which system call is made."""
 
     code: bytes
@@ -32,7 +32,7 @@ class Image:
     CODE_OFFSET_V0: ClassVar[int] = _HEADER_SIZE + 3 * _SEGMENT_SIZE
 
 
-def image_v3(image: Image) -> bytes:
+def image_v3(image: ProgramImage) -> bytes:
     """Version 3: header, segments, data, code."""
     count = 2 if image.data else 1
     data_at = _HEADER_SIZE + count * _SEGMENT_SIZE
@@ -62,10 +62,10 @@ class _Sections:
         self.names += name.encode() + b"\0"
 
 
-def image_v0(image: Image) -> bytes:
+def image_v0(image: ProgramImage) -> bytes:
     """Version 0: segments, the dynamic tables by which the loader resolves system calls, sections."""
     symbols, strings, numbers = _symbol_table(image.syscalls)
-    code_at = Image.CODE_OFFSET_V0
+    code_at = ProgramImage.CODE_OFFSET_V0
     data_at = code_at + len(image.code)
     dynamic_at = data_at + len(image.data)
     symbols_at = dynamic_at + 8 * 16

@@ -40,7 +40,7 @@ __all__ = [
     "MAX_PAYEES",
     "MAX_TABLE",
     "Consent",
-    "Market",
+    "MarketAddresses",
     "MarketError",
     "Operation",
 ]
@@ -50,7 +50,7 @@ ALL = Consent.ADMIT | Consent.END
 
 
 @dataclass(frozen=True)
-class Market:
+class MarketAddresses:
     """Addresses that everything else is derived from.
 
     Jobs and audits are 32 bytes; amounts are smallest units, at most 2^64 - 1; times are Unix seconds.

@@ -36,7 +36,7 @@ _LOG_LIMIT = "Log truncated"
 TRUNCATED = "CUT!"  # No event of the program: a node dropped the rest of the logs.
 
 
-class Status(IntEnum):
+class EscrowStatus(IntEnum):
     """Life of an escrow: money may come in; everything left was returned; its accounts were given back."""
 
     OPEN = 1
@@ -56,7 +56,7 @@ class EscrowAccount:
         accepted: the coordinator has found its terms here. ``lent``: entries of the table whose rent it lent.
     """
 
-    status: Status
+    status: EscrowStatus
     deadline: int
     deposited: int
     paid: int
@@ -165,7 +165,7 @@ def read_escrow(data: bytes) -> EscrowAccount:
         raise LedgerAnswerError(f"{len(data)} bytes are no escrow of version {VERSION}: is this the right program?")
     _, _, status, _, capacity, used, deadline, deposited, paid, refunded, *keys = _ESCROW.unpack_from(data)
     submitter, coordinator, mint, vault = (Pubkey.from_bytes(key) for key in keys[:4])
-    if status == Status.CLOSED:
+    if status == EscrowStatus.CLOSED:
         cap = committed = period = count = consent = lent = 0
         earnings, peaks, entries = bytes(32), tuple[bytes, ...](), dict[Pubkey, int]()
     else:
@@ -175,7 +175,7 @@ def read_escrow(data: bytes) -> EscrowAccount:
         table = _PAYEE.iter_unpack(data[ESCROW_SIZE : ESCROW_SIZE + used * _PAYEE.size])
         entries = {Pubkey.from_bytes(account): amount for account, amount in table}
     return EscrowAccount(
-        Status(status), deadline, deposited, paid, refunded, submitter, coordinator, mint, vault, keys[4],
+        EscrowStatus(status), deadline, deposited, paid, refunded, submitter, coordinator, mint, vault, keys[4],
         capacity, entries, cap, committed, period, count, Consent(consent & ~ACCEPTED), earnings, peaks,
         bool(consent & ACCEPTED), lent,
     )  # fmt: skip

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ledger.program.elf import FLAG_ALLOCATED, FLAG_EXECUTABLE, ObjectFile, Symbol
-from ledger.program.errors import LinkError
-from ledger.program.image import Image, image_v0, image_v3
+from ledger.program.errors import ProgramLinkError
+from ledger.program.image import ProgramImage, image_v0, image_v3
 
 Version = Literal[0, 3]
 
@@ -58,8 +58,8 @@ def link(objects: Sequence[ObjectFile], version: Version, entry: str = "entrypoi
         _relocate(unit, index, layout, version, (code_base, data_base))
     _check_code(layout.code, version)
     if layout.symbols.get(entry, ("data", 0))[0] != "code":
-        raise LinkError(f"no function {entry!r} in {', '.join(o.name for o in objects)}: define the entry point")
-    image = Image(bytes(layout.code), bytes(layout.data), layout.symbols[entry][1], tuple(layout.syscalls))
+        raise ProgramLinkError(f"no function {entry!r} in {', '.join(o.name for o in objects)}: define the entry point")
+    image = ProgramImage(bytes(layout.code), bytes(layout.data), layout.symbols[entry][1], tuple(layout.syscalls))
     return image_v3(image) if version == 3 else image_v0(image)
 
 
@@ -67,7 +67,7 @@ def _bases(version: Version, code_length: int) -> tuple[int, int]:
     """Addresses of code and read-only data in the program's memory."""
     if version == 3:
         return _CODE_BASE_V3, 0
-    code = _MEMORY_BASE_V0 + Image.CODE_OFFSET_V0
+    code = _MEMORY_BASE_V0 + ProgramImage.CODE_OFFSET_V0
     return code, code + code_length
 
 
@@ -81,7 +81,7 @@ def _place_sections(objects: Sequence[ObjectFile], layout: _Layout) -> None:
             elif section.name.startswith((".rodata", ".data.rel.ro")):
                 target, kind = layout.data, "data"
             else:
-                raise LinkError(
+                raise ProgramLinkError(
                     f"{unit.name} has {len(section.data)} bytes in {section.name}: a program has no writable "
                     "globals, keep them on the stack"
                 )
@@ -98,7 +98,9 @@ def _place_symbols(objects: Sequence[ObjectFile], layout: _Layout) -> None:
             if not symbol.is_global or place is None:
                 continue
             if symbol.name in layout.symbols:
-                raise LinkError(f"{symbol.name} is defined twice, the second time in {unit.name}: make one static")
+                raise ProgramLinkError(
+                    f"{symbol.name} is defined twice, the second time in {unit.name}: make one static"
+                )
             layout.symbols[symbol.name] = (place[0], place[1] + symbol.value)
 
 
@@ -113,7 +115,7 @@ def _relocate(unit: ObjectFile, unit_index: int, layout: _Layout, version: Versi
             _relocate_call(layout, at, relocation.symbol.name, target, version)
             continue
         if target is None:
-            raise LinkError(f"{unit.name} refers to {relocation.symbol.name}, which no object defines")
+            raise ProgramLinkError(f"{unit.name} refers to {relocation.symbol.name}, which no object defines")
         base = (bases[0] if target[0] == "code" else bases[1]) + target[1]
         if relocation.kind == _RELOCATE_LOAD:
             address = base + struct.unpack_from("<i", buffer, at + 4)[0]
@@ -122,7 +124,9 @@ def _relocate(unit: ObjectFile, unit_index: int, layout: _Layout, version: Versi
         elif relocation.kind == _RELOCATE_DATA:
             struct.pack_into("<Q", buffer, at, base + struct.unpack_from("<Q", buffer, at)[0])
         else:
-            raise LinkError(f"{unit.name} has a relocation of type {relocation.kind} for {relocation.symbol.name}")
+            raise ProgramLinkError(
+                f"{unit.name} has a relocation of type {relocation.kind} for {relocation.symbol.name}"
+            )
 
 
 def _find(symbol: Symbol, unit_index: int, layout: _Layout) -> _Place | None:
@@ -151,11 +155,11 @@ def _check_code(code: bytearray, version: Version) -> None:
     for at in _instructions(code):
         opcode = code[at]
         if opcode in _ALU32_ARITHMETIC:
-            raise LinkError(f"32-bit arithmetic at instruction {at // 8}: compile with -mcpu=v2")
+            raise ProgramLinkError(f"32-bit arithmetic at instruction {at // 8}: compile with -mcpu=v2")
         if opcode in _ATOMIC:
-            raise LinkError(f"atomic operation at instruction {at // 8}: a program has one thread, drop it")
+            raise ProgramLinkError(f"atomic operation at instruction {at // 8}: a program has one thread, drop it")
         if version == 0 and opcode & 7 == _JUMP32_CLASS:
-            raise LinkError(f"32-bit jump at instruction {at // 8}: compile with -mcpu=v2")
+            raise ProgramLinkError(f"32-bit jump at instruction {at // 8}: compile with -mcpu=v2")
         if version == 0 and opcode == _CALL_REGISTER:
             # Mainline names the register in the destination field, version 0 in the immediate.
             register, code[at + 1] = code[at + 1] & 15, 0

@@ -49,14 +49,16 @@ class EndingError(ValueError):
 
 
 @dataclass(frozen=True)
-class Ending:
+class EndTokenChoice:
     """``token``: None where documents run into each other. ``warning``: what somebody should look at first; or empty."""
 
     token: str | None
     warning: str = ""
 
 
-def ending(spec: TokenizerSpec, ids: Sequence[int], vocabulary: Mapping[str, int], added: Mapping[int, str]) -> Ending:
+def ending(
+    spec: TokenizerSpec, ids: Sequence[int], vocabulary: Mapping[str, int], added: Mapping[int, str]
+) -> EndTokenChoice:
     """The token between documents.
 
     Args:
@@ -70,9 +72,9 @@ def ending(spec: TokenizerSpec, ids: Sequence[int], vocabulary: Mapping[str, int
     if spec.end is not None:
         if spec.end not in vocabulary:
             raise EndingError(f"{FIELD} {spec.end!r} is no token of the tokenizer: {_choices(special)}")
-        return Ending(spec.end)
+        return EndTokenChoice(spec.end)
     if spec.kind != "file":
-        return Ending(END_OF_TEXT)
+        return EndTokenChoice(END_OF_TEXT)
     own = token_text((spec.settings or {}).get("eos_token"))
     plain = (
         set(ids) - added.keys()
@@ -86,15 +88,17 @@ def ending(spec: TokenizerSpec, ids: Sequence[int], vocabulary: Mapping[str, int
         fit.sort(key=lambda token: token not in DOCUMENT_ENDS)
         if len(fit) > 1:
             others = ", ".join(map(repr, fit[1 : 1 + MAX_CHOICES]))
-            return Ending(fit[0], f"documents are ended with {fit[0]!r}, and {by} would have {others} too: {_NAME}")
+            return EndTokenChoice(
+                fit[0], f"documents are ended with {fit[0]!r}, and {by} would have {others} too: {_NAME}"
+            )
         if fit:
-            return Ending(fit[0])
+            return EndTokenChoice(fit[0])
     turns = [token for token in dict.fromkeys([*named, *special]) if token in TURN_ENDS]
     if turns:
         why = f"documents are ended with {turns[0]!r}, which ends a turn of a conversation, since no other end is known"
-        return Ending(turns[0], f"{why}: {_choices(special)}")
+        return EndTokenChoice(turns[0], f"{why}: {_choices(special)}")
     why = "no token is known to end a document, so they run into each other and the model does not learn to stop"
-    return Ending(None, f"{why}: {_choices(special)}")
+    return EndTokenChoice(None, f"{why}: {_choices(special)}")
 
 
 def ends_of(model: ModelSpec) -> tuple[int, ...]:

@@ -148,7 +148,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PipelineChoice:
     """How a pipeline runs, and why in words."""
 
     training: TrainingSpec
@@ -156,7 +156,7 @@ class Choice:
     reason: str
 
 
-def choose_crossing(shape: ModelShape, training: TrainingSpec, edge: Edge) -> Choice:
+def choose_crossing(shape: ModelShape, training: TrainingSpec, edge: Edge) -> PipelineChoice:
     """Codec, micro-batches, lookahead and recomputation with which a step takes least time.
 
     A job's own choice of codec is kept; ``auto`` takes 8 bits, which lose nothing, unless the link would then be the limit;
@@ -168,7 +168,7 @@ def choose_crossing(shape: ModelShape, training: TrainingSpec, edge: Edge) -> Ch
         ModelConfigError: not even one window at a time fits into memory.
     """
     kinds = ("int8", "int4") if training.activations == "auto" else (training.activations,)
-    found: list[Choice] = []
+    found: list[PipelineChoice] = []
     for kind in kinds:
         narrow = kind == "int4" and training.activations == training.boundary_gradients == "auto"
         gradients = "int4" if narrow else training.boundary_gradients
@@ -193,7 +193,7 @@ def _counts(batch: int) -> list[int]:
     return [1 << power for power in range(min(batch, MAX_MICRO_BATCHES).bit_length())]
 
 
-def _timed(training: TrainingSpec, edge: Edge, busy: float, micros: int, recompute: bool) -> Choice:
+def _timed(training: TrainingSpec, edge: Edge, busy: float, micros: int, recompute: bool) -> PipelineChoice:
     """One way to run a step; infinitely slow where it does not fit into memory."""
     compute = edge.stage_seconds * (_RECOMPUTED if recompute and not training.recompute else 1.0)
     part, transfer = compute / micros, edge.latency + busy / micros
@@ -205,7 +205,7 @@ def _timed(training: TrainingSpec, edge: Edge, busy: float, micros: int, recompu
         lookahead -= 1
     spec = msgspec.structs.replace(training, micro_batches=micros, lookahead=lookahead, recompute=recompute)
     if not _fits(edge, tokens, lookahead, micros, recompute):
-        return Choice(spec, math.inf, "")
+        return PipelineChoice(spec, math.inf, "")
     beat = max(part, busy / micros, (part + 2 * transfer) / (1 + lookahead) if edge.stages > 1 else part)
     bubble = _ZERO_BUBBLE if training.schedule == "zero-bubble" else 1.0
     seconds = micros * beat + (edge.stages - 1) * (bubble * part + 2 * transfer) + micros * MESSAGE_SECONDS
@@ -216,7 +216,7 @@ def _timed(training: TrainingSpec, edge: Edge, busy: float, micros: int, recompu
         f"{micros} micro-batches, {lookahead} more in flight for each further stage to cover {1000 * transfer:.0f} ms each way"
         f"{kept}"
     )
-    return Choice(spec, seconds, reason)
+    return PipelineChoice(spec, seconds, reason)
 
 
 def _fits(edge: Edge, tokens: int, lookahead: int, micros: int, recompute: bool) -> bool:

@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Tensors:
+class ModelTensors:
     """Every tensor of a model with its shape, by name, as transformers' class has it in memory.
 
     Attributes:
@@ -220,7 +220,7 @@ def measure(name: str, config: Mapping[str, Any]) -> Sizes:
     )
 
 
-def tensors(name: str, config: Mapping[str, Any]) -> Tensors:
+def tensors(name: str, config: Mapping[str, Any]) -> ModelTensors:
     """Every tensor of a model of family ``name``; raises as ``measure``."""
     return _tensors(name, config, _dims(name, config))
 
@@ -244,7 +244,7 @@ def _kept(name: str, config: Mapping[str, Any], family: Family, d: _Dims) -> int
     return kept + 2 * d.q * (name == "gemma2" or windowed)
 
 
-def _tensors(name: str, config: Mapping[str, Any], d: _Dims) -> Tensors:
+def _tensors(name: str, config: Mapping[str, Any], d: _Dims) -> ModelTensors:
     family = FAMILY[name]
     embedding = {family.embedding: (d.vocabulary, d.hidden)}
     head: dict[str, Shape] = {"model.norm.weight": (d.hidden,)}
@@ -261,7 +261,7 @@ def _tensors(name: str, config: Mapping[str, Any], d: _Dims) -> Tensors:
             layer = _gpt_neox_layer(config, d)
         case _:
             layer = _rotary_layer(name, config, d)
-    return Tensors(embedding, layer, head, d.layers, family.prefix + family.layers)
+    return ModelTensors(embedding, layer, head, d.layers, family.prefix + family.layers)
 
 
 def _rotary_layer(name: str, config: Mapping[str, Any], d: _Dims) -> dict[str, Shape]:

@@ -13,7 +13,7 @@ from protocol.job.job import LoraSpec, ModelSpec
 from protocol.models import config_keys
 from protocol.models.config_values import MAX_VOCABULARY, integer
 from protocol.models.config_values import ModelConfigError as ModelConfigError
-from protocol.models.families import Sizes, Tensors, in_force, measure, tensors
+from protocol.models.families import ModelTensors, Sizes, in_force, measure, tensors
 from protocol.models.hf_classes import CLASSES
 
 FAMILIES: Mapping[str, str] = {name: known.architecture for name, known in CLASSES.items()}
@@ -214,7 +214,7 @@ def inspect_config(config: Mapping[str, Any]) -> ModelShape:
     return shape
 
 
-def tensors_of(config: Mapping[str, Any]) -> Tensors:
+def tensors_of(config: Mapping[str, Any]) -> ModelTensors:
     """Every tensor of the model that a config describes, with its shape; raises as ``inspect_config``."""
     inspect_config(config)
     return tensors(_family(config), config)

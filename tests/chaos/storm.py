@@ -22,7 +22,7 @@ import msgspec
 from coordinator.client import Client
 from cottage.demo.corpus import write_corpus
 from cottage.demo.network import STAKE, STARTING_SECONDS, Provider
-from cottage.demo.processes import Household, Role, wait_for_file
+from cottage.demo.processes import DemoProcess, Household, wait_for_file
 from ledger.client import Ledger, LedgerConfig, job_bytes
 from ledger.money import Amount
 from ledger.money import parse as parse_amount
@@ -163,7 +163,7 @@ class Storm:
     token: str | None = None
     web: str = ""
     ledger_url: str = ""
-    coordinator: Role | None = None
+    coordinator: DemoProcess | None = None
     kills: list[Kill] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -282,7 +282,7 @@ class Storm:
         self.providers.append(provider)
         await self.run_node(provider)
 
-    async def run_node(self, provider: Provider) -> Role:
+    async def run_node(self, provider: Provider) -> DemoProcess:
         """Start a node's agent on its own disk."""
         words = [
             "-m", "cottage", "node", "run", "--always", "--coordinator", self.web, "--home", str(provider.home), "--name",

@@ -164,6 +164,6 @@ def expected(honest: int, rounds: int) -> float:
     """Rounds that are paid for though they were forged, of ``rounds`` after so many honest ones, by the formula."""
     paid, alive = 0.0, 1.0
     for number in range(rounds):
-        alive *= 1 - rates.look(rates.Standing(credit=honest + number, share=1)) / WHOLE
+        alive *= 1 - rates.look(rates.NodeStanding(credit=honest + number, share=1)) / WHOLE
         paid += alive
     return paid

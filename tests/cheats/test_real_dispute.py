@@ -23,7 +23,7 @@ from tests.trainer.small import Committed, commit_round, job, pipeline, training
 from trainer.audit.environment import env_class
 from trainer.data.data import TokenFile
 from trainer.data.folder import load_config
-from trainer.files.inputs import Folder
+from trainer.files.inputs import InputFolder
 from trainer.operations.tracer import Meddle, record_of
 from trainer.worker.dispute_player import Player
 
@@ -95,7 +95,7 @@ async def test_where_both_sides_do_what_they_say_the_step_is_run_again_to_see_wh
     assert other != record
     artifacts = ArtifactStore(tmp_path / "artifacts")
     spec = msgspec.structs.replace(job(), training=done.spec)
-    (folder / "config.json").write_text(json.dumps(load_config(Folder(folder), spec)))
+    (folder / "config.json").write_text(json.dumps(load_config(InputFolder(folder), spec)))
     files = {name: await artifacts.put_file(folder / name) for name in ("config.json", "train.bin", "heldout.bin")}
     opening = done.opening(STEPS - 1)
     digest = hashlib.sha256(opening).hexdigest()

@@ -29,7 +29,7 @@ from common.log_lines import Lines
 from common.untrusted_text import MAX_TEXT, REPLACEMENT, Told, Untrusted, View, untrusted, untrusted_lines
 from protocol import codec
 from protocol.node import Goodbye
-from protocol.task import LogLine, TaskFailed, WorkerLog
+from protocol.task import TaskFailed, WorkerLog, WorkerLogLine
 from tests.support.hostile import ALL, OWN, TEXTS, acts, hostile
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ def test_a_goodbye_a_failure_and_a_log_line_of_an_older_agent_are_taken_and_clea
     failed = codec.decode(msgspec.msgpack.encode({"type": "failed", "reason": text[:4000]}), TaskFailed)
     line = {"time": 1.0, "level": "info", "text": text[:1000]}
     log = codec.decode(msgspec.msgpack.encode({"type": "log", "lines": [line]}), WorkerLog)
-    assert isinstance(log.lines[0], LogLine)
+    assert isinstance(log.lines[0], WorkerLogLine)
     for shown in (goodbye.reason, failed.reason, log.lines[0].text):
         assert acts(shown) == []
         assert "\n" not in shown

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import msgspec
 
-from coordinator.app import Parts, assemble
+from coordinator.app import CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.domain.job import Job, JobState
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.models import ModelWorkshop
-from coordinator.services.network.nodes import Session
-from coordinator.services.payments.chain import Chain
+from coordinator.services.network.nodes import NodeSession
+from coordinator.services.payments.chain import ChainPort
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
@@ -46,7 +46,7 @@ class Bench:
         self,
         config: Config = CONFIG,
         store: Store | None = None,
-        chain: Chain | None = None,
+        chain: ChainPort | None = None,
         coordinator: str = COORDINATOR,
         wallet: str | None = WALLET,
         models: object | None = None,
@@ -56,7 +56,7 @@ class Bench:
         self.store = store or MemoryStore()
         self.sent: dict[str, list[CoordinatorMessage]] = {}
         self.closed: dict[str, str] = {}
-        self.parts: Parts = assemble(
+        self.parts: CoordinatorParts = assemble(
             config,
             self.clock,
             self.store,
@@ -70,7 +70,7 @@ class Bench:
 
     async def enter(
         self, number: int, held: tuple[HeldLease, ...] = (), nonce: bytes = NONCE, address: str = "", **fields: Any
-    ) -> Session:
+    ) -> NodeSession:
         """Connect a node by number."""
         key = NodeKey(number.to_bytes(32, "big"))
         payout = NodeKey((500 + number).to_bytes(32, "big")).address

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from common.clock import SystemClock
-from coordinator.app import Parts, add_interface, assemble
+from coordinator.app import CoordinatorParts, add_interface, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks, Inspector
@@ -35,12 +35,12 @@ from protocol.node import (
     Challenge,
     Command,
     CoordinatorMessage,
-    Earned,
     Goodbye,
     Heartbeat,
     HeldLease,
     Hello,
     IceServers,
+    JobEarned,
     NodeProfile,
     Refused,
     Report,
@@ -67,7 +67,7 @@ from tests.support.postgres import Postgres
 class House:
     """A running coordinator."""
 
-    parts: Parts
+    parts: CoordinatorParts
     chain: FakeChain
     models: FakeModels
     url: str
@@ -172,7 +172,7 @@ class ScriptedNode:
         self.reports: dict[str, list[Report]] = {}
         self.refused: Refused | None = None
         self.said: dict[str, int] = {}
-        self.earned: list[Earned] = []
+        self.earned: list[JobEarned] = []
         self.signals: list[Signal] = []
         self.commands: list[Command] = []
         self.welcomes: list[Welcome] = []
@@ -245,7 +245,7 @@ class ScriptedNode:
                 self.signals.append(message)
             case IceServers():
                 self.ice_servers.append(message)
-            case Earned():
+            case JobEarned():
                 self.earned.append(message)
 
     async def _command(self, command: Command) -> None:

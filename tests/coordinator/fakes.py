@@ -19,9 +19,9 @@ from coordinator.store.records import RoundRecord
 from ledger.addresses import audit_bytes
 from ledger.errors import LedgerUnavailableError, NoEscrowError, TransactionExpiredError
 from ledger.money import Amount
-from ledger.program.interface import Market
+from ledger.program.interface import MarketAddresses
 from ledger.program.layout import Ruling
-from ledger.promises import Earnings, earnings_of
+from ledger.promises import PromisedEarnings, earnings_of
 from ledger.states import Asked, DisputeState, EscrowState, PreparedTransaction, StakeState
 from protocol.identity import NodeKey
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
@@ -39,7 +39,7 @@ BUDGET = 10_000_000
 
 
 DATASET = digest("dataset")
-MARKET = Market(Pubkey.from_bytes(b"p" * 32), Pubkey.from_bytes(b"m" * 32))
+MARKET = MarketAddresses(Pubkey.from_bytes(b"p" * 32), Pubkey.from_bytes(b"m" * 32))
 
 
 def spec(stages: int | None = 2, replicas: int | None = 2, **training: int) -> JobSpec:
@@ -229,7 +229,7 @@ class FakeChain:
         totals = dict(cumulative)
         return self._prepare(f"promise {job} {sorted(totals.items())}", lambda: self._promise(job, totals))
 
-    def promise(self, cumulative: Mapping[str, int]) -> Earnings:
+    def promise(self, cumulative: Mapping[str, int]) -> PromisedEarnings:
         return earnings_of(MARKET, {payee: Amount(total) for payee, total in cumulative.items()})
 
     async def prepare_end_of_table(self, table: str, nonce: str = "") -> PreparedTransaction | None:

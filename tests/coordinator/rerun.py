@@ -16,9 +16,9 @@ from protocol.audit import (
     BisectAnswer,
     BisectQuery,
     InputsAnswer,
+    MemoryRegion,
     OperationAnswer,
     OperationRecord,
-    Region,
     StateAnswer,
     StepLeaf,
     TraceAnswer,
@@ -38,7 +38,7 @@ def digest(*parts: object) -> str:
 
 
 OPERATIONS = 12
-REGION = Region(0, 0, "float32", (1,), (1,))
+REGION = MemoryRegion(0, 0, "float32", (1,), (1,))
 
 
 ALONE = Position(0, 1)

@@ -10,13 +10,13 @@ from common.clock import SystemClock
 from coordinator.admin.cli import main
 from coordinator.domain.account import Role, Scope
 from coordinator.errors import UnauthorisedError
-from coordinator.services.accounts.accounts import Accounts
+from coordinator.services.accounts.accounts import AccountService
 from coordinator.store.sql import SqlStore
 
 
-async def accounts_of(folder: Path) -> tuple[SqlStore, Accounts]:
+async def accounts_of(folder: Path) -> tuple[SqlStore, AccountService]:
     store = await SqlStore.open(f"sqlite+aiosqlite:///{folder / 'coordinator.db'}")
-    return store, Accounts(store, SystemClock())
+    return store, AccountService(store, SystemClock())
 
 
 def say(monkeypatch: pytest.MonkeyPatch, text: str) -> None:

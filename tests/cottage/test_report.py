@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from cottage.demo.report import Losses, Money, Outcome, checks, document
+from cottage.demo.report import DemoOutcome, Losses, Money, checks, document
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec
 from protocol.rest import api
 
@@ -31,18 +31,18 @@ AUDIT = api.AuditView(
     audit="b" * 32, round=0, step=2, stage=0, replica=0, node=NODE, auditor=LIAR, state="passed", detail=""
 )
 RECEIPT = api.Receipt(kind="settle", signature="s", state="confirmed", amount=90, time=1.0, detail="")
-GOOD = Outcome(
+GOOD = DemoOutcome(
     job=JOB, nodes=[WORKER], commits=[COMMIT], audits=[AUDIT], receipts=[RECEIPT], money=Money(100, 90, 10, 0),
     losses=Losses(7.6, 4.0, 3.5, 4.0), seconds=1.0, model_dir="m", sample="def f():", web="http://x", liar=None, faults=(),
     auditors=frozenset({LIAR}),
 )  # fmt: skip
 
 
-def but(**changes: object) -> Outcome:
+def but(**changes: object) -> DemoOutcome:
     return msgspec.structs.replace(GOOD, **changes)
 
 
-def held(outcome: Outcome, word: str) -> bool:
+def held(outcome: DemoOutcome, word: str) -> bool:
     return next(value for name, value in checks(outcome).items() if word in name)
 
 
@@ -78,7 +78,7 @@ def test_a_good_run_passes_every_check() -> None:
         ("liar was not paid", but(liar=NODE)),
     ],
 )
-def test_each_check_fails_for_its_fault(word: str, outcome: Outcome) -> None:
+def test_each_check_fails_for_its_fault(word: str, outcome: DemoOutcome) -> None:
     assert not held(outcome, word)
 
 

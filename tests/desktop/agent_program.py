@@ -16,7 +16,7 @@ from desktop.agent.app import auditor, service, startup
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import Device
 from desktop.agent.cli import auditor_cli, cli
-from desktop.agent.sandbox.base import Limits, Sandbox
+from desktop.agent.sandbox.base import Sandbox, SandboxLimits
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.process import ProcessSandbox
 from desktop.agent.updates.release import Release
@@ -39,7 +39,7 @@ class _Process(ProcessSandbox):
 
 
 def scripted(settings: Settings, home: Home, device: Device, worker_arguments: Sequence[str] = ()) -> Sandbox:
-    limits = Limits(settings.memory_mb, settings.threads)
+    limits = SandboxLimits(settings.memory_mb, settings.threads)
     if settings.sandbox == "docker":
         entry = ("python3", "-c", SCRIPT.read_text())  # A job's own files are encrypted.
         return _Docker(limits, settings.image, owner=home.path, extra=worker_arguments, entry=entry)

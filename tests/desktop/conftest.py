@@ -14,13 +14,13 @@ import pytest
 
 from common.clock import Clock, SystemClock
 from desktop.agent.app.agent import Agent
-from desktop.agent.app.owner_api import Desk, Handles
-from desktop.agent.app.parts import Parts
-from desktop.agent.app.selftest import Means
+from desktop.agent.app.owner_api import Handles, OwnerApi
+from desktop.agent.app.parts import AgentParts
+from desktop.agent.app.selftest import SelfTestMeans
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import NOTHING, Device, processor
 from desktop.agent.lending.keeper import Readings
-from desktop.agent.sandbox.base import Limits, Sandbox
+from desktop.agent.sandbox.base import Sandbox, SandboxLimits
 from desktop.agent.sandbox.process import ProcessSandbox
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec
 from protocol.node import Assign, NodeProfile
@@ -35,7 +35,7 @@ async def _nothing(*_: object) -> Any:
     raise AssertionError("this test asks for no self-test")
 
 
-NO_MEANS = Means(lambda: processor(""), _nothing, _nothing)
+NO_MEANS = SelfTestMeans(lambda: processor(""), _nothing, _nothing)
 
 
 @dataclass
@@ -81,13 +81,17 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
             coordinator=coordinator.url, name=name, sandbox="process", threads=1, loopback=True, bond=bond
         )
         settings = settings.completed(key.address)
-        chosen = sandbox or ProcessSandbox(Limits(1024, 1), worker_arguments, command=(sys.executable, str(SCRIPT)))
+        chosen = sandbox or ProcessSandbox(
+            SandboxLimits(1024, 1), worker_arguments, command=(sys.executable, str(SCRIPT))
+        )
         profile = NodeProfile(name, "test", "cpu", 1024, 1e9, "scripted", chosen.kind)
         home.jobs.mkdir()
         home.remember(settings)
         stop = asyncio.Event()
-        desk = Desk(home, "test", Handles(lambda on: None if on else stop.set(), stop.set, lambda _: NO_MEANS))
-        agent = Agent(Parts(home, settings, key, profile, chosen, clock or SystemClock(), device, readings), desk.books)
+        desk = OwnerApi(home, "test", Handles(lambda on: None if on else stop.set(), stop.set, lambda _: NO_MEANS))
+        agent = Agent(
+            AgentParts(home, settings, key, profile, chosen, clock or SystemClock(), device, readings), desk.books
+        )
         desk.agent = agent
 
         async def serve() -> None:

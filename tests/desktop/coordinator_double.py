@@ -25,9 +25,9 @@ from protocol.node import (
     Goodbye,
     Heartbeat,
     Hello,
-    IceServer,
     IceServers,
     NodeMessage,
+    OfferedIceServer,
     Refused,
     Report,
     Signal,
@@ -53,8 +53,8 @@ class Double:
     beats: list[tuple[str, Heartbeat]] = field(default_factory=list)
     goodbyes: list[str] = field(default_factory=list)
     networks: list[tuple[str, NetworkReport]] = field(default_factory=list)
-    ice_servers: tuple[IceServer, ...] = ()
-    relays: tuple[IceServer, ...] = ()
+    ice_servers: tuple[OfferedIceServer, ...] = ()
+    relays: tuple[OfferedIceServer, ...] = ()
     questions: list[str] = field(default_factory=list)
     artifacts: dict[str, bytes] = field(default_factory=dict)
     uploads: list[str] = field(default_factory=list)

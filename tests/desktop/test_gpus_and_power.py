@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from desktop.agent.app import settings, status
-from desktop.agent.app.selftest import Means, Speed, Steps
+from desktop.agent.app.selftest import SelfTestMeans, Speed, Steps
 from desktop.agent.app.startup import chosen
 from desktop.agent.base import gpu
 from desktop.agent.base.config import Home, Settings
@@ -19,7 +19,7 @@ from desktop.agent.base.gpu import detect
 from desktop.agent.cli import cli
 from desktop.agent.hardware import power
 from desktop.agent.hardware.power import LEAST_SHARE, PowerCap, next_share
-from desktop.agent.sandbox.base import Limits
+from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.process import ProcessSandbox
 from desktop.agent.sandbox.restrictions import container_options
 from desktop.agent.sensors.nvml import NvmlGpu
@@ -79,7 +79,7 @@ async def test_a_chosen_card_that_is_gone_is_named_and_no_other_is_lent_in_its_p
     async def unmeasured(_: Any) -> Speed:
         return Speed(0.0)
 
-    steps = Steps(Home.at(tmp_path), Settings(gpu=SECOND), Means(lambda: chosen(SECOND), unmeasured, None))  # type: ignore[arg-type]
+    steps = Steps(Home.at(tmp_path), Settings(gpu=SECOND), SelfTestMeans(lambda: chosen(SECOND), unmeasured, None))  # type: ignore[arg-type]
     async for found in steps.results(0.0):
         first = found.checks[0]
     assert (first.name, first.state, first.code) == ("gpu", "warning", "gone")
@@ -103,11 +103,11 @@ def test_the_owners_other_card_neither_stops_lending_nor_counts_as_used(cards: D
 
 
 async def test_a_job_sees_the_lent_card_alone(cards: Driver, tmp_path: Path) -> None:
-    [request] = container_options(Limits(1024, 1), None, {}, SECOND)["device_requests"]
+    [request] = container_options(SandboxLimits(1024, 1), None, {}, SECOND)["device_requests"]
     assert (request["DeviceIDs"], request["Capabilities"]) == ([SECOND], [["gpu"]])
     script = tmp_path / "see.py"
     script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
-    sandbox = ProcessSandbox(Limits(1024, 1), command=("/usr/bin/env", "python3"), gpu=SECOND)
+    sandbox = ProcessSandbox(SandboxLimits(1024, 1), command=("/usr/bin/env", "python3"), gpu=SECOND)
     assert (await sandbox.measure((str(script),), 20)).strip() == SECOND.encode()
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from common.untrusted_text import untrusted
 from desktop.agent.earnings import pay_sentences
-from desktop.agent.earnings.earnings import Earnings, Reason, Why, standing_of
-from desktop.gui.model import PayReason
+from desktop.agent.earnings.earnings import EarningsFile, PayReason, Why, standing_of
+from desktop.gui.model import PayReason as ShownReason
 from desktop.gui.paywords import PayWords
-from protocol.node import Due, Earned, SeatState, ShareState, Tally, Unpaid
+from protocol.node import Due, JobEarned, SeatState, ShareState, Tally, Unpaid
 from protocol.rest.api import JobStateName
 
 JOB = "ab" * 16
@@ -24,13 +24,13 @@ SHARES = [state for part in get_args(ShareState) for state in (get_args(part) or
 REASONS = sorted({word for part in get_args(Why) for word in (get_args(part) or (part,))} - {""})
 
 
-def told(state: JobStateName, seat: SeatState, *tallies: Tally) -> Earned:
+def told(state: JobStateName, seat: SeatState, *tallies: Tally) -> JobEarned:
     paid = sum(tally.amount for tally in tallies if tally.state == "paid")
     verified = paid + sum(t.amount for t in tallies if t.state in ("saving", "paying", "promised", "stuck"))
-    return Earned(JOB, verified, paid, "", state, seat, tallies)
+    return JobEarned(JOB, verified, paid, "", state, seat, tallies)
 
 
-def row(account: Earned | None, working: bool = False, trouble: str = "", heard: bool = True):
+def row(account: JobEarned | None, working: bool = False, trouble: str = "", heard: bool = True):
     sums = (0, 0) if account is None else (account.verified, account.paid)
     return standing_of(*sums, account, working, untrusted(trouble), heard)
 
@@ -52,7 +52,7 @@ def test_a_share_says_why_it_is_not_paid(share: ShareState, state: JobStateName)
     if share == "paid":
         assert (standing, reasons) == ("paid", ())
         return
-    assert reasons == (Reason(share, 2, 5),)
+    assert reasons == (PayReason(share, 2, 5),)
     if share in get_args(Unpaid):
         assert standing == "not paid"
     if share in get_args(Due):
@@ -79,18 +79,18 @@ def test_no_row_waits_for_nothing_and_none_is_silent(
 
 
 def test_what_nobody_has_told_and_a_coordinator_that_is_away_are_said() -> None:
-    assert row(None) == ("pending", (Reason("nothing told"),))
+    assert row(None) == ("pending", (PayReason("nothing told"),))
     standing, reasons = row(told("running", "left", Tally("unaudited", 1)), heard=False)
     assert (standing, [reason.why for reason in reasons]) == ("pending", ["unaudited", "unheard"])
     assert row(told("running", "held"), working=True) == ("working", ())
     standing, reasons = row(None, trouble="out of memory")
-    assert (standing, reasons) == ("not paid", (Reason("failed", detail=untrusted("out of memory")),))
+    assert (standing, reasons) == ("not paid", (PayReason("failed", detail=untrusted("out of memory")),))
 
 
 @pytest.mark.parametrize("why", REASONS)
 def test_agent_and_window_have_words_for_every_reason(why: Why, qapp_if_any: None) -> None:
-    assert pay_sentences.said(Reason(why, detail=untrusted("x")))
-    said = PayWords().said(PayReason(why, 2, 5, "x"))
+    assert pay_sentences.said(PayReason(why, detail=untrusted("x")))
+    said = PayWords().said(ShownReason(why, 2, 5, "x"))
     assert said
     assert "does not know yet" not in said
 
@@ -101,19 +101,19 @@ def qapp_if_any() -> None:
 
 
 def test_the_book_keeps_what_was_told_and_asks_for_what_is_open(tmp_path: Path) -> None:
-    book = Earnings(tmp_path / "earnings.db")
+    book = EarningsFile(tmp_path / "earnings.db")
     names = {name: name * 16 for name in ("aa", "bb", "cc", "dd")}
     for number, job in enumerate(names.values()):
         book.record_work("http://c", f"lease{number}", job, "a job", float(number), 60.0, "")
-    book.record("http://c", Earned(names["aa"], 0, 0, "", "cancelled", "stopped"), 5.0)
-    book.record("http://c", Earned(names["bb"], 7, 0, "", "cancelled", "stopped", (Tally("paying", 1, 7),)), 5.0)
-    book.record("http://c", Earned(names["cc"], 0, 0, "", "running", "left"), 5.0)
+    book.record("http://c", JobEarned(names["aa"], 0, 0, "", "cancelled", "stopped"), 5.0)
+    book.record("http://c", JobEarned(names["bb"], 7, 0, "", "cancelled", "stopped", (Tally("paying", 1, 7),)), 5.0)
+    book.record("http://c", JobEarned(names["cc"], 0, 0, "", "running", "left"), 5.0)
     assert book.unsettled("http://c") == (names["dd"], names["cc"], names["bb"])
     assert book.unsettled("http://other") == ()
     rows = {job.job: job for job in book.summary(10.0, heard="http://c").jobs}
-    assert (rows[names["aa"]].standing, rows[names["aa"]].reasons) == ("not paid", (Reason("no round: cancelled"),))
-    assert (rows[names["bb"]].standing, rows[names["bb"]].reasons) == ("pending", (Reason("paying", 1, 7),))
-    assert rows[names["dd"]].reasons == (Reason("nothing told"),)
-    book.record("http://c", Earned(names["bb"], 7, 7, "5ig", "cancelled", "stopped", (Tally("paid", 1, 7),)), 6.0)
+    assert (rows[names["aa"]].standing, rows[names["aa"]].reasons) == ("not paid", (PayReason("no round: cancelled"),))
+    assert (rows[names["bb"]].standing, rows[names["bb"]].reasons) == ("pending", (PayReason("paying", 1, 7),))
+    assert rows[names["dd"]].reasons == (PayReason("nothing told"),)
+    book.record("http://c", JobEarned(names["bb"], 7, 7, "5ig", "cancelled", "stopped", (Tally("paid", 1, 7),)), 6.0)
     assert book.unsettled("http://c") == (names["dd"], names["cc"])
     book.close()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from coordinator.client import Client
-from cottage.demo.network import Network, Provider
+from cottage.demo.network import DemoNetwork, Provider
 from cottage.demo.options import parse
-from cottage.demo.run import Run
+from cottage.demo.run import DemoRun
 from cottage.demo.screen import LineScreen
-from ledger.addresses import Place
+from ledger.addresses import StepPlace
 from ledger.client import Ledger
 from ledger.money import Amount
 from ledger.program.layout import Ruling
@@ -30,7 +30,7 @@ POLL_S = 0.5
 COMMAND_LIMIT_S = 300
 
 
-class UndrawnNetwork(Network):
+class UndrawnNetwork(DemoNetwork):
     """A network of nodes alone, whose coordinator audits nothing unless it is asked to, and whose nodes take their time."""
 
     def _coordinator_arguments(self, folder: Path, ready: Path, port: int) -> Sequence[str]:
@@ -45,7 +45,7 @@ class UndrawnNetwork(Network):
 async def test_a_stranger_challenges_a_lie_that_nobody_drew_and_is_paid_from_the_slash(tmp_path: Path) -> None:
     stranger, key = NodeKey.generate(), tmp_path / "wallet"
     key.write_text(stranger.seed.hex())
-    async with Run(parse([*WORDS, "--dir", str(tmp_path / "demo")]), LineScreen()) as run:
+    async with DemoRun(parse([*WORDS, "--dir", str(tmp_path / "demo")]), LineScreen()) as run:
         run.network = UndrawnNetwork(run.options, run.household)
         ledger = await run._start()
         assert run.liar is not None
@@ -64,7 +64,7 @@ async def test_a_stranger_challenges_a_lie_that_nobody_drew_and_is_paid_from_the
         assert "and so is the rent" in await challenge(run, place, "--key", str(key), "--collect")
 
 
-async def committed(run: Run, client: Client, job: str) -> Place:
+async def committed(run: DemoRun, client: Client, job: str) -> StepPlace:
     """The first step of the liar's first round that counts, once the ledger holds what it committed to."""
     while True:
         run.household.check()
@@ -72,11 +72,11 @@ async def committed(run: Run, client: Client, job: str) -> Place:
         for first in mine[:1]:
             (evidence,) = await client.evidence(job, first.round)
             if any(memo.what == "commitments" and memo.state == "confirmed" for memo in evidence.memos):
-                return Place(job, evidence.epoch, first.round, first.stage, first.replica, 0)
+                return StepPlace(job, evidence.epoch, first.round, first.stage, first.replica, 0)
         await asyncio.sleep(POLL_S)
 
 
-async def challenge(run: Run, place: Place, *words: str) -> str:
+async def challenge(run: DemoRun, place: StepPlace, *words: str) -> str:
     """Run ``cottage ledger challenge`` against a step; returns what it printed."""
     seat = {name: str(getattr(place, name)) for name in ("round", "stage", "replica", "step", "epoch")}
     process = await asyncio.create_subprocess_exec(
@@ -89,7 +89,7 @@ async def challenge(run: Run, place: Place, *words: str) -> str:
     return out.decode()
 
 
-async def assert_paid(ledger: Ledger, place: Place, liar: str, stranger: str, bond: Amount) -> None:
+async def assert_paid(ledger: Ledger, place: StepPlace, liar: str, stranger: str, bond: Amount) -> None:
     """The verdict and the slash are one transaction; the stranger has its bond and its part."""
     dispute = await ledger.dispute(stranger, place.bytes)
     assert dispute is not None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cottage.demo.options import parse
-from cottage.demo.run import Run
+from cottage.demo.run import DemoRun
 from cottage.demo.screen import LineScreen
 from ledger.client import Ledger, job_bytes
 from ledger.money import Amount
@@ -40,10 +40,10 @@ pytestmark = [
 
 
 @pytest.fixture
-async def network(tmp_path: Path) -> AsyncIterator[Run]:
+async def network(tmp_path: Path) -> AsyncIterator[DemoRun]:
     """Ledger, coordinator and two nodes; whoever wants to submit signs in."""
     words = ["--nodes", "2", "--stages", "1", "--sandbox", "process", "--dir", str(tmp_path / "network")]
-    async with Run(parse(words), LineScreen()) as run:
+    async with DemoRun(parse(words), LineScreen()) as run:
         run.network.open_to_all = False
         await run._start()
         yield run
@@ -67,7 +67,7 @@ def dataset(path: Path) -> Path:
     return path
 
 
-async def opened_for_business(chromium: Any, network: Run) -> None:  # noqa: F811
+async def opened_for_business(chromium: Any, network: DemoRun) -> None:  # noqa: F811
     """The first account is the operator's, with the code that only the coordinator's own folder has."""
     page = await chromium.new_page(base_url=network.network.web)
     await page.goto("/sign-up")
@@ -92,7 +92,7 @@ async def signed_in(page: Any, wallet: Wallet) -> None:
     await page.wait_for_url("**/submit")
 
 
-async def upload(page: Any, network: Run, path: Path) -> None:
+async def upload(page: Any, network: DemoRun, path: Path) -> None:
     """Over a home's line; the coordinator is killed in the middle and comes back."""
     line = await page.context.new_cdp_session(page)
     await line.send("Network.enable")
@@ -170,7 +170,7 @@ async def escrow(page: Any, ledger: Ledger, wallet: Wallet) -> None:
     await ledger.open_escrow(wallet.key.seed, job, values["For the coordinator"], Amount(amount), until)
 
 
-async def test_from_an_empty_browser_to_a_model(chromium: Any, network: Run, tmp_path: Path) -> None:  # noqa: F811
+async def test_from_an_empty_browser_to_a_model(chromium: Any, network: DemoRun, tmp_path: Path) -> None:  # noqa: F811
     PICTURES.mkdir(parents=True, exist_ok=True)
     wallet = Wallet("Purse", True)
     await opened_for_business(chromium, network)

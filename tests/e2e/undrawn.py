@@ -6,7 +6,7 @@ from coordinator.domain.audits import rate
 from cottage.cli import main
 
 
-def never(standing: rate.Standing, exposure: rate.Exposure | None, floor: int = rate.FLOOR) -> int:
+def never(standing: rate.NodeStanding, exposure: rate.Exposure | None, floor: int = rate.FLOOR) -> int:
     """In place of ``rate.rate``."""
     return 0
 

@@ -18,7 +18,7 @@ import pytest
 
 from coordinator.client import Client
 from cottage.demo.options import parse
-from cottage.demo.run import Run
+from cottage.demo.run import DemoRun
 from cottage.demo.screen import LineScreen
 from tests.desktop.screens import screen
 from tests.installer.test_program_of_a_provider import LACKING, flip, picture
@@ -86,13 +86,13 @@ def owner(tree: Tree, docker_engine: str) -> Iterator[Owner]:
 
 
 @pytest.fixture
-async def network(tmp_path: Path, docker_engine: str) -> AsyncIterator[Run]:
+async def network(tmp_path: Path, docker_engine: str) -> AsyncIterator[DemoRun]:
     """Ledger, coordinator and two nodes, which a job for three waits for."""
     folder = str(tmp_path / "network")
     options = parse(
         ["--nodes", "3", "--stages", "1", "--tokens", "60000", "--sandbox", "docker", "--no-reference", "--dir", folder]
     )
-    async with Run(options, LineScreen()) as run:
+    async with DemoRun(options, LineScreen()) as run:
         await run.network.start_ledger()
         await run.network.start_coordinator()
         for name in ("one", "two"):
@@ -101,7 +101,7 @@ async def network(tmp_path: Path, docker_engine: str) -> AsyncIterator[Run]:
 
 
 async def test_its_owner_flips_the_switch_and_is_paid_for_a_job_in_docker(
-    tree: Tree, owner: Owner, network: Run
+    tree: Tree, owner: Owner, network: DemoRun
 ) -> None:
     coordinator = network.network.web
     settings = ("--coordinator", coordinator, "--image", IMAGE, "--loopback", "--always", "--threads", "1")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from desktop.agent.updates.manifest import Manifest
+from desktop.agent.updates.manifest import UpdateManifest
 from desktop.agent.updates.release import FILE, Release
 from installer.desktop import build
 from installer.desktop.sign import described, manifest_of
@@ -47,7 +47,7 @@ def broken(folder: Path, payload: Path, version: str) -> Path:
     return build.windows(folder, folder.parent, version, small=False)
 
 
-def publish(server: Server, package: Path, number: int) -> Manifest:
+def publish(server: Server, package: Path, number: int) -> UpdateManifest:
     version, found = described(package)
     manifest = manifest_of(number, version, "0.1.0", 2_000_000_000, [found])
     server.publish(manifest)

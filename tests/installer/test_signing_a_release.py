@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import TransportError
 from desktop.agent.errors import UpdateError
-from desktop.agent.updates.folder import Folder
+from desktop.agent.updates.folder import InstallationFolder
 from desktop.agent.updates.manifest import MANIFEST, Seen, judge
 from desktop.agent.updates.release import Release, platform_name
 from installer.desktop import build
@@ -45,7 +45,7 @@ def test_what_is_built_and_signed_is_followed_and_unpacked(tmp_path: Path, packa
     described = judge(manifest, "0.1.0", platform_name(), Seen(), NOW)
     assert described is not None
     assert described.size == package.stat().st_size
-    folder: Folder = installed(tmp_path / "opt", "0.1.0", "")
+    folder: InstallationFolder = installed(tmp_path / "opt", "0.1.0", "")
     new = folder.unpack(package, "0.2.0", described.unpacked)
     assert sorted(str(path.relative_to(new)) for path in new.rglob("*") if not path.is_dir()) == [
         "_internal/data", "agent.sh", "cottage-agent", "library.so", "uninstall.sh",

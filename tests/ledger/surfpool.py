@@ -36,7 +36,7 @@ from solders.transaction import VersionedTransaction
 from spl.token.constants import TOKEN_PROGRAM_ID
 
 from ledger.local import nonces
-from ledger.local.chain import Chain, RefusedError
+from ledger.local.chain import LocalChain, TransactionRefusedError
 from ledger.local.genesis import Genesis, create_token, deploy, set_terms
 from ledger.money import DECIMALS
 from ledger.program.build import program_path
@@ -83,7 +83,7 @@ def serving() -> Iterator[Server]:
 
 
 class SurfpoolChain:
-    """As much of ``ledger.local.chain.Chain`` as a World uses, over JSON-RPC. Its clock stands still unless it is moved."""
+    """As much of ``ledger.local.chain.LocalChain`` as a World uses, over JSON-RPC. Its clock stands still unless it is moved."""
 
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=RPC_TIMEOUT_S)
@@ -106,8 +106,8 @@ class SurfpoolChain:
         if "error" in answer:
             told = answer["error"].get("data")
             if isinstance(told, dict):
-                raise RefusedError(told["err"], told["logs"])
-            raise RefusedError(f"{method}: {answer['error']['message']} {told}")
+                raise TransactionRefusedError(told["err"], told["logs"])
+            raise TransactionRefusedError(f"{method}: {answer['error']['message']} {told}")
         return answer["result"]
 
     @property
@@ -168,7 +168,7 @@ class SurfpoolChain:
         options = {"encoding": "base64", "sigVerify": True, **PROCESSED, **options}
         trial = self.call("simulateTransaction", sent, options)["value"]
         if trial["err"] is not None:
-            raise RefusedError(trial["err"], trial["logs"])
+            raise TransactionRefusedError(trial["err"], trial["logs"])
         return trial
 
     def logs(self, signature: str) -> list[str]:
@@ -217,7 +217,7 @@ def deployed(server: Server) -> Deployment:
     """Deploy the program through the cluster's own loader, once for many worlds."""
     chain = SurfpoolChain(server.url)
     genesis = Genesis(server.payer, key("first mint"), key("market program"), key("first treasury"))
-    as_chain = cast(Chain, chain)
+    as_chain = cast(LocalChain, chain)
     deploy(as_chain, genesis.root, genesis.program, SurfpoolWorld.code.read_bytes(), key("buffer"))
     create_token(as_chain, genesis)
     set_terms(as_chain, genesis)
@@ -239,7 +239,7 @@ class SurfpoolWorld(World):
 
     def __init__(self, deployment: Deployment) -> None:
         first, self._surfpool, self._seen = deployment.genesis, deployment.chain, set[tuple[bytes, ...]]()
-        self.chain, self.clock = cast(Chain, deployment.chain), SurfpoolClock(deployment.chain)
+        self.chain, self.clock = cast(LocalChain, deployment.chain), SurfpoolClock(deployment.chain)
         self.salt = f"world {next(_worlds)}: "
         self.genesis = Genesis(first.root, self.key("mint"), first.program, self.key("treasury"))
         market = self.genesis.market

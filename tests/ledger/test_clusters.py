@@ -21,11 +21,11 @@ from spl.token.constants import TOKEN_PROGRAM_ID
 from ledger import events
 from ledger.client import Ledger, LedgerConfig
 from ledger.connection import Connection
-from ledger.deploy import Deployer, Terms
+from ledger.deploy import Deployer, DeployTerms
 from ledger.errors import TransactionFailedError
 from ledger.money import Amount
 from ledger.program.codes import Consent, MarketError
-from ledger.program.interface import Market
+from ledger.program.interface import MarketAddresses
 from ledger.program.layout import Ruling
 from ledger.sender import Sender
 from ledger.states import Asked
@@ -132,20 +132,22 @@ async def test_the_whole_market_works_and_refuses_alike_on_every_implementation(
     people, connection = People(cluster), Connection(cluster.url)
     try:
         treasury = await people.settle_in(connection)
-        terms = Terms(people.mint.pubkey(), treasury, slash_bps=5000, cooldown=0, window=1, bond=50, verdict_time=3600)
+        terms = DeployTerms(
+            people.mint.pubkey(), treasury, slash_bps=5000, cooldown=0, window=1, bond=50, verdict_time=3600
+        )
         deployed = await Deployer(connection, cluster.payer, b"\x21" * 32).run(None, terms)
     finally:
         await connection.aclose()
     assert deployed.version == cluster.version
     config = LedgerConfig(cluster.url, deployed.program, str(people.mint.pubkey()))
     async with await Ledger.connect(config) as ledger:
-        market = Market(Pubkey.from_string(deployed.program), people.mint.pubkey())
+        market = MarketAddresses(Pubkey.from_string(deployed.program), people.mint.pubkey())
         await _escrow_story(ledger, market, people)
         await _dispute_story(ledger, market, people, treasury)
         await _ending_story(ledger, market, people, cluster)
 
 
-async def _escrow_story(ledger: Ledger, market: Market, people: People) -> None:
+async def _escrow_story(ledger: Ledger, market: MarketAddresses, people: People) -> None:
     who, judge, node, payee = (
         str(people.keys[name].pubkey()) for name in ("submitter", "coordinator", "node", "payee")
     )
@@ -184,7 +186,7 @@ async def _escrow_story(ledger: Ledger, market: Market, people: People) -> None:
 
 
 def _forbidden(
-    market: Market, people: People, escrow: Pubkey, proof: MerkleProof
+    market: MarketAddresses, people: People, escrow: Pubkey, proof: MerkleProof
 ) -> Sequence[tuple[str, Instruction, MarketError]]:
     """Who tries, what, and why not."""
     coordinator, submitter, stranger = people.coordinator, people.submitter, people.stranger
@@ -212,7 +214,7 @@ async def _refusals(ledger: Ledger, people: People, forbidden: Sequence[tuple[st
         assert await _refused(ledger, people.keys[name], call) == error
 
 
-async def _dispute_story(ledger: Ledger, market: Market, people: People, treasury: Pubkey) -> None:
+async def _dispute_story(ledger: Ledger, market: MarketAddresses, people: People, treasury: Pubkey) -> None:
     judge, node, challenger = (str(people.keys[name].pubkey()) for name in ("coordinator", "node", "stranger"))
     await ledger.open_stake(people.seed("node"), Amount(1000), judge)
     await ledger.confirm(await ledger.prepare_dispute(people.seed("stranger"), node, AUDIT))
@@ -250,7 +252,7 @@ async def _dispute_story(ledger: Ledger, market: Market, people: People, treasur
     assert await ledger.balance(node) == RICH + 300 - 450
 
 
-async def _ending_story(ledger: Ledger, market: Market, people: People, cluster: Cluster) -> None:
+async def _ending_story(ledger: Ledger, market: MarketAddresses, people: People, cluster: Cluster) -> None:
     """What nobody decides or uses comes back once its time has passed, and everything that is empty can be closed."""
     who, judge, node, challenger = (
         str(people.keys[name].pubkey()) for name in ("submitter", "coordinator", "node", "stranger")

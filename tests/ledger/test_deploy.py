@@ -13,11 +13,11 @@ from solders.pubkey import Pubkey
 
 from ledger.client import Ledger, LedgerConfig
 from ledger.connection import Connection
-from ledger.deploy import Deployer, Terms, keep_secret, main, read_keypair
+from ledger.deploy import Deployer, DeployTerms, keep_secret, main, read_keypair
 from ledger.errors import AddressError, DeployError
 from ledger.program import loader
 from ledger.program.build import program_path
-from ledger.program.interface import LOADER, Market
+from ledger.program.interface import LOADER, MarketAddresses
 from tests.ledger.world import World, key
 
 SECRET = b"\x11" * 32
@@ -27,8 +27,8 @@ def _rich(world: World, name: str = "stranger") -> Keypair:
     return world.keys[getattr(world, name)]
 
 
-def _terms(world: World) -> Terms:
-    return Terms(world.market.mint, world.treasury, cooldown=60)
+def _terms(world: World) -> DeployTerms:
+    return DeployTerms(world.market.mint, world.treasury, cooldown=60)
 
 
 class Cut(Exception):
@@ -69,7 +69,7 @@ async def test_a_deployed_market_works_and_nobody_may_change_it(world: World, ur
     assert data.data[45:] == program_path(3).read_bytes()
     async with await Ledger.connect(LedgerConfig(url, str(program), str(world.market.mint))) as ledger:
         assert (await ledger.terms()).cooldown == 60
-    world.market = Market(program, world.market.mint)
+    world.market = MarketAddresses(program, world.market.mint)
     escrow = world.open_escrow(100)
     world.send(world.settle(escrow, (world.node, 7)))
     assert world.escrow(escrow).paid == 7

@@ -23,9 +23,16 @@ from solders.transaction import VersionedTransaction
 
 from ledger.client import Ledger, LedgerConfig, address_of, job_bytes
 from ledger.errors import LedgerUnavailableError
-from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_SECONDS, Chain, RefusedError, StoreFailedError, compile_message
+from ledger.local.chain import (
+    BLOCKHASH_SLOTS,
+    SLOT_SECONDS,
+    LocalChain,
+    StoreFailedError,
+    TransactionRefusedError,
+    compile_message,
+)
 from ledger.local.genesis import give, open_chain
-from ledger.local.store import Entry, Store
+from ledger.local.store import Entry, LocalStore
 from ledger.money import Amount, parse
 from tests.ledger.served import served
 from tests.ledger.world import HandClock, World, key, transaction
@@ -42,9 +49,9 @@ def test_a_transaction_is_processed_once_even_after_many_others(world: World) ->
     world.chain.submit(first, preflight=True)
     for number in range(2, 60):
         world.chain.submit(transaction(world, [_gift(world, number)], key("stranger")), preflight=True)
-    with pytest.raises(RefusedError, match="AlreadyProcessed"):
+    with pytest.raises(TransactionRefusedError, match="AlreadyProcessed"):
         world.chain.submit(first, preflight=True)
-    with pytest.raises(RefusedError, match="AlreadyProcessed"):
+    with pytest.raises(TransactionRefusedError, match="AlreadyProcessed"):
         world.chain.submit(first, preflight=False)
 
 
@@ -61,7 +68,7 @@ def test_a_transaction_expires_with_its_blockhash(world: World) -> None:
         world.chain.tick()
     world.chain.submit(last, preflight=True)
     world.clock.advance(SLOT_SECONDS)
-    with pytest.raises(RefusedError, match="BlockhashNotFound"):
+    with pytest.raises(TransactionRefusedError, match="BlockhashNotFound"):
         world.chain.submit(late, preflight=True)
 
 
@@ -75,7 +82,7 @@ def test_a_transaction_through_a_lookup_table_is_refused(world: World) -> None:
     message = MessageV0.try_compile(world.stranger, [_gift(world, 1)], [table], world.chain.blockhash())
     assert message.address_table_lookups
     for preflight in (True, False):
-        with pytest.raises(RefusedError, match="AddressLookupTableNotFound"):
+        with pytest.raises(TransactionRefusedError, match="AddressLookupTableNotFound"):
             world.chain.submit(VersionedTransaction(message, [key("stranger")]), preflight=preflight)
 
 
@@ -105,18 +112,18 @@ def test_a_failed_transaction_is_recorded_with_its_fee_where_preflight_was_skipp
 
 def test_a_transaction_refused_before_its_fee_leaves_no_trace(world: World) -> None:
     count = world.chain.store.count()
-    with pytest.raises(RefusedError):
+    with pytest.raises(TransactionRefusedError):
         world.chain.submit(transaction(world, [_gift(world, 10**18)], key("stranger")), preflight=True)
     nobody = key("penniless")
     gift = transfer(TransferParams(from_pubkey=nobody.pubkey(), to_pubkey=world.node, lamports=1))
-    with pytest.raises(RefusedError, match="AccountNotFound"):
+    with pytest.raises(TransactionRefusedError, match="AccountNotFound"):
         world.chain.submit(transaction(world, [gift], nobody), preflight=False)
     assert world.chain.store.count() == count
 
 
 def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     clock, path = HandClock(), tmp_path / "ledger.db"
-    store = Store(path)
+    store = LocalStore(path)
     chain, genesis = open_chain(store, clock)
     owner = key("owner").pubkey()
     give(chain, genesis, owner, 77, 10**9)
@@ -128,7 +135,7 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     blockhash = chain.blockhash()
     store.close()
 
-    store = Store(path)
+    store = LocalStore(path)
     again, reopened = open_chain(store, clock)
     assert reopened.market == genesis.market
     assert store.count() == count + 3  # nothing was created a second time
@@ -136,20 +143,20 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     assert wallet is not None
     assert int.from_bytes(wallet.data[64:72], "little") == 77
     assert again.account(closed.pubkey()) is None  # what was emptied does not come back
-    with pytest.raises(RefusedError, match="AlreadyProcessed"):
+    with pytest.raises(TransactionRefusedError, match="AlreadyProcessed"):
         again.submit(sent, preflight=True)
     assert again.is_valid_blockhash(blockhash)  # a transaction prepared before may be sent after
     store.close()
 
 
-def _move(chain: Chain, source: Keypair, target: Pubkey, lamports: int) -> VersionedTransaction:
+def _move(chain: LocalChain, source: Keypair, target: Pubkey, lamports: int) -> VersionedTransaction:
     move = transfer(TransferParams(from_pubkey=source.pubkey(), to_pubkey=target, lamports=lamports))
     return VersionedTransaction(compile_message(chain, source.pubkey(), [move]), [source])
 
 
 def test_an_interrupted_first_start_is_completed_by_the_next(tmp_path: Path) -> None:
     """Whatever step the first start was cut after, the second one ends it."""
-    reference = Store(":memory:")
+    reference = LocalStore(":memory:")
     open_chain(reference, HandClock())
     count = reference.count()
     for steps in (0, 1, 2, count - 2, count - 1):
@@ -157,13 +164,13 @@ def test_an_interrupted_first_start_is_completed_by_the_next(tmp_path: Path) -> 
         with pytest.raises(StoreFailedError):
             open_chain(cut, HandClock())
         cut.close()
-        store = Store(tmp_path / f"{steps}.db")
+        store = LocalStore(tmp_path / f"{steps}.db")
         chain, genesis = open_chain(store, HandClock())
         assert chain.account(genesis.market.terms()) is not None
         store.close()
 
 
-class _Cut(Store):
+class _Cut(LocalStore):
     """A store whose disk fails after some transactions."""
 
     def __init__(self, path: Path, steps: int) -> None:
@@ -179,7 +186,7 @@ class _Cut(Store):
 
 def test_a_full_disk_stops_the_ledger_before_it_promises_anything(tmp_path: Path) -> None:
     clock, path = HandClock(), tmp_path / "ledger.db"
-    store = Store(path)
+    store = LocalStore(path)
     chain, genesis = open_chain(store, clock)
     pages = store._db.execute("pragma page_count").fetchone()[0]
     store._db.execute(f"pragma max_page_count = {pages}")
@@ -191,7 +198,7 @@ def test_a_full_disk_stops_the_ledger_before_it_promises_anything(tmp_path: Path
     with pytest.raises(StoreFailedError, match="restart"):
         give(chain, genesis, owner, 1, 0)
     store.close()
-    store = Store(path)
+    store = LocalStore(path)
     chain, _ = open_chain(store, clock)
     wallet = chain.account(genesis.market.wallet(owner))
     assert wallet is None or int.from_bytes(wallet.data[64:72], "little") == given

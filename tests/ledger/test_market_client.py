@@ -14,9 +14,9 @@ from ledger.client import Consent, Ledger, address_of, job_bytes
 from ledger.errors import (
     AmountError,
     InsufficientFundsError,
+    LedgerStateError,
     NoDisputeError,
     NoStakeError,
-    StateError,
     TransactionFailedError,
 )
 from ledger.local.chain import SLOT_SECONDS
@@ -52,7 +52,7 @@ async def _open(ledger: Ledger, world: World, **terms: object) -> None:
 
 async def test_a_closed_list_pays_those_on_it_and_nobody_else(rich: Ledger, world: World) -> None:
     await _open(rich, world, consent=Consent(0), payees=PAYEES[:5])
-    with pytest.raises(StateError, match="enrol it, or let the submitter admit it"):
+    with pytest.raises(LedgerStateError, match="enrol it, or let the submitter admit it"):
         await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[2]: Amount(5)})
     await rich.confirm(await rich.prepare_enrolment(STRANGER, WHO, JOB, PAYEES[2], PAYEES[:5]))
     for prepared in await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[2]: Amount(5)}):
@@ -72,9 +72,9 @@ async def test_a_closed_list_pays_those_on_it_and_nobody_else(rich: Ledger, worl
 @pytest.mark.parametrize("listed", [PAYEES[:4], PAYEES[:6], PAYEES[4::-1], []])
 async def test_a_list_that_is_not_the_escrows_proves_nothing(rich: Ledger, world: World, listed: list[str]) -> None:
     await _open(rich, world, payees=PAYEES[:5])
-    with pytest.raises(StateError, match="are not the 5 whom"):
+    with pytest.raises(LedgerStateError, match="are not the 5 whom"):
         await rich.prepare_enrolment(STRANGER, WHO, JOB, PAYEES[2], listed)
-    with pytest.raises(StateError, match="is not among the 5 payees"):
+    with pytest.raises(LedgerStateError, match="is not among the 5 payees"):
         await rich.prepare_enrolment(STRANGER, WHO, JOB, PAYEES[7], PAYEES[:5])
 
 
@@ -129,7 +129,7 @@ async def test_a_provider_claims_without_the_coordinator(rich: Ledger, world: Wo
     await rich.confirm(await rich.prepare_claim(NODES[0], WHO, JOB, PAYEES[0], Amount(100), proof))
     await rich.confirm(await rich.prepare_claim(STRANGER, WHO, JOB, PAYEES[5], Amount(105), earnings.proofs[PAYEES[5]]))
     assert await rich.balance(PAYEES[5]) == 105
-    with pytest.raises(StateError, match="enrol it first"):
+    with pytest.raises(LedgerStateError, match="enrol it first"):
         await rich.prepare_claim(STRANGER, WHO, JOB, PAYEES[6], Amount(106), earnings.proofs[PAYEES[6]])
     lie = await rich.prepare_claim(STRANGER, WHO, JOB, PAYEES[1], Amount(101), MerkleProof(0, 7, proof.path))
     with pytest.raises(TransactionFailedError) as refusal:
@@ -192,7 +192,7 @@ async def test_nobody_pays_for_an_account_that_a_submitter_has_closed(rich: Ledg
     await _open(rich, world)
     await _close_wallet(rich, world, SUBMITTER)
     before = await rich.lamports(JUDGE)
-    with pytest.raises(StateError, match=f"{WHO} has no token account to take its money"):
+    with pytest.raises(LedgerStateError, match=f"{WHO} has no token account to take its money"):
         await rich.prepare_refund(COORDINATOR, WHO, JOB)
     await rich.confirm(await rich.prepare_refund(COORDINATOR, WHO, JOB, SUBMITTER))
     assert await rich.lamports(JUDGE) == before - 2 * FEE_LAMPORTS, "the signatures; the account its owner paid"

@@ -14,7 +14,7 @@ from solders.transaction import VersionedTransaction
 
 from ledger.client import Ledger, job_bytes
 from ledger.errors import InsufficientFundsError, LedgerUnavailableError, TransactionExpiredError
-from ledger.local.chain import BLOCKHASH_SLOTS, MAX_SLOTS_AHEAD, SLOT_SECONDS, RefusedError
+from ledger.local.chain import BLOCKHASH_SLOTS, MAX_SLOTS_AHEAD, SLOT_SECONDS, TransactionRefusedError
 from ledger.local.genesis import open_chain
 from ledger.money import Amount
 from ledger.nonces import advance, create_nonces, nonce_address, read_nonce
@@ -251,7 +251,7 @@ def forged(world: World, signer: Keypair, owner: Pubkey) -> VersionedTransaction
 
 async def test_a_nonce_without_its_advance_is_no_blockhash(world: World, payouts: Payouts) -> None:
     world.clock.advance(2 * BLOCKHASH_SLOTS * SLOT_SECONDS)
-    with pytest.raises(RefusedError, match="BlockhashNotFound"):
+    with pytest.raises(TransactionRefusedError, match="BlockhashNotFound"):
         world.chain.submit(forged(world, key("stranger"), COORDINATOR.pubkey()), preflight=False)
     world.chain.submit(forged(world, COORDINATOR, COORDINATOR.pubkey()), preflight=False)
 

@@ -24,10 +24,10 @@ from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
 
 from ledger.failures import culprit
-from ledger.local.chain import RefusedError, compile_message
+from ledger.local.chain import TransactionRefusedError, compile_message
 from ledger.local.genesis import deploy, give, open_chain
 from ledger.local.rpc import MAX_TRANSACTION_BYTES
-from ledger.local.store import Store
+from ledger.local.store import LocalStore
 from ledger.program.build import program_path
 from ledger.program.interface import MarketError
 from ledger.program.layout import (
@@ -79,7 +79,7 @@ class World:
 
     def __init__(self) -> None:
         self.clock = HandClock()
-        self.chain, self.genesis = open_chain(Store(":memory:"), self.clock, self.entropy)
+        self.chain, self.genesis = open_chain(LocalStore(":memory:"), self.clock, self.entropy)
         self.clock.advance(1.1)  # The first start ran a slot ahead of the clock; from here on slots follow it.
         self._meet()
 
@@ -166,7 +166,7 @@ class World:
         """
         try:
             self.send(*instructions)
-        except RefusedError as refused:
+        except TransactionRefusedError as refused:
             return _reason(refused, program or self.market.program)
         return None
 
@@ -327,7 +327,7 @@ def with_data(instruction: Instruction, data: bytes) -> Instruction:
     return Instruction(instruction.program_id, data, list(instruction.accounts))
 
 
-def _reason(refused: RefusedError, market: Pubkey) -> MarketError | str:
+def _reason(refused: TransactionRefusedError, market: Pubkey) -> MarketError | str:
     error: Any = refused.error
     if not isinstance(error, dict) or "InstructionError" not in error:
         return str(error)

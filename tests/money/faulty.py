@@ -21,7 +21,7 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.transaction import VersionedTransaction
 
 from ledger.local import nonces, tables
-from ledger.local.chain import SLOT_SECONDS, Chain, RefusedError
+from ledger.local.chain import SLOT_SECONDS, LocalChain, TransactionRefusedError
 from ledger.local.encoding import account_json
 from ledger.local.genesis import open_chain
 from ledger.local.rpc import Rpc, RpcError
@@ -41,7 +41,7 @@ class Undoable:
     before: dict[Pubkey, Account | None]
 
 
-class ForkingChain(Chain):
+class ForkingChain(LocalChain):
     """The embedded ledger, whose newest blocks may turn out to be on a fork that is left."""
 
     recent: deque[Undoable]
@@ -90,7 +90,7 @@ class ForkingChain(Chain):
         try:
             written += tables.load(message, self.account).writable  # type: ignore[arg-type]
         except tables.TableError as refusal:
-            raise RefusedError(str(refusal)) from refusal
+            raise TransactionRefusedError(str(refusal)) from refusal
         before = {key: self.account(key) for key in written}
         super()._execute(signature, transaction, nonce)
         self.recent.append(Undoable(signature, self.slot, bytes(transaction), before))
@@ -187,7 +187,7 @@ class FaultyRpc(Rpc):
         for wire in due:
             try:
                 self._forking.submit(VersionedTransaction.from_bytes(wire), preflight=False)
-            except RefusedError:
+            except TransactionRefusedError:
                 self.seen["held in vain"] += 1
 
     def _final(self, params: list[Any]) -> bool:

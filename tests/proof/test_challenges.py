@@ -9,7 +9,7 @@ from coordinator.proof import challenge
 from coordinator.proof.checks import failed, findings
 from coordinator.proof.gather import gather
 from coordinator.store.records import CommitRecord, RoundRecord
-from ledger.addresses import Place, address_of
+from ledger.addresses import StepPlace, address_of
 from ledger.local.genesis import BOND, VERDICT_S
 from ledger.money import Amount
 from ledger.program.layout import Ruling
@@ -33,7 +33,9 @@ def key(tmp_path: Path) -> Path:
     return path
 
 
-async def ask(place: Town, job: str, commit: CommitRecord, *words: str, step: int | None = 0) -> challenge.Result:
+async def ask(
+    place: Town, job: str, commit: CommitRecord, *words: str, step: int | None = 0
+) -> challenge.ChallengeResult:
     """Run the command, as its words would."""
     seat = ["--round", str(commit.round), "--stage", str(commit.stage), "--replica", str(commit.replica)]
     seat += ["--epoch", str(commit.epoch)]
@@ -61,7 +63,7 @@ async def committed(place: Town, job: str, number: int) -> CommitRecord:
 
 async def decided(place: Town, job: str, commit: CommitRecord, step: int = 0) -> DisputeState:
     """The bond once the coordinator has decided, and everything is on the ledger."""
-    about = Place(job, commit.epoch, commit.round, commit.stage, commit.replica, step)
+    about = StepPlace(job, commit.epoch, commit.round, commit.stage, commit.replica, step)
     for _ in range(1_000):
         await place.turn()
         await place.parts.bonds.poll()
@@ -107,7 +109,7 @@ async def test_a_lie_that_nobody_drew_is_slashed_with_the_verdict_and_pays_the_s
         audits = [audit for audit in await audits_of(place, job) if audit.accuser == WHO]
         assert [(a.node, a.state, a.blame, a.twice) for a in audits] == [(commit.node, "failed", "wrong", True)]
         slashes = [e for e in await place.ledger.stake_history(commit.node) if e.kind == "stake_slashed"]
-        about = Place(job, commit.epoch, commit.round, commit.stage, commit.replica, 0)
+        about = StepPlace(job, commit.epoch, commit.round, commit.stage, commit.replica, 0)
         verdicts = [e for e in await place.ledger.dispute_history(WHO, about.bytes) if e.kind == "dispute_decided"]
         assert [e.signature for e in slashes] == [e.signature for e in verdicts], "one transaction"
         assert await place.ledger.balance(WHO) == BOND + slashes[0].fields["part"] > BOND
@@ -117,9 +119,9 @@ async def test_a_lie_that_nobody_drew_is_slashed_with_the_verdict_and_pays_the_s
         assert case.published is not None
         twice = [one for one in case.published.rounds if one.round == commit.round]
         assert len(twice) == 2, "the job went back before the lie"
-        with pytest.raises(challenge.NotFoundError, match="name one with --epoch"):
+        with pytest.raises(challenge.ProofNotFoundError, match="name one with --epoch"):
             challenge._round(twice, None)
-        with pytest.raises(challenge.NotFoundError, match="not completed in epoch 77"):
+        with pytest.raises(challenge.ProofNotFoundError, match="not completed in epoch 77"):
             challenge._round(twice, 77)
         assert challenge._round(twice, commit.epoch).epoch == commit.epoch
         assert failed(list(findings(case))) == [], "an audit that somebody asked for is no drawn one"
@@ -158,7 +160,7 @@ async def test_a_step_that_was_opened_before_needs_no_prover(tmp_path: Path, key
             if looked:
                 break
         old = looked[0]
-        about = Place(job, old.epoch, old.round, old.stage, old.replica, old.step)
+        about = StepPlace(job, old.epoch, old.round, old.stage, old.replica, old.step)
         await place.ledger.confirm(await place.ledger.prepare_dispute(DOUBTER, old.node, about.bytes))
         await place.parts.bonds.poll()
         asked = next(audit for audit in await audits_of(place, job) if audit.accuser == WHO)
@@ -179,9 +181,9 @@ async def test_a_bond_about_nothing_is_left_to_expire_and_comes_back(tmp_path: P
         await place.ledger.faucet(WHO, Amount(BOND))
         job = await place.submit()
         commit = await committed(place, job, LIAR)
-        with pytest.raises(challenge.NotFoundError, match="there is no step 77"):
+        with pytest.raises(challenge.ProofNotFoundError, match="there is no step 77"):
             await ask(place, job, commit, "--unseen", step=77)
-        about = Place(job, commit.epoch, commit.round, commit.stage, commit.replica, 77)
+        about = StepPlace(job, commit.epoch, commit.round, commit.stage, commit.replica, 77)
         await place.ledger.confirm(await place.ledger.prepare_dispute(DOUBTER, commit.node, about.bytes))
         for _ in range(20):
             await place.turn()
@@ -208,7 +210,7 @@ async def test_a_job_that_is_over_is_audited_no_more(tmp_path: Path, key: Path) 
 def test_a_place_is_read_back_from_its_bytes() -> None:
     from ledger.addresses import audit_bytes, audit_of, place_of
 
-    place = Place("0a" * 16, 3, 2**31 - 1, 255, 1023, 2**31 - 1)
+    place = StepPlace("0a" * 16, 3, 2**31 - 1, 255, 1023, 2**31 - 1)
     assert place_of(place.bytes) == place
     assert audit_of(place.bytes) is None
     assert place_of(audit_bytes("c1" * 16)) is None

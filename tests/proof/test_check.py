@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from coordinator.proof.case import Case, Finding
+from coordinator.proof.case import Case, ProofFinding
 from coordinator.proof.checks import across, failed, findings
 from coordinator.proof.cli import main
 from coordinator.proof.gather import gather
@@ -46,7 +46,7 @@ async def case(place: Town, job: str) -> Case:
     return await gather(job, place.rpc, None, None, place.url)
 
 
-def first_failure(case: Case) -> Finding | None:
+def first_failure(case: Case) -> ProofFinding | None:
     return next((finding for finding in findings(case) if finding.verdict == "fail"), None)
 
 

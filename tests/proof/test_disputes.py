@@ -19,7 +19,7 @@ from ledger.addresses import audit_bytes, audit_of
 from ledger.money import Amount
 from ledger.program.layout import Ruling
 from protocol.disputes import DisputeEvidence, DisputeView, digest_of
-from protocol.task import Challenge
+from protocol.task import StepChallenge
 from tests.proof.town import MAX_TURNS, OVER, Town, town
 from tests.sim.world import SimNode
 
@@ -38,7 +38,7 @@ async def disputed(place: Town, asks: SimNode | None = None) -> tuple[str, Dispu
     for _ in range(MAX_TURNS):
         await place.turn()
         if asks is not None and asks.tasks and (await place.parts.jobs.get(job)).rounds_done:
-            asks.say(next(iter(asks.tasks)), [Challenge(0, 0, 0, 0)])
+            asks.say(next(iter(asks.tasks)), [StepChallenge(0, 0, 0, 0)])
             asks = None
         for one in await place.parts.books.disputes(job, 0, 10):
             if not one.over and one.audit not in bonded:

@@ -21,7 +21,7 @@ from tests.trainer.small import Committed, commit_round, job, pipeline, training
 from trainer.audit.environment import env_class
 from trainer.data.data import TokenFile
 from trainer.data.folder import load_config
-from trainer.files.inputs import Folder
+from trainer.files.inputs import InputFolder
 
 STEPS, STEP = 3, 1
 NODE = NodeKey(bytes([1]) * 32).address
@@ -30,7 +30,7 @@ NODE = NodeKey(bytes([1]) * 32).address
 def kept(done: Committed, folder: Path) -> AuditRecords:
     """The records of a step in a folder, as the command leaves them there."""
     spec = msgspec.structs.replace(job(), training=done.spec)
-    (folder / "config.json").write_text(json.dumps(load_config(Folder(folder), spec)))
+    (folder / "config.json").write_text(json.dumps(load_config(InputFolder(folder), spec)))
     (folder / OPENING).write_bytes(done.opening(STEP))
     files = {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()

@@ -27,7 +27,7 @@ from ledger.client import Ledger, LedgerConfig
 from ledger.local.genesis import open_chain
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
-from ledger.local.store import Store
+from ledger.local.store import LocalStore
 from ledger.money import Amount
 from protocol.codec import decode
 from protocol.node import NodeMessage
@@ -139,7 +139,7 @@ async def town(folder: Path, special: Mapping[int, Any] | None = None, audits: i
     """A ledger, a coordinator and five nodes. ``special``: number of a node -> what is odd about it, as ``SimNode`` has it."""
     clock = SimClock()
     clock.t = float(int(time.time()))
-    chain, genesis = open_chain(Store(":memory:"), clock.time)
+    chain, genesis = open_chain(LocalStore(":memory:"), clock.time)
     runner = web.AppRunner(build_app(Rpc(chain, genesis), lambda: None), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -250,9 +250,9 @@ def _update(data: bytes) -> bool:
 
 
 @cache
-def _manifests() -> tuple[manifest.Manifest, ...]:
+def _manifests() -> tuple[manifest.UpdateManifest, ...]:
     package = manifest.Package("linux-x86_64", "cottage.tar.gz", "0" * 64, 5, 9)
-    return tuple(manifest.Manifest(number, "1.2.3", "1.0.0", 2**31, (package,) * number) for number in (1, 3))
+    return tuple(manifest.UpdateManifest(number, "1.2.3", "1.0.0", 2**31, (package,) * number) for number in (1, 3))
 
 
 TARGETS: dict[str, Target] = {

@@ -48,7 +48,7 @@ def running(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
         process.wait(LIMIT_S)
 
 
-def parse(tmp_path: Path, *options: str) -> relay_options.Choice:
+def parse(tmp_path: Path, *options: str) -> relay_options.RelayCommand:
     files = ["--secret-file", str(tmp_path / "secret"), "--key-file", str(tmp_path / "key.json")]
     listen = [] if "--listen" in options else ["--listen", "127.0.0.1"]
     return relay_options.parse([*listen, *files, *options])

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.domain.audits.trust import Audit
 from coordinator.store.records import EventRecord, RoundRecord
-from protocol.task import Challenge
+from protocol.task import StepChallenge
 from tests.sim.test_challenges import ASKING, LIAR, NEVER
 from tests.sim.test_faults import gather_nodes, read, submit
 from tests.sim.world import World
@@ -24,7 +24,7 @@ async def beside(lie: str | None) -> tuple[World, str]:
         rounds: list[RoundRecord] = [r for r in await read(world, RoundRecord, job) if r.state == "complete"]
         if rounds and asking.tasks:
             place = next(m for m in rounds[-1].plan.members if m.node == liar)
-            challenge = Challenge(rounds[-1].number, 1 - place.stage, place.replica, 1)
+            challenge = StepChallenge(rounds[-1].number, 1 - place.stage, place.replica, 1)
             asking.say(next(iter(asking.tasks)), [challenge])
             break
     for _ in range(6_000):

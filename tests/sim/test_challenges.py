@@ -4,7 +4,7 @@ import pytest
 
 from coordinator.domain.audits.trust import Audit
 from coordinator.store.records import OutboxRecord, RoundRecord
-from protocol.task import Challenge
+from protocol.task import StepChallenge
 from tests.sim.test_faults import gather_nodes, read, submit
 from tests.sim.world import World
 
@@ -13,7 +13,7 @@ NEVER = {"disputes": True, "canaries": 0, "audits_per_round": 0, "audit_floor": 
 
 
 async def asked(
-    wanted: Challenge | None = None,
+    wanted: StepChallenge | None = None,
     special: dict[int, dict[str, object]] | None = None,
     kind: type[World] = World,
     **settings: object,
@@ -30,7 +30,7 @@ async def asked(
         if rounds and not done and asking.tasks:
             newest = rounds[-1]
             place = next(m for m in newest.plan.members if m.node == liar.key.address)
-            challenge = wanted or Challenge(newest.number, place.stage, place.replica, 0)
+            challenge = wanted or StepChallenge(newest.number, place.stage, place.replica, 0)
             asking.say(next(iter(asking.tasks)), [challenge, challenge])
             done = True
     assert done
@@ -67,8 +67,8 @@ async def test_a_false_challenge_costs_the_challenger_its_stake() -> None:
     assert world.chain.slashed == {world.nodes[ASKING - 1].key.address: 500_000}
 
 
-@pytest.mark.parametrize("wanted", [Challenge(0, 9, 0, 0), Challenge(900, 0, 0, 0), Challenge(0, 0, 0, 77)])
-async def test_what_is_not_there_cannot_be_challenged(wanted: Challenge) -> None:
+@pytest.mark.parametrize("wanted", [StepChallenge(0, 9, 0, 0), StepChallenge(900, 0, 0, 0), StepChallenge(0, 0, 0, 77)])
+async def test_what_is_not_there_cannot_be_challenged(wanted: StepChallenge) -> None:
     world, job = await asked(wanted)
     assert await read(world, Audit, job) == []
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from coordinator.domain.job import Job, JobState
-from coordinator.services.views.resources import Standing as Place
+from coordinator.services.views.resources import JobResources as Place
 from coordinator.services.views.resources import job_view, round_view
 from coordinator.store.records import EventRecord, MetricRecord, NodeRecord, RoundRecord, RunRecord
 from protocol.rest.api import Agreement

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from coordinator.domain.audits.trust import Audit
-from coordinator.domain.job import LIVE, Action, JobState
+from coordinator.domain.job import LIVE, JobAction, JobState
 from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.lease import Lease
 from coordinator.errors import ConflictError, FundsError
@@ -32,7 +32,7 @@ async def until(world: World, job: str, states: Sequence[JobState]) -> StoredJob
     raise AssertionError(f"stuck as {now.state}, wish {now.wish!r}: {await timeline(world, job)}")
 
 
-async def ask(world: World, job: str, action: Action) -> bool:
+async def ask(world: World, job: str, action: JobAction) -> bool:
     """Whether it was taken."""
     try:
         parts = world.parts or await world.start()
@@ -62,7 +62,7 @@ async def test_a_paused_job_holds_nobody_costs_nothing_and_goes_on_to_the_same_l
     job = await submit(world, 2, 2)
     await until_rounds(world, job, 5)
     before = await seats(world, job)
-    assert await ask(world, job, Action.PAUSE)
+    assert await ask(world, job, JobAction.PAUSE)
     paused = await until(world, job, [JobState.PAUSED])
     assert not [lease for lease in await read(world, Lease, job) if lease.state != "ended"]
     parts = world.parts
@@ -79,7 +79,7 @@ async def test_a_paused_job_holds_nobody_costs_nothing_and_goes_on_to_the_same_l
     assert later.paid == later.verified, "what was earned is paid although the job rests"
     assert not any(task for node in world.nodes for task in node.tasks), "the nodes are free"
 
-    assert await ask(world, job, Action.RESUME)
+    assert await ask(world, job, JobAction.RESUME)
     await until_rounds(world, job, paused.rounds_done + 1)
     assert await seats(world, job) == before, "everybody sits where its optimizer lies"
     end = await until(world, job, [JobState.SETTLED])
@@ -96,14 +96,14 @@ async def test_pauses_and_resumes_at_any_moment_in_any_weather_change_nothing_th
     for _ in range(6_000):
         await world.turn()
         if world.chance.random() < 0.003:
-            await ask(world, job, world.chance.choice((Action.PAUSE, Action.RESUME)))
+            await ask(world, job, world.chance.choice((JobAction.PAUSE, JobAction.RESUME)))
     world.faults, world.crashes = 0.0, False
     for node in world.nodes:
         node.up, node.away_until, node.hung = True, 0.0, False
     parts = world.parts or await world.start()
     for _ in [node for node in world.nodes if parts.nodes.is_banned(node.key.address)]:
         world.join()
-    await ask(world, job, Action.RESUME)
+    await ask(world, job, JobAction.RESUME)
     end = await until(world, job, [JobState.SETTLED, JobState.FAILED])
     await check(world, job, end)
 
@@ -119,8 +119,8 @@ async def test_a_job_stopped_at_any_moment_keeps_a_verified_model_and_gets_the_r
     for node in world.nodes:
         node.up, node.away_until, node.hung = True, 0.0, False
     if seed % 2:
-        await ask(world, job, Action.PAUSE)
-    while not await ask(world, job, Action.STOP):
+        await ask(world, job, JobAction.PAUSE)
+    while not await ask(world, job, JobAction.STOP):
         await world.turn()
         if (await stored(world, job)).state not in LIVE - {JobState.VERIFYING}:
             return  # It was over, or nearly, before anything could be stopped.
@@ -142,7 +142,7 @@ async def test_a_stop_before_any_checkpoint_says_what_to_do_instead() -> None:
     await until(world, job, [JobState.RUNNING])
     assert world.parts is not None
     with pytest.raises(ConflictError, match="no checkpoint to keep yet: wait for one, or cancel"):
-        await world.parts.jobs.ask(job, Action.STOP)
+        await world.parts.jobs.ask(job, JobAction.STOP)
     assert (await stored(world, job)).state is JobState.RUNNING
 
 
@@ -167,7 +167,7 @@ async def test_a_budget_that_ends_pauses_the_job_with_a_checkpoint_and_more_of_i
     assert view.checkpoint == view.rounds_done > 0
     assert (view.cap, view.cost) == (part, paused.verified)
     assert "is used up" in view.sentence
-    assert not await ask(world, job, Action.RESUME), "there is nothing to pay with"
+    assert not await ask(world, job, JobAction.RESUME), "there is nothing to pay with"
     with pytest.raises(ConflictError, match="millionths at most"):
         await parts.jobs.add_budget(job, price)
     await parts.jobs.add_budget(job, price - part)
@@ -189,7 +189,7 @@ async def test_a_paused_job_whose_deadline_passes_keeps_its_model_and_gets_the_r
     await gather_nodes(world)
     job = await submit(world, 2, 2)
     await until_rounds(world, job, 3)
-    await ask(world, job, Action.PAUSE)
+    await ask(world, job, JobAction.PAUSE)
     paused = await until(world, job, [JobState.PAUSED])
     world.clock.t = paused.deadline + 1
     assert world.parts is not None

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from coordinator.app import Parts, assemble
+from coordinator.app import CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.models import ModelWorkshop
-from coordinator.services.network.nodes import RefusedError, Session
+from coordinator.services.network.nodes import NodeRefusedError, NodeSession
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Transaction
 from ledger.errors import LedgerUnavailableError
@@ -155,7 +155,7 @@ class SimNode:
         self.scheme = scheme
         self.leaving = False
         self.sent_out = False  # Of a job, for what an audit found.
-        self.session: Session | None = None
+        self.session: NodeSession | None = None
         self.out: deque[bytes] = deque()
         self.inbox: deque[bytes] = deque()
         self.beat_at = 0.0
@@ -187,7 +187,7 @@ class SimNode:
         self.cut()
         try:
             self.session = await parts.nodes.enter(hello, NONCE, HOST, self._receive, lambda _reason: self.cut())
-        except RefusedError as refused:
+        except NodeRefusedError as refused:
             self.away_until = self.world.clock.t + (refused.retry_seconds or 30.0)
             return
         for reports in self.kept.values():
@@ -338,7 +338,7 @@ class World:
         for node in self.nodes:
             if node.key.address not in own:
                 self.chain.stakes[node.key.address] = 1_000_000
-        self.parts: Parts | None = None
+        self.parts: CoordinatorParts | None = None
         self._ticked = 0.0
         self._carried = 0.0
         self._fresh = 10_000
@@ -354,7 +354,7 @@ class World:
         self._fresh += 1
         return self._fresh
 
-    async def start(self) -> Parts:
+    async def start(self) -> CoordinatorParts:
         """A coordinator begins, from whatever the database holds."""
         while True:
             try:
@@ -392,7 +392,7 @@ class World:
             self._fall()
         self.check_leases()
 
-    async def _upkeep(self, parts: Parts) -> None:
+    async def _upkeep(self, parts: CoordinatorParts) -> None:
         if self.clock.t - self._ticked > 0.5:
             self._ticked = self.clock.t
             await parts.upkeep.tick()

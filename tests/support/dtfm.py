@@ -5,7 +5,7 @@ Source: Yuan et al., arXiv 2206.01288, section 5 and its repository (DS3Lab/DT-F
 
 from itertools import combinations
 
-from coordinator.domain.placement.communication import Communication, Traffic
+from coordinator.domain.placement.communication import Communication, StepTraffic
 from coordinator.domain.placement.search import anneal
 from coordinator.domain.placement.start import pipelines_inside, replicas_inside
 
@@ -53,12 +53,12 @@ def scenario(number: int) -> tuple[Matrix, Matrix]:
     return _regions([city for city in CITIES for _ in range(8)], WORLD, (5, 2.0))
 
 
-def traffic(gradient_ratio: float = 1.0, activation_ratio: float = 1.0, period: float = 1.0) -> Traffic:
+def traffic(gradient_ratio: float = 1.0, activation_ratio: float = 1.0, period: float = 1.0) -> StepTraffic:
     """What a step moves; ratios are full precision over what is sent."""
-    return Traffic(GRADIENTS * GIGABYTE / gradient_ratio, ACTIVATIONS * GIGABYTE / activation_ratio, period)
+    return StepTraffic(GRADIENTS * GIGABYTE / gradient_ratio, ACTIVATIONS * GIGABYTE / activation_ratio, period)
 
 
-def plan(latency: Matrix, rate: Matrix, moved: Traffic, swaps: int, seed: int) -> Communication:
+def plan(latency: Matrix, rate: Matrix, moved: StepTraffic, swaps: int, seed: int) -> Communication:
     """The planner's layout: the better start by region, then a search."""
     count = range(NODES)
     far = [[latency[a][b] + moved.activation_bytes / rate[a][b] if a != b else 0.0 for b in count] for a in count]
@@ -68,7 +68,7 @@ def plan(latency: Matrix, rate: Matrix, moved: Traffic, swaps: int, seed: int) -
     return found
 
 
-def objective(number: int, moved: Traffic, places: list[int]) -> Communication:
+def objective(number: int, moved: StepTraffic, places: list[int]) -> Communication:
     """The cost of ``places`` on a scenario."""
     latency, rate = scenario(number)
     return Communication(latency, rate, moved, places, REPLICAS)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from coordinator.domain.placement.cost import Load
 from coordinator.domain.placement.fleet import Fleet
-from trainer.stage.schedule import Action, one_forward_one_backward
+from trainer.stage.schedule import PipelineAction, one_forward_one_backward
 
 FORWARD_SHARE = 1 / 3  # A backward pass costs two forward passes.
 
@@ -24,7 +24,7 @@ class Simulation:
         ]
         self._clock, self._sent, self._got = ([0.0] * self._stages for _ in range(3))
         self._way: dict[tuple[int, int], float] = {}
-        self._ready: dict[tuple[int, Action], float] = {}
+        self._ready: dict[tuple[int, PipelineAction], float] = {}
         self._work = [
             count * load.layer_operations / fleet.speed[node] for count, node in zip(counts, nodes, strict=True)
         ]

@@ -23,7 +23,7 @@ from protocol.task import ReplayAcross, ReplayStep
 from tests.trainer.router import make_plan
 from tests.trainer.small import ENV, Committed, Pipeline, commit_round, config_of, cuts, pipeline, training
 from trainer.audit.environment import configure
-from trainer.audit.replay import Auditor
+from trainer.audit.replay import OpeningReplayer
 from trainer.data.data import TokenFile
 from trainer.outer import OuterState, local_digest, outer_method
 from trainer.stage.stage import Stage, vector_digest
@@ -148,8 +148,8 @@ def command(done: Committed, **changes: Any) -> ReplayStep:
     return ReplayStep(**(values | changes))
 
 
-def auditor(folder: Path, spec: TrainingSpec, env: str = "another") -> Auditor:
-    return Auditor(config_of(), spec, folder / "train.bin", None, env, "cpu")
+def auditor(folder: Path, spec: TrainingSpec, env: str = "another") -> OpeningReplayer:
+    return OpeningReplayer(config_of(), spec, folder / "train.bin", None, env, "cpu")
 
 
 def write(folder: Path, name: str, done: Committed) -> None:

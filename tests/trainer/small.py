@@ -15,7 +15,7 @@ from protocol.audit import StepLeaf, segment
 from protocol.boundary import Kind, PayloadKey, Position, crossings
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
 from protocol.models.model import resolve
-from trainer.audit.opening_file import Ending, write_opening
+from trainer.audit.opening_file import SegmentEnd, write_opening
 from trainer.audit.trace import RoundTrace, job_digest, made_after
 from trainer.data.data import TokenFile
 from trainer.errors import TrainerError
@@ -23,7 +23,7 @@ from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.outer.inner_update import update
 from trainer.stage.activation_cache import Caches
 from trainer.stage.model import Cut
-from trainer.stage.snapshots import Keeper
+from trainer.stage.snapshots import SnapshotKeeper
 from trainer.stage.stage import Stage, StageState, vector_digest
 from trainer.stage.steps import Recorder, accumulate, digests
 from trainer.worker.misbehaviour import Conduct
@@ -199,7 +199,7 @@ class Committed:
     def opening(self, step: int, ending: bool = False) -> bytes:
         first, stop = segment(step, self.spec.commit_every, len(self.trace.leaves))
         made = made_after(self.spec, len(self.trace.leaves))
-        shown = Ending(self.trace.states.get(stop, self.after), tuple(self.sent[first:stop])) if ending else None
+        shown = SegmentEnd(self.trace.states.get(stop, self.after), tuple(self.sent[first:stop])) if ending else None
         pieces = write_opening(
             self.trace, step, self.trace.states[first], self.position, crossings(self.spec), made, shown
         )
@@ -213,10 +213,10 @@ def commit_round(
     total: int,
     first_step: int = 0,
     local: Local | None = None,
-    keeper: Keeper | None = None,
+    keeper: SnapshotKeeper | None = None,
 ) -> Committed:
     """An honest round of the whole pipeline, as ``stage`` commits to it, with every state kept."""
-    keeper = keeper or Keeper()
+    keeper = keeper or SnapshotKeeper()
     position = Position.of(stage, len(line.stages), line.stages[0].training)
     own, spec = line.stages[stage], line.stages[stage].training
     micros = crossings(spec)

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from common.budget import MemoryBudget
 from common.errors import StreamBrokenError
 from transport.messages.framing import Ack, Begin, Cancel, Fail, Frame, Grant, More, decode, encode
-from transport.messages.inbox import Delivery, Inbox
+from transport.messages.inbox import MessageInbox, ReceivedMessage
 from transport.messages.lanes import Lane
 from transport.messages.limits import PeerLimits
 from transport.messages.message_source import Chunks
-from transport.messages.outbox import Outbox, Outgoing
+from transport.messages.outbox import MessageOutbox, OutgoingMessage
 from transport.messages.stream import IncomingStream
 
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ def poll(work: Coroutine[Any, Any, _T]) -> tuple[bool, _T | None]:
 class Producer:
     """Chunks of a stream that are made when a test says so."""
 
-    message: Outgoing
+    message: OutgoingMessage
     source: Chunks
     payload: bytes
     piece: int
@@ -83,8 +83,8 @@ class Wire:
     budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(LIMITS.memory_total, LIMITS.memory_per_peer))
 
     def __post_init__(self) -> None:
-        self.outbox = Outbox(self.limits)
-        self.delivered: deque[Delivery] = deque()
+        self.outbox = MessageOutbox(self.limits)
+        self.delivered: deque[ReceivedMessage] = deque()
         self.readers: list[Reader] = []
         self.opened: list[bytes] = []
         self.producers: list[Producer] = []
@@ -94,8 +94,8 @@ class Wire:
         self.inbox = self._fresh_inbox()
         self.inbox.start_link(SESSION, self.outbox.floor)
 
-    def _fresh_inbox(self) -> Inbox:
-        return Inbox(
+    def _fresh_inbox(self) -> MessageInbox:
+        return MessageInbox(
             self.limits,
             self.budget,
             self.delivered.append,
@@ -109,7 +109,7 @@ class Wire:
 
     # --- the sender -----------------------------------------------------------------------------------------------------
 
-    def put(self, payload: bytes, lane: Lane = Lane.BULK, header: bytes = b"") -> Outgoing:
+    def put(self, payload: bytes, lane: Lane = Lane.BULK, header: bytes = b"") -> OutgoingMessage:
         return self.outbox.put(lane, header, memoryview(payload))
 
     def put_stream(self, payload: bytes, lane: Lane = Lane.BULK, header: bytes = b"", piece: int = 5000) -> Producer:

@@ -54,7 +54,7 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Ending:
+class SegmentEnd:
     """What a segment came to: the state after it, and what each of its steps sent."""
 
     state: StageState
@@ -86,7 +86,7 @@ class Opening:
     payloads: tuple[dict[PayloadKey, bytes], ...]
     anchor: Tensor | None
     local: Local
-    ending: Ending | None = None
+    ending: SegmentEnd | None = None
 
 
 def write_opening(
@@ -96,7 +96,7 @@ def write_opening(
     position: Position,
     micros: int,
     made: int | None = None,
-    ending: Ending | None = None,
+    ending: SegmentEnd | None = None,
 ) -> list[memoryview]:
     """The opening of the segment of ``step`` (within the round), in pieces; ``state``: before the segment.
 
@@ -206,13 +206,13 @@ def _payloads(
     return tuple(payloads)
 
 
-def _ending(tensors: dict[str, Tensor], head: _Head, position: Position, micros: int, size: int) -> Ending:
+def _ending(tensors: dict[str, Tensor], head: _Head, position: Position, micros: int, size: int) -> SegmentEnd:
     if head.ending_steps is None:
         raise OpeningError("it does not show what the segment came to")
     state = _state(tensors, "ending.", size, head.ending_steps)
     if state.digest() != head.leaves[-1].after:
         raise OpeningError("the state after the segment is not the one that the leaf ends with")
-    return Ending(state, _payloads(tensors, "sent", position.produced(micros), [leaf.sent for leaf in head.leaves]))
+    return SegmentEnd(state, _payloads(tensors, "sent", position.produced(micros), [leaf.sent for leaf in head.leaves]))
 
 
 def _anchored(first: int, stop: int, last: int, carries: Collection[str], made: int | None) -> bool:

@@ -15,13 +15,13 @@ from protocol.boundary import PayloadKey, Position, crossings, position_of
 from protocol.contradiction import contradiction
 from protocol.job.job import TrainingSpec
 from protocol.task import AuditReport, Plan, ReplayAcross, ReplayOuter, ReplayStep
-from trainer.audit.opening_file import Ending, Opening, read_opening
+from trainer.audit.opening_file import Opening, SegmentEnd, read_opening
 from trainer.audit.tolerance import Compared, Distances
 from trainer.audit.trace import RoundTrace, job_digest, made_after
 from trainer.audit.trivial_work import vain
 from trainer.data.data import TokenFile, Windows
 from trainer.errors import CodecError, NonFiniteError, OpeningError
-from trainer.files.inputs import Folder, InputFile
+from trainer.files.inputs import InputFile, InputFolder
 from trainer.outer import OuterMethod, OuterState, local_digest, outer_method
 from trainer.outer.audit import judge_outer
 from trainer.outer.inner_update import update
@@ -90,7 +90,7 @@ class Rerun:
         return vain(self._stage, self.windows(redone.step)[0], received, redone.payloads)
 
 
-class Auditor:
+class OpeningReplayer:
     """Judges openings of any stage of a job."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Auditor:
         config: Mapping[str, Any],
         training: TrainingSpec,
         train_file: InputFile,
-        weights: Path | Folder | None,
+        weights: Path | InputFolder | None,
         env_class: str,
         device: str,
     ) -> None:
@@ -366,7 +366,7 @@ def state_before(
 
 def ending_of(
     trace: RoundTrace, first: int, scratch: Stage, position: Position, tokens: TokenFile, replica: int, total_steps: int
-) -> Ending:
+) -> SegmentEnd:
     """What the segment of a kept round that begins with ``first`` came to, run again on ``scratch``.
 
     ``scratch`` is left with the state after it.
@@ -381,4 +381,4 @@ def ending_of(
         accumulate(scratch, position, windows, recorder)
         update(scratch, position, recorder, trace.rate_index(index), total_steps)
         sent.append(recorder.sent)
-    return Ending(scratch.state(), tuple(sent))
+    return SegmentEnd(scratch.state(), tuple(sent))

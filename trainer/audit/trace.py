@@ -24,7 +24,7 @@ from protocol.job.job import TrainingSpec
 from protocol.merkle import MerkleTree
 from trainer.errors import RoundError
 from trainer.outer.method import Local, local_digest
-from trainer.stage.snapshots import Keeper
+from trainer.stage.snapshots import SnapshotKeeper
 from trainer.stage.stage import Stage, StageState
 
 
@@ -56,7 +56,7 @@ class RoundTrace:
         """Where the learning rate's schedule stands at ``step``, counted within the round."""
         return (self.first_step if self.rate_step is None else self.rate_step) + step
 
-    def before_step(self, stage: Stage, keeper: Keeper) -> None:
+    def before_step(self, stage: Stage, keeper: SnapshotKeeper) -> None:
         """Keep and hash the state where the next step begins a segment."""
         step = len(self.leaves)
         if step % self.every == 0 and step not in self.states:
@@ -67,7 +67,7 @@ class RoundTrace:
             if kept is None:  # It changes at once.
                 self.hashes[step].set_result(stage.state_digest())
 
-    def after_steps(self, stage: Stage, keeper: Keeper) -> None:
+    def after_steps(self, stage: Stage, keeper: SnapshotKeeper) -> None:
         """Hash the state at the round's end, which must not change until ``bind`` has returned."""
         self.hashes.setdefault(len(self.leaves), keeper.digest_now(stage))
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from common.untrusted_text import untrusted
 from protocol.file_formats import first_control, remarks
-from protocol.job.end_tokens import Ending
+from protocol.job.end_tokens import EndTokenChoice
 from protocol.job.job import TOKENISED, DatasetFormat
 from protocol.rest.dataset import (
     MAX_PLACES,
@@ -31,7 +31,7 @@ from trainer.data.prepare import ending_of, make_tokenizer
 from trainer.data.text import numbered, pieces
 from trainer.data.tokens import id_pieces
 from trainer.errors import DataError
-from trainer.formats.rows import Row
+from trainer.formats.rows import DatasetRow
 from trainer.formats.source import Dataset
 
 BLOCK_BYTES = 1 << 20  # Of rows that are looked at together.
@@ -82,7 +82,7 @@ def check(
     next(numbered(dataset), None)  # A file that is none is refused before anything is trained on it.
     read = partial(pieces, skipping)
     tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, read, TRAINED_CHARACTERS, called)
-    end = Ending(None) if form == "text" else ending_of(request.tokenizer, tokenizer, request.ends)
+    end = EndTokenChoice(None) if form == "text" else ending_of(request.tokenizer, tokenizer, request.ends)
     with Repeats(scratch) as equal, Repeats(scratch) as alike:
         reader = _Reader(dataset, form, request, equal, alike, _Tokens(tokenizer, size, end.token))
         reader.read(numbered(dataset), progress)
@@ -147,7 +147,7 @@ class _Reader:
         self._readings = ""
         self._samples: list[Place] = []
 
-    def read(self, rows: Iterator[Row], progress: Progress) -> None:
+    def read(self, rows: Iterator[DatasetRow], progress: Progress) -> None:
         block, held, read, told = list[tuple[int, bytes]](), 0, 0, 0
         for row in rows:
             read += row.size

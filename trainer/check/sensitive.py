@@ -21,7 +21,7 @@ _KEEP = 4  # Characters of a secret that are shown at its beginning.
 
 
 @dataclass(frozen=True)
-class Kind:
+class Pattern:
     """One kind of thing to find. ``holds``: what must be true of a match, beyond its form."""
 
     name: str
@@ -62,24 +62,24 @@ _MAIL = r"(?:^|[^\w/.@%+\-])([A-Za-z0-9][A-Za-z0-9._%+\-]{0,63}@(?:[A-Za-z0-9\-]
 _ABROAD = r"(?:\+|\b00)[1-9](?:[ \-.()/]{0,2}[0-9]){7,14}\b"
 _AMERICAN = r"\(?\b[2-9][0-9]{2}\)?[ \-.][2-9][0-9]{2}[\-.][0-9]{4}\b"
 
-KINDS: Sequence[Kind] = (
-    Kind("private-key", "secret", "private keys", r"-----BEGIN (?:[A-Z]{2,12} ){0,2}PRIVATE KEY(?: BLOCK)?-----"),
-    Kind("aws-key", "secret", "keys of AWS", r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", _varied),
-    Kind("github-token", "secret", "tokens of GitHub", _GITHUB, _varied),
-    Kind("gitlab-token", "secret", "tokens of GitLab", r"\bglpat-[A-Za-z0-9_\-]{20,}", _varied),
-    Kind("slack-token", "secret", "tokens of Slack", r"\bxox[abeoprs]-[0-9A-Za-z\-]{20,}", _varied),
-    Kind("google-key", "secret", "keys of Google", r"\bAIza[0-9A-Za-z_\-]{35}", _varied),
-    Kind("stripe-key", "secret", "keys of Stripe", r"\b[rs]k_(?:live|test)_[0-9A-Za-z]{20,}", _varied),
-    Kind("hugging-face-token", "secret", "tokens of Hugging Face", r"\bhf_[A-Za-z0-9]{34,}\b", _varied),
-    Kind("api-key", "secret", "keys of model services", r"\bsk-(?:[a-z]{2,8}-)?[A-Za-z0-9_\-]{24,}", _varied),
-    Kind("npm-token", "secret", "tokens of npm", r"\bnpm_[A-Za-z0-9]{36}\b", _varied),
-    Kind("sendgrid-key", "secret", "keys of SendGrid", r"\bSG\.[\w\-]{16,32}\.[\w\-]{16,64}", _varied),
-    Kind("web-token", "secret", "signed web tokens", r"\beyJ[A-Za-z0-9_\-]{10,}\.eyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]{10,}"),
-    Kind("password-in-address", "secret", "addresses with a password", r"\b[a-z][a-z0-9+.\-]{1,15}://[^\s:/@'\"]{1,64}:[^\s:/@'\"]{3,128}@[\w.\-]+"),
-    Kind("email", "personal", "e-mail addresses", _MAIL, _address),
-    Kind("card", "personal", "card numbers", r"\b[2-6][0-9]{3}(?:[ \-]?[0-9]){9,15}\b", _card),
-    Kind("iban", "personal", "bank accounts (IBAN)", r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]){11,30}\b", _account),
-    Kind("telephone", "personal", "telephone numbers", f"{_ABROAD}|{_AMERICAN}", _telephone),
+KINDS: Sequence[Pattern] = (
+    Pattern("private-key", "secret", "private keys", r"-----BEGIN (?:[A-Z]{2,12} ){0,2}PRIVATE KEY(?: BLOCK)?-----"),
+    Pattern("aws-key", "secret", "keys of AWS", r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", _varied),
+    Pattern("github-token", "secret", "tokens of GitHub", _GITHUB, _varied),
+    Pattern("gitlab-token", "secret", "tokens of GitLab", r"\bglpat-[A-Za-z0-9_\-]{20,}", _varied),
+    Pattern("slack-token", "secret", "tokens of Slack", r"\bxox[abeoprs]-[0-9A-Za-z\-]{20,}", _varied),
+    Pattern("google-key", "secret", "keys of Google", r"\bAIza[0-9A-Za-z_\-]{35}", _varied),
+    Pattern("stripe-key", "secret", "keys of Stripe", r"\b[rs]k_(?:live|test)_[0-9A-Za-z]{20,}", _varied),
+    Pattern("hugging-face-token", "secret", "tokens of Hugging Face", r"\bhf_[A-Za-z0-9]{34,}\b", _varied),
+    Pattern("api-key", "secret", "keys of model services", r"\bsk-(?:[a-z]{2,8}-)?[A-Za-z0-9_\-]{24,}", _varied),
+    Pattern("npm-token", "secret", "tokens of npm", r"\bnpm_[A-Za-z0-9]{36}\b", _varied),
+    Pattern("sendgrid-key", "secret", "keys of SendGrid", r"\bSG\.[\w\-]{16,32}\.[\w\-]{16,64}", _varied),
+    Pattern("web-token", "secret", "signed web tokens", r"\beyJ[A-Za-z0-9_\-]{10,}\.eyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]{10,}"),
+    Pattern("password-in-address", "secret", "addresses with a password", r"\b[a-z][a-z0-9+.\-]{1,15}://[^\s:/@'\"]{1,64}:[^\s:/@'\"]{3,128}@[\w.\-]+"),
+    Pattern("email", "personal", "e-mail addresses", _MAIL, _address),
+    Pattern("card", "personal", "card numbers", r"\b[2-6][0-9]{3}(?:[ \-]?[0-9]){9,15}\b", _card),
+    Pattern("iban", "personal", "bank accounts (IBAN)", r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]){11,30}\b", _account),
+    Pattern("telephone", "personal", "telephone numbers", f"{_ABROAD}|{_AMERICAN}", _telephone),
 )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ KINDS: Sequence[Kind] = (
 class Hit:
     """Something found in row ``row``, masked."""
 
-    kind: Kind
+    kind: Pattern
     row: int
     shown: str
 
@@ -121,7 +121,7 @@ class Scanner:
                     yield Hit(kind, rows[bisect.bisect_right(starts, begin) - 1][0], mask(kind, found))
 
 
-def mask(kind: Kind, found: str) -> str:
+def mask(kind: Pattern, found: str) -> str:
     """Enough to find the place, and too little to use: the beginning of a key, the end of a number, a mail's first letter."""
     match kind.name:
         case "private-key":

@@ -6,21 +6,21 @@ from typing import Any
 from protocol.job.job import JobSpec
 from protocol.models.model import inspect_config, resolve
 from trainer.data.data import TokenFile
-from trainer.files.inputs import CONFIG, HELDOUT, MANIFEST, TRAIN, Folder
+from trainer.files.inputs import CONFIG, HELDOUT, MANIFEST, TRAIN, InputFolder
 from trainer.files.json_file import read_json
 
 
 @dataclass
-class Files:
+class JobFiles:
     """The job's files as a worker sees them."""
 
     config: dict[str, Any]
     train: TokenFile
     heldout: TokenFile
-    weights: Folder | None
+    weights: InputFolder | None
 
 
-def load_config(folder: Folder, spec: JobSpec) -> dict[str, Any]:
+def load_config(folder: InputFolder, spec: JobSpec) -> dict[str, Any]:
     """The resolved config: ``config.json``, or made from the job and the vocabulary in ``manifest.json``.
 
     Raises:
@@ -32,7 +32,7 @@ def load_config(folder: Folder, spec: JobSpec) -> dict[str, Any]:
     return resolve(spec.model, int(read_json(folder.file(MANIFEST))["vocabulary"]))
 
 
-def open_files(folder: Folder, spec: JobSpec) -> Files:
+def open_files(folder: InputFolder, spec: JobSpec) -> JobFiles:
     """Everything that a member reads.
 
     Raises:
@@ -41,7 +41,7 @@ def open_files(folder: Folder, spec: JobSpec) -> Files:
     config = load_config(folder, spec)
     shape = inspect_config(config)
     shape.check_sequence(spec.training.sequence)
-    return Files(
+    return JobFiles(
         config,
         TokenFile(folder.file(TRAIN), spec.training.sequence, shape.vocabulary),
         TokenFile(folder.file(HELDOUT), spec.training.sequence, shape.vocabulary),

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from protocol.job.end_tokens import END_OF_TEXT, Ending, EndingError, ending
+from protocol.job.end_tokens import END_OF_TEXT, EndingError, EndTokenChoice, ending
 from protocol.job.job import TOKENISED, TokenizerSpec
 from trainer.data.data import TOKEN_BYTES
 from trainer.data.text import PIECE_CHARACTERS, pieces
@@ -29,7 +29,7 @@ _BATCH = 256  # Pieces encoded at a time: a few megabytes of text.
 
 
 @dataclass(frozen=True)
-class Manifest:
+class DatasetManifest:
     """What a prepared dataset holds; the content of ``manifest.json``."""
 
     rows: int
@@ -54,7 +54,7 @@ def prepare(
     out: Path,
     ends: Sequence[int] = (),
     called: str = "",
-) -> Manifest:
+) -> DatasetManifest:
     """Write ``out``'s four files.
 
     Args:
@@ -98,7 +98,7 @@ def prepare(
         made.save(str(out / "tokenizer.json"))
     elif tokenizer_file != out / "tokenizer.json":
         shutil.copyfile(tokenizer_file, out / "tokenizer.json")
-    manifest = Manifest(
+    manifest = DatasetManifest(
         rows=rows,
         characters=characters,
         train_tokens=train.tokens,
@@ -213,7 +213,7 @@ def make_tokenizer(
     return made
 
 
-def ending_of(spec: TokenizerSpec, tokenizer: Tokenizer, ends: Sequence[int]) -> Ending:
+def ending_of(spec: TokenizerSpec, tokenizer: Tokenizer, ends: Sequence[int]) -> EndTokenChoice:
     """The token between documents, see ``protocol.job.end_tokens``.
 
     Raises:

@@ -7,11 +7,11 @@ import codecs
 from collections.abc import Iterator
 from functools import partial
 
-from protocol.file_formats import Content, has_controls
+from protocol.file_formats import FileContent, has_controls
 from trainer.errors import DataError
 from trainer.formats.documents import RAW_BYTES, json_document, json_lines
-from trainer.formats.rows import Row, bad_encoding
-from trainer.formats.source import BLOCK, Dataset, Stream, opened, spooled
+from trainer.formats.rows import DatasetRow, bad_encoding
+from trainer.formats.source import BLOCK, Dataset, SourceStream, opened, spooled
 from trainer.formats.tables import table_rows
 
 PIECE_CHARACTERS = 16_384  # Small enough that held-out pieces come from all over the file.
@@ -32,7 +32,7 @@ def pieces(dataset: Dataset, piece_characters: int = PIECE_CHARACTERS) -> Iterat
     return filter(None, _good(numbered(dataset)) if skips else _strict(numbered(dataset)))
 
 
-def numbered(dataset: Dataset) -> Iterator[Row]:
+def numbered(dataset: Dataset) -> Iterator[DatasetRow]:
     """Every row with its number, whatever it is worth.
 
     Raises:
@@ -49,7 +49,7 @@ def numbered(dataset: Dataset) -> Iterator[Row]:
     return _streamed(dataset, content, kind, encoding)
 
 
-def _streamed(dataset: Dataset, content: Content, kind: str, encoding: str) -> Iterator[Row]:
+def _streamed(dataset: Dataset, content: FileContent, kind: str, encoding: str) -> Iterator[DatasetRow]:
     with opened(dataset, content) as stream:
         if kind == "jsonl":
             yield from json_lines(stream, dataset.spec.text_field, dataset.name, encoding)
@@ -59,18 +59,18 @@ def _streamed(dataset: Dataset, content: Content, kind: str, encoding: str) -> I
             yield from _lines(stream, dataset.name, encoding)
 
 
-def _parquet(dataset: Dataset, content: Content) -> Iterator[Row]:
+def _parquet(dataset: Dataset, content: FileContent) -> Iterator[DatasetRow]:
     from trainer.formats.parquet import parquet_rows  # Only where it is asked for: pyarrow takes a second to import.
 
     with spooled(dataset, content) as file:
         yield from parquet_rows(file, dataset.size, dataset.spec.text_field, dataset.name)
 
 
-def _good(rows: Iterator[Row]) -> Iterator[str]:
+def _good(rows: Iterator[DatasetRow]) -> Iterator[str]:
     return (row.text for row in rows if isinstance(row.text, str))
 
 
-def _strict(rows: Iterator[Row]) -> Iterator[str]:
+def _strict(rows: Iterator[DatasetRow]) -> Iterator[str]:
     for row in rows:
         if isinstance(row.text, DataError):
             raise row.text
@@ -89,7 +89,7 @@ def _text(blocks: Iterator[str], piece_characters: int) -> Iterator[str]:
         yield waiting
 
 
-def _decoded(dataset: Dataset, content: Content) -> Iterator[str]:
+def _decoded(dataset: Dataset, content: FileContent) -> Iterator[str]:
     """The text in blocks, several times as quick as line by line."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     lines = 0
@@ -119,7 +119,7 @@ def _refuse_binary(text: str, name: str) -> None:
         raise DataError("binary-dataset", detail)
 
 
-def _lines(stream: Stream, name: str, encoding: str) -> Iterator[Row]:
+def _lines(stream: SourceStream, name: str, encoding: str) -> Iterator[DatasetRow]:
     """Lines of a text file with their ends; one that is longer than ``_LINE`` comes in parts of one number."""
     number, cut = 0, False
     window, held = [], 0
@@ -132,14 +132,14 @@ def _lines(stream: Stream, name: str, encoding: str) -> Iterator[Row]:
             text = line.decode()
         except UnicodeDecodeError as error:
             fault = bad_encoding(f"line {number:,} of {name}", error, encoding)
-            yield Row(number, stream.since(), fault, line[max(0, error.start - 40) :][:RAW_BYTES])
+            yield DatasetRow(number, stream.since(), fault, line[max(0, error.start - 40) :][:RAW_BYTES])
         else:
             window.append(text)
             held += len(text)
             if held >= BLOCK:
                 _refuse_binary("".join(window), name)
                 window, held = [], 0
-            yield Row(number, stream.since(), text)
+            yield DatasetRow(number, stream.since(), text)
     _refuse_binary("".join(window), name)
 
 

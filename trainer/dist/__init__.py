@@ -15,10 +15,10 @@ own ``Store``, which carries the signed offers and answers, and nothing of the t
 import torch.distributed as dist
 
 from trainer.dist.group import CottageGroup, create
-from trainer.dist.settings import Settings
+from trainer.dist.settings import GroupSettings
 
 BACKEND = "cottage"
 
 dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
 
-__all__ = ["BACKEND", "CottageGroup", "Settings"]
+__all__ = ["BACKEND", "CottageGroup", "GroupSettings"]

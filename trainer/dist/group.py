@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import Store
 
 from trainer.dist import collectives
 from trainer.dist.mesh import COLLECTIVE, POINT_TO_POINT, Call, Mesh
-from trainer.dist.settings import Settings
+from trainer.dist.settings import GroupSettings
 from trainer.dist.work import GroupWork
 from trainer.errors import GroupError
 
@@ -46,7 +46,7 @@ class CottageGroup(dist.ProcessGroup):
         rank: int,
         size: int,
         timeout: timedelta | None = None,
-        settings: Settings | None = None,
+        settings: GroupSettings | None = None,
     ) -> None:
         """Connect to all ranks.
 
@@ -59,7 +59,7 @@ class CottageGroup(dist.ProcessGroup):
             GroupError: the settings cannot be.
         """
         super().__init__(rank, size)  # type: ignore[call-arg]  # a Python group has no Store
-        settings = settings or Settings.from_environment(os.environ)
+        settings = settings or GroupSettings.from_environment(os.environ)
         self._mesh = Mesh(settings, store, rank, size, (timeout or DEFAULT_TIMEOUT).total_seconds())
         self._calls = itertools.count()
         self._sent: Counter[tuple[int, int]] = Counter()
@@ -266,9 +266,9 @@ class CottageGroup(dist.ProcessGroup):
         return Call(self._mesh, "send", POINT_TO_POINT, (tag << 32) + number)
 
 
-def create(options: Any, backend_options: Settings | None = None) -> CottageGroup:
-    """Make the group that ``init_process_group`` or ``new_group`` asks for; ``pg_options`` may be ``Settings``."""
-    settings = backend_options or Settings.from_environment(os.environ)
+def create(options: Any, backend_options: GroupSettings | None = None) -> CottageGroup:
+    """Make the group that ``init_process_group`` or ``new_group`` asks for; ``pg_options`` may be ``GroupSettings``."""
+    settings = backend_options or GroupSettings.from_environment(os.environ)
     ranks = options.global_ranks_in_group or range(options.group_size)
     settings = replace(settings, peers=settings.pinned(ranks))
     return CottageGroup(options.store, options.group_rank, options.group_size, options.timeout, settings)

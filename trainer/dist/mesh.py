@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from common.errors import MessageRefusedError, PeerError, PeerNotAllowedError
 from trainer.dist.post import LOOK_S, Post
-from trainer.dist.settings import Settings
+from trainer.dist.settings import GroupSettings
 from trainer.errors import GroupError, RankLostError
 from trainer.files.tensors import bytes_of
 from transport.ice.stats import LinkState
@@ -79,7 +79,7 @@ class _Rank:
 class Mesh:
     """This rank's links to all others."""
 
-    def __init__(self, settings: Settings, store: Store, rank: int, size: int, timeout: float) -> None:
+    def __init__(self, settings: GroupSettings, store: Store, rank: int, size: int, timeout: float) -> None:
         """Connect to everybody.
 
         Args:

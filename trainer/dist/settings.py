@@ -20,8 +20,7 @@ import msgspec
 
 from common.errors import TransportError
 from protocol.identity import NodeKey, parse_address
-from protocol.node import MAX_ICE_SERVERS
-from protocol.node import IceServer as OfferedIceServer
+from protocol.node import MAX_ICE_SERVERS, OfferedIceServer
 from trainer.errors import GroupError
 from transport.ice.ice import IceServer
 from transport.messages.limits import PeerLimits
@@ -30,7 +29,7 @@ DEFAULT_REACH_S = PeerLimits.reach_s
 
 
 @dataclass(frozen=True)
-class Settings:
+class GroupSettings:
     """How this process meets the others.
 
     Attributes:
@@ -48,7 +47,7 @@ class Settings:
     reach_s: float = DEFAULT_REACH_S
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> "Settings":
+    def from_environment(cls, environ: Mapping[str, str]) -> "GroupSettings":
         """Read the variables above.
 
         Raises:

@@ -12,7 +12,7 @@ from protocol.job.job import JobSpec, total_steps
 from trainer.audit.environment import configure
 from trainer.data.data import heldout_parts
 from trainer.data.folder import open_files
-from trainer.files.inputs import Folder
+from trainer.files.inputs import InputFolder
 from trainer.outer.inner_update import update
 from trainer.stage.model import Cut
 from trainer.stage.stage import Stage
@@ -33,7 +33,7 @@ def train_single(
     """
     configure(threads)
     began = time.perf_counter()
-    files = open_files(Folder(folder), spec)
+    files = open_files(InputFolder(folder), spec)
     dealt = replicas if spec.training.sampling == "epochs" else None
     training = msgspec.structs.replace(
         spec.training, outer="diloco", shares=dealt

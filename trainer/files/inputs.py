@@ -17,7 +17,7 @@ TRAIN, HELDOUT, CONFIG, MANIFEST = "train.bin", "heldout.bin", "config.json", "m
 
 
 @dataclass(frozen=True)
-class Folder:
+class InputFolder:
     """Files of a job by name, each encrypted where ``keys`` has its key; see ``Setup``."""
 
     path: Path

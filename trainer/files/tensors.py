@@ -28,7 +28,7 @@ _NAMES = {kind: name for name, kind in _TYPES.items()}
 _ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL")  # As the format's own writer has them.
 
 
-class Tensors(Protocol):
+class TensorFile(Protocol):
     """What is read of a file."""
 
     def keys(self) -> list[str]:
@@ -39,7 +39,7 @@ class Tensors(Protocol):
 
 
 @contextmanager
-def open_tensors(file: InputFile) -> Iterator[Tensors]:
+def open_tensors(file: InputFile) -> Iterator[TensorFile]:
     """The tensors of a file.
 
     Raises:
@@ -52,7 +52,7 @@ def open_tensors(file: InputFile) -> Iterator[Tensors]:
             raise SafetensorError(str(error)) from error
     else:
         with safe_open(file, "pt") as opened:
-            yield cast(Tensors, opened)
+            yield cast(TensorFile, opened)
 
 
 class _Sealed:

@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 from trainer.errors import DataError
 from trainer.formats.fields import string_of, text_of
-from trainer.formats.rows import MAX_ROW_BYTES, Row, long_row, place, shown
-from trainer.formats.source import BLOCK, Stream
+from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, long_row, place, shown
+from trainer.formats.source import BLOCK, SourceStream
 
 RAW_BYTES = 400  # Of a row that cannot be read: enough to guess its encoding.
 MAX_KEY_BYTES = 1 << 16
@@ -27,7 +27,7 @@ Kind = Literal["rows", "texts", "column", "other"]
 """A list of objects, a list of texts, an object whose values are a column, or what has no rows."""
 
 
-def json_lines(stream: Stream, field: str, name: str, encoding: str) -> Iterator[Row]:
+def json_lines(stream: SourceStream, field: str, name: str, encoding: str) -> Iterator[DatasetRow]:
     """The rows of a file with one JSON object a line."""
     number = 0
     while line := stream.readline(MAX_ROW_BYTES + 1):
@@ -35,18 +35,18 @@ def json_lines(stream: Stream, field: str, name: str, encoding: str) -> Iterator
         if len(line) > MAX_ROW_BYTES:
             while not line.endswith(b"\n") and (line := stream.readline(BLOCK)):
                 pass
-            yield Row(number, stream.since(), long_row(place(number, name)))
+            yield DatasetRow(number, stream.since(), long_row(place(number, name)))
         elif line.strip():
             yield made(number, stream.since(), line, field, name, encoding)
         else:
-            yield Row(number, stream.since(), "")
+            yield DatasetRow(number, stream.since(), "")
 
 
-def made(number: int, size: int, value: bytes, field: str, name: str, encoding: str) -> Row:
+def made(number: int, size: int, value: bytes, field: str, name: str, encoding: str) -> DatasetRow:
     """The row that an object is."""
     text = text_of(value, field, place(number, name), encoding)
     unreadable = isinstance(text, DataError) and text.code == "bad-encoding"
-    return Row(number, size, text, _raw(value, field)[:RAW_BYTES] if unreadable else b"")
+    return DatasetRow(number, size, text, _raw(value, field)[:RAW_BYTES] if unreadable else b"")
 
 
 def _raw(value: bytes, field: str) -> bytes:
@@ -56,8 +56,8 @@ def _raw(value: bytes, field: str) -> bytes:
 
 
 def json_document(
-    again: Callable[[], AbstractContextManager[Stream]], field: str, name: str, encoding: str
-) -> Iterator[Row]:
+    again: Callable[[], AbstractContextManager[SourceStream]], field: str, name: str, encoding: str
+) -> Iterator[DatasetRow]:
     """The rows of one JSON document.
 
     Args:
@@ -153,7 +153,7 @@ def _string(value: bytes) -> str:
         return ""
 
 
-def _rows(scanner: "_Scanner", stream: Stream, field: str, name: str, encoding: str) -> Iterator[Row]:
+def _rows(scanner: "_Scanner", stream: SourceStream, field: str, name: str, encoding: str) -> Iterator[DatasetRow]:
     """The values of a list, or of an object: a column as pandas writes it."""
     number = 0
     if scanner.expect(b"[{") == b"{":
@@ -172,20 +172,20 @@ def _rows(scanner: "_Scanner", stream: Stream, field: str, name: str, encoding: 
             return
 
 
-def _row(value: bytes | None, number: int, stream: Stream, field: str, name: str, encoding: str) -> Row:
+def _row(value: bytes | None, number: int, stream: SourceStream, field: str, name: str, encoding: str) -> DatasetRow:
     if value is None:
-        return Row(number, stream.since(), long_row(place(number, name)))
+        return DatasetRow(number, stream.since(), long_row(place(number, name)))
     if value[:1] != b'"' and value != b"null":
         return made(number, stream.since(), value, field, name, encoding)
     text = string_of(value, place(number, name), encoding)
     unreadable = isinstance(text, DataError) and text.code == "bad-encoding"
-    return Row(number, stream.since(), text, value[:RAW_BYTES] if unreadable else b"")
+    return DatasetRow(number, stream.since(), text, value[:RAW_BYTES] if unreadable else b"")
 
 
 class _Scanner:
     """Goes through JSON value by value, without looking at what is within."""
 
-    def __init__(self, stream: Stream, name: str) -> None:
+    def __init__(self, stream: SourceStream, name: str) -> None:
         self._stream, self._name = stream, name
         self._held, self._at = b"", 0
         self._passed = 0

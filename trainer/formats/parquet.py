@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from trainer.errors import DataError
-from trainer.formats.rows import MAX_ROW_BYTES, Row, bad_encoding, long_row, place, shown
+from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, long_row, place, shown
 from trainer.formats.source import FREE_BYTES, MAX_DATASET_BYTES, MAX_RATIO
 
 MAX_GROUP_BYTES = 2 << 30  # Of the text's column, unpacked; writers make groups of 64 MB to 1 GB.
@@ -21,7 +21,7 @@ _DICTIONARY_HEADER = b"\x15\x04\x15"  # Field 1, an i32: 2 (a dictionary page); 
 _DICTIONARIES = frozenset({"PLAIN_DICTIONARY", "RLE_DICTIONARY"})
 
 
-def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator[Row]:
+def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator[DatasetRow]:
     """The texts of a column in order, or of a field within a column of structs (``content.text``); nulls are empty.
 
     Args:
@@ -58,7 +58,7 @@ def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator
         raise DataError("bad-parquet", detail) from error
 
 
-def _rows(file: Any, source: BinaryIO, size: int, field: str, name: str) -> Iterator[Row]:
+def _rows(file: Any, source: BinaryIO, size: int, field: str, name: str) -> Iterator[DatasetRow]:
     rows, held = max(1, file.metadata.num_rows), 0
     most = min(MAX_DATASET_BYTES, max(FREE_BYTES, MAX_RATIO * size))
     flat = field in file.schema_arrow.names
@@ -102,20 +102,20 @@ def _longest_repeated(source: BinaryIO, chunk: Any) -> int:
     return int(chunk.total_uncompressed_size)
 
 
-def _row(number: int, size: int, value: Any, steps: list[str], name: str) -> Row:
+def _row(number: int, size: int, value: Any, steps: list[str], name: str) -> DatasetRow:
     where = place(number, name)
     for step in steps:
         if not value.is_valid:
-            return Row(number, size, "")
+            return DatasetRow(number, size, "")
         value = value[step]
     try:
         text = value.as_py()
         text = text.decode() if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
-        return Row(number, size, bad_encoding(where, error, "utf-8"), bytes(error.object[:400]))
+        return DatasetRow(number, size, bad_encoding(where, error, "utf-8"), bytes(error.object[:400]))
     if text is None:
-        return Row(number, size, "")
-    return Row(number, size, long_row(where) if len(text) > MAX_ROW_BYTES else str(text))
+        return DatasetRow(number, size, "")
+    return DatasetRow(number, size, long_row(where) if len(text) > MAX_ROW_BYTES else str(text))
 
 
 def _check(name: str, file: Any, field: str) -> None:

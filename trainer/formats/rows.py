@@ -9,7 +9,7 @@ SHOWN = 40  # Characters of a name or of what stands at a wrong place.
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DatasetRow:
     """A row, for which ``size`` bytes of the file were read: its text, empty where it has none, or why it cannot be read.
 
     Attributes:

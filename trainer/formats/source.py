@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from common.zstd import Zstd, ZstdDataError
-from protocol.file_formats import HEAD_BYTES, XZ_MEMORY, Content, ContentError, Packing, encoding_of, recognise, settle
+from protocol.file_formats import (
+    HEAD_BYTES,
+    XZ_MEMORY,
+    ContentError,
+    FileContent,
+    Packing,
+    encoding_of,
+    recognise,
+    settle,
+)
 from protocol.job.job import DatasetFormat, DatasetSpec
 from trainer.errors import DataError
 
@@ -62,14 +71,14 @@ class Dataset:
             raise DataError("too-large", f"{self.name} has {size:,} bytes: at most {MAX_DATASET_BYTES:,} are taken")
         return size
 
-    def look(self) -> Content:
+    def look(self) -> FileContent:
         """What the file is, by its beginning; raises as ``size``."""
         size = self.size
         with self.path.open("rb") as file:
             head = file.read(HEAD_BYTES)
         return recognise(head, size <= HEAD_BYTES, self.name, self.spec.text_field, self.spec.encoding)
 
-    def format(self, content: Content) -> DatasetFormat:
+    def format(self, content: FileContent) -> DatasetFormat:
         """What it is read as.
 
         Raises:
@@ -82,13 +91,13 @@ class Dataset:
             code = "binary-dataset" if binary else "wrong-format"
             raise DataError(code, str(error)) from error
 
-    def encoding(self, content: Content) -> str:
+    def encoding(self, content: FileContent) -> str:
         """How its characters are written: as somebody has said, or as it looks; where that is unknown, UTF-8."""
         said = self.spec.encoding
         return ("utf-8" if content.encoding in ("", "?") else content.encoding) if said == "auto" else said
 
 
-class Stream(io.BufferedReader):
+class SourceStream(io.BufferedReader):
     """What is in a file, from its beginning."""
 
     def __init__(self, raw: Any, file: io.FileIO) -> None:
@@ -103,7 +112,7 @@ class Stream(io.BufferedReader):
 
 
 @contextmanager
-def opened(dataset: Dataset, content: Content, *, characters: bool = True) -> Iterator[Stream]:
+def opened(dataset: Dataset, content: FileContent, *, characters: bool = True) -> Iterator[SourceStream]:
     """The bytes of a dataset, unpacked.
 
     Args:
@@ -114,18 +123,18 @@ def opened(dataset: Dataset, content: Content, *, characters: bool = True) -> It
     with dataset.path.open("rb", buffering=0) as file:
         raw = file if not content.packing else _Bounded(_unpacking(file, content.packing), dataset, content.packing)
         if not characters:
-            yield Stream(raw, file)
+            yield SourceStream(raw, file)
             return
         encoding = dataset.encoding(content)
-        stream = Stream(raw, file)
+        stream = SourceStream(raw, file)
         marked, length = encoding_of(stream.peek(4)[:4], guess=False)
         if length and marked == encoding:
             stream.read(length)
-        yield stream if encoding == "utf-8" else Stream(_InUtf8(stream, encoding), file)
+        yield stream if encoding == "utf-8" else SourceStream(_InUtf8(stream, encoding), file)
 
 
 @contextmanager
-def spooled(dataset: Dataset, content: Content) -> Iterator[BinaryIO]:
+def spooled(dataset: Dataset, content: FileContent) -> Iterator[BinaryIO]:
     """The bytes of a dataset, unpacked, to be read in any order.
 
     Raises:

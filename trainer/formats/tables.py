@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from protocol.file_formats import HEAD_BYTES, said_delimiter, table
 from trainer.errors import DataError
-from trainer.formats.rows import MAX_ROW_BYTES, Row, bad_encoding, long_row, place, shown
-from trainer.formats.source import Stream
+from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, long_row, place, shown
+from trainer.formats.source import SourceStream
 
 RAW_BYTES = 400
 MAX_COLUMNS = 10_000
 
 
-def table_rows(stream: Stream, field: str, name: str, encoding: str) -> Iterator[Row]:
+def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> Iterator[DatasetRow]:
     """The rows of the column ``field``; the first line names the columns.
 
     Raises:
@@ -35,14 +35,14 @@ def table_rows(stream: Stream, field: str, name: str, encoding: str) -> Iterator
     column, width = _column([title.strip() for title in header], field, name), len(header)
     for number, record in enumerate(records, 1):
         if isinstance(record, DataError):
-            yield Row(number, stream.since(), DataError(record.code, f"{place(number, name)} {record.detail}"))
+            yield DatasetRow(number, stream.since(), DataError(record.code, f"{place(number, name)} {record.detail}"))
         elif not record:
-            yield Row(number, stream.since(), "")
+            yield DatasetRow(number, stream.since(), "")
         else:
             yield _row(number, stream.since(), record, column, width, name, encoding)
 
 
-def _lines(stream: Stream, name: str) -> Iterator[str]:
+def _lines(stream: SourceStream, name: str) -> Iterator[str]:
     text = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
     number = 0
     while line := text.readline(MAX_ROW_BYTES):
@@ -88,17 +88,17 @@ def _column(header: list[str], field: str, name: str) -> int:
     raise DataError("bad-table", f"{name} has no column {field!r}: its first line names {listed}; name one of them")
 
 
-def _row(number: int, size: int, record: list[str], column: int, width: int, name: str, encoding: str) -> Row:
+def _row(number: int, size: int, record: list[str], column: int, width: int, name: str, encoding: str) -> DatasetRow:
     where = place(number, name)
     if len(record) != width:
         detail = (
             f"{where} has {len(record):,} fields, the first line {width:,}: put texts that have the delimiter in quotes"
         )
-        return Row(number, size, DataError("bad-row", detail))
+        return DatasetRow(number, size, DataError("bad-row", detail))
     text = record[column]
     raw = text.encode("utf-8", "surrogateescape")
     try:
         raw.decode()
     except UnicodeDecodeError as error:
-        return Row(number, size, bad_encoding(where, error, encoding), raw[:RAW_BYTES])
-    return Row(number, size, long_row(where) if len(raw) > MAX_ROW_BYTES else text)
+        return DatasetRow(number, size, bad_encoding(where, error, encoding), raw[:RAW_BYTES])
+    return DatasetRow(number, size, long_row(where) if len(raw) > MAX_ROW_BYTES else text)

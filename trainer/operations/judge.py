@@ -48,7 +48,7 @@ _CODECS: Mapping[str, Codec] = {str(name): codec for name, codec in CODECS.items
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WriteOutcome:
     """One thing that an operation wrote: as in ``protocol.audit.Write``, without where."""
 
     dtype: str
@@ -62,7 +62,7 @@ class Judgement:
     """What an operation gives; ``agrees``: whether the record that came with the inputs, of SHA-256 ``record``, says so too."""
 
     name: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[WriteOutcome, ...]
     agrees: bool
     record: str
 
@@ -79,12 +79,12 @@ def judge(data: bytes) -> Judgement:
         outcomes = tuple(_run(record, sources))
     except (RuntimeError, ValueError, TypeError, IndexError, OverflowError, MemoryError, CodecError) as error:
         raise OperationError(f"{record.name} cannot be done with these inputs: {str(error)[:300]}") from error
-    said = tuple(Outcome(w.region.dtype, w.region.shape, w.region.stride, w.digest) for w in record.writes)
+    said = tuple(WriteOutcome(w.region.dtype, w.region.shape, w.region.stride, w.digest) for w in record.writes)
     shown = hashlib.sha256(encode_message(record)).hexdigest()
     return Judgement(record.name, outcomes, said == outcomes, shown)
 
 
-def _run(record: OperationRecord, sources: Mapping[bytes, memoryview]) -> list[Outcome]:
+def _run(record: OperationRecord, sources: Mapping[bytes, memoryview]) -> list[WriteOutcome]:
     buffers = _Buffers(record.reads, sources)
     if record.name == DECODE:
         return [_decode(record, buffers)]
@@ -202,23 +202,23 @@ def _area(start: int, stop: int) -> Tensor:
     return torch.zeros(lead + stop - start, dtype=torch.uint8)[lead:]
 
 
-def _outcome(value: Value) -> Outcome:
+def _outcome(value: Value) -> WriteOutcome:
     digest = digest_of(value).hex()
     if not isinstance(value, Tensor):
-        return Outcome(SCALAR, (), (), digest)
+        return WriteOutcome(SCALAR, (), (), digest)
     place = region(value, 0)
-    return Outcome(place.dtype, place.shape, place.stride, digest)
+    return WriteOutcome(place.dtype, place.shape, place.stride, digest)
 
 
-def _encode(arguments: list[Any]) -> Outcome:
+def _encode(arguments: list[Any]) -> WriteOutcome:
     match arguments:
         case [Tensor() as tensor, str(name)] if name in _CODECS:
             payload = encode(tensor, _CODECS[name])
-            return Outcome(BYTES, (len(payload),), (1,), hashlib.sha256(payload).hexdigest())
+            return WriteOutcome(BYTES, (len(payload),), (1,), hashlib.sha256(payload).hexdigest())
     raise OperationError(f"{ENCODE} of something else than a tensor by a codec with a name of its own")
 
 
-def _decode(record: OperationRecord, buffers: _Buffers) -> Outcome:
+def _decode(record: OperationRecord, buffers: _Buffers) -> WriteOutcome:
     match read(record.arguments, ()):
         case [list(shape), str(name)], _ if name in _CODECS and len(record.reads) == 1:
             if all(isinstance(size, int) and 0 <= size <= MAX_INPUT_BYTES for size in shape):
@@ -227,8 +227,8 @@ def _decode(record: OperationRecord, buffers: _Buffers) -> Outcome:
     raise OperationError(f"{DECODE} of something else than one payload by a codec with a name of its own")
 
 
-def _state(arguments: list[Any]) -> Outcome:
+def _state(arguments: list[Any]) -> WriteOutcome:
     match arguments:
         case [int(steps), [Tensor() as parameters, Tensor() as first, Tensor() as second]] if 0 <= steps < 2**63:
-            return Outcome(SCALAR, (), (), StageState(parameters, first, second, steps).digest())
+            return WriteOutcome(SCALAR, (), (), StageState(parameters, first, second, steps).digest())
     raise OperationError(f"{STATE} of something else than steps and three vectors")

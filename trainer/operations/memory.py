@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from protocol.audit import Piece, Region
+from protocol.audit import MemoryRegion, Piece
 
 SCALAR, BYTES = "scalar", "bytes"
 
 
 @dataclass(frozen=True)
-class Origin:
+class MemoryOrigin:
     """Bytes ``start`` to ``stop`` of an allocation are from byte ``offset`` on what an operation wrote."""
 
     start: int
@@ -24,7 +24,7 @@ class Origin:
     digest: bytes
 
 
-class Memory:
+class TraceMemory:
     """Allocations, numbered from 1 in the order in which they were first seen.
 
     A weak reference keeps the number of an allocation from being given again, without keeping its bytes.
@@ -33,7 +33,7 @@ class Memory:
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._held: list[StorageWeakRef] = []
-        self._origins: list[list[Origin]] = [[]]
+        self._origins: list[list[MemoryOrigin]] = [[]]
 
     def number(self, tensor: Tensor) -> int | None:
         """The number of a tensor's allocation, None where it was never seen."""
@@ -58,12 +58,12 @@ class Memory:
         kept = []
         if first < last and known[first].start < start:
             old = known[first]
-            kept.append(Origin(old.start, start, old.operation, old.output, old.offset, old.digest))
-        kept.append(Origin(start, stop, operation, output, 0, digest))
+            kept.append(MemoryOrigin(old.start, start, old.operation, old.output, old.offset, old.digest))
+        kept.append(MemoryOrigin(start, stop, operation, output, 0, digest))
         if first < last and known[last - 1].stop > stop:
             old = known[last - 1]
             offset = old.offset + stop - old.start
-            kept.append(Origin(stop, old.stop, old.operation, old.output, offset, old.digest))
+            kept.append(MemoryOrigin(stop, old.stop, old.operation, old.output, offset, old.digest))
         known[first:last] = kept
 
     def unwritten(self, memory: int, start: int, stop: int) -> list[tuple[int, int]]:
@@ -91,7 +91,7 @@ class Memory:
         return tuple(found)
 
 
-def _overlapping(known: list[Origin], start: int, stop: int) -> tuple[int, int]:
+def _overlapping(known: list[MemoryOrigin], start: int, stop: int) -> tuple[int, int]:
     first = bisect_right(known, start, key=lambda origin: origin.stop)
     return first, max(first, bisect_left(known, stop, key=lambda origin: origin.start))
 
@@ -105,11 +105,11 @@ def span(tensor: Tensor) -> tuple[int, int]:
     return start, start + int(last + 1) * tensor.element_size()
 
 
-def region(tensor: Tensor, memory: int) -> Region:
+def region(tensor: Tensor, memory: int) -> MemoryRegion:
     """Where a tensor lies."""
     start, _ = span(tensor)
     name = str(tensor.dtype).removeprefix("torch.")
-    return Region(memory, start, name, tuple(tensor.shape), tuple(tensor.stride()))
+    return MemoryRegion(memory, start, name, tuple(tensor.shape), tuple(tensor.stride()))
 
 
 def raw(tensor: Tensor, start: int, stop: int) -> Tensor:

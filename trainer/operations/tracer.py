@@ -21,10 +21,10 @@ from protocol.audit import (
     MAX_OPERATIONS,
     MAX_RECORD_BYTES,
     RESULT,
+    MemoryRegion,
     OperationRecord,
     Piece,
     Read,
-    Region,
     Write,
     chain,
 )
@@ -33,7 +33,7 @@ from trainer.codecs.framing import Codec
 from trainer.codecs.watch import watched
 from trainer.errors import OperationError
 from trainer.operations.effects import Value, allocations, digest_of, effects, span_bytes
-from trainer.operations.memory import BYTES, SCALAR, Memory, raw, region, span
+from trainer.operations.memory import BYTES, SCALAR, TraceMemory, raw, region, span
 from trainer.operations.spelling import spell
 
 GIVEN, ENCODE, DECODE, STATE = "cottage.given", "cottage.encode", "cottage.decode", "cottage.state"
@@ -63,7 +63,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._catch = frozenset(catch)
         self._last = last
         self._meddle = meddle
-        self._memory = Memory()
+        self._memory = TraceMemory()
         self._named: dict[int, str] = {}
         self._payloads: dict[bytes, tuple[int, Piece]] = {}
         self._before = FIRST
@@ -154,7 +154,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self._pause():
             reads: list[Read] = []
             arguments = spell([steps, list(vectors)], {}, lambda tensor: self._read(tensor, reads))
-            self._add(STATE, "", arguments, reads, [Write(Region(0, 0, SCALAR, (), ()), digest)])
+            self._add(STATE, "", arguments, reads, [Write(MemoryRegion(0, 0, SCALAR, (), ()), digest)])
             self._add(RESULT, "", spell([digest, sent, loss], {}, _no_tensor), [], [])
 
     def finish_impossible(self, digest: str, sent: str) -> None:
@@ -200,10 +200,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             memory, piece = self._payloads[hashlib.sha256(value).digest()]
             if (index, output) in self._catch:
                 self.caught[index, output] = value
-            return Write(Region(memory, 0, BYTES, (len(value),), (1,)), piece.digest.hex())
+            return Write(MemoryRegion(memory, 0, BYTES, (len(value),), (1,)), piece.digest.hex())
         digest = digest_of(value)
         if not isinstance(value, Tensor):
-            return Write(Region(0, 0, SCALAR, (), ()), digest.hex())
+            return Write(MemoryRegion(0, 0, SCALAR, (), ()), digest.hex())
         if (index, output) in self._catch:
             self.caught[index, output] = bytes(span_bytes(value))
         memory = self._memory.number(value) or self._memory.add(value)
@@ -229,7 +229,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if (index, 0) in self._catch:
                 self.caught[index, 0] = bytes(content)
         self._memory.write(memory, start, stop, index, 0, digest)
-        place = Region(memory, start, BYTES, (stop - start,), (1,))
+        place = MemoryRegion(memory, start, BYTES, (stop - start,), (1,))
         self._add(GIVEN, "", spell([name], {}, _no_tensor), [], [Write(place, digest.hex())])
 
     def _read_payload(self, data: bytes) -> Read:
@@ -239,10 +239,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add_payload(data)
             if (index, 0) in self._catch:
                 self.caught[index, 0] = data
-            place = Region(self._payloads[digest][0], 0, BYTES, (len(data),), (1,))
+            place = MemoryRegion(self._payloads[digest][0], 0, BYTES, (len(data),), (1,))
             self._add(GIVEN, "", spell(["payload"], {}, _no_tensor), [], [Write(place, digest.hex())])
         memory, piece = self._payloads[digest]
-        return Read(Region(memory, 0, BYTES, (len(data),), (1,)), (piece,))
+        return Read(MemoryRegion(memory, 0, BYTES, (len(data),), (1,)), (piece,))
 
     def _add_payload(self, data: bytes) -> bytes:
         """Number a payload that the next record writes."""

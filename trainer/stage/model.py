@@ -31,7 +31,7 @@ from protocol.models.model import STARTS_TIED, ModelShape, inspect_config
 from protocol.models.tensor_names import ways
 from protocol.task import Layers
 from trainer.errors import NonFiniteError, WeightsError
-from trainer.files.inputs import Folder, InputFile
+from trainer.files.inputs import InputFile, InputFolder
 from trainer.files.tensors import open_tensors
 
 _LAYER_KEY = re.compile(r"^(?P<head>.*?\.(?:layers|h)\.)(?P<index>\d+)(?P<tail>\..*)$")
@@ -118,7 +118,7 @@ def is_of_a_layer(name: str) -> bool:
 
 
 def initial_values(
-    module: nn.Module, cut: Cut, config: Mapping[str, Any], training: TrainingSpec, weights: Path | Folder | None
+    module: nn.Module, cut: Cut, config: Mapping[str, Any], training: TrainingSpec, weights: Path | InputFolder | None
 ) -> dict[str, Tensor]:
     """Initial float32 values of every parameter of the stage, by full name, in the module's order.
 
@@ -189,11 +189,11 @@ def _initial_rules(module: nn.Module, cut: Cut, config: Mapping[str, Any]) -> di
     return rules
 
 
-def _weights_file(weights: Path | Folder, cut: Cut) -> InputFile:
+def _weights_file(weights: Path | InputFolder, cut: Cut) -> InputFile:
     if isinstance(weights, Path):
         if not weights.is_dir():
             return weights
-        weights = Folder(weights)
+        weights = InputFolder(weights)
     return weights.weights_of(Layers(cut.first, cut.last))
 
 

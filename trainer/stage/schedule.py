@@ -30,21 +30,23 @@ ActionKind = Literal["forward", "backward", "inputs", "weights"]
 
 
 @dataclass(frozen=True)
-class Action:
+class PipelineAction:
     """One pass over one micro-batch; ``inputs`` and ``weights`` are the two halves of ``backward``."""
 
     kind: ActionKind
     micro: int
 
 
-class Schedule(Protocol):
+class PipelineSchedule(Protocol):
     """Makes the list of actions of one stage."""
 
-    def __call__(self, stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[Action, ...]:
+    def __call__(self, stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[PipelineAction, ...]:
         """As ``one_forward_one_backward``."""
 
 
-def one_forward_one_backward(stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[Action, ...]:
+def one_forward_one_backward(
+    stage: int, stages: int, micro_batches: int, lookahead: int = 0
+) -> tuple[PipelineAction, ...]:
     """Actions of ``stage``: it keeps at most ``1 + (stages - stage - 1) * (1 + lookahead)`` micro-batches in memory.
 
     Args:
@@ -55,25 +57,25 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int, lookah
     """
     _check(stage, stages, micro_batches, lookahead)
     ahead = min((stages - stage - 1) * (1 + lookahead), micro_batches)
-    actions = [Action("forward", micro) for micro in range(ahead)]
+    actions = [PipelineAction("forward", micro) for micro in range(ahead)]
     for micro in range(micro_batches - ahead):
-        actions += [Action("forward", micro + ahead), Action("backward", micro)]
-    actions += [Action("backward", micro) for micro in range(micro_batches - ahead, micro_batches)]
+        actions += [PipelineAction("forward", micro + ahead), PipelineAction("backward", micro)]
+    actions += [PipelineAction("backward", micro) for micro in range(micro_batches - ahead, micro_batches)]
     return tuple(actions)
 
 
-def gpipe(stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[Action, ...]:
+def gpipe(stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[PipelineAction, ...]:
     """Actions of ``stage``: all forward passes, then all backward ones; no ``lookahead`` could go further.
 
     Raises:
         ScheduleError: no such stage, or no micro-batch.
     """
     _check(stage, stages, micro_batches, lookahead)
-    forwards = tuple(Action("forward", micro) for micro in range(micro_batches))
-    return forwards + tuple(Action("backward", micro) for micro in range(micro_batches))
+    forwards = tuple(PipelineAction("forward", micro) for micro in range(micro_batches))
+    return forwards + tuple(PipelineAction("backward", micro) for micro in range(micro_batches))
 
 
-def zero_bubble(stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[Action, ...]:
+def zero_bubble(stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[PipelineAction, ...]:
     """Actions of ``stage``, backward passes in two halves: weights wait for the gaps that 1F1B leaves empty.
 
     A stage holds at most ``stages + (stages - 1) * lookahead`` micro-batches whose weights wait, which is what the first
@@ -95,12 +97,12 @@ _Counts = dict[ActionKind, list[int]]
 
 
 @lru_cache(maxsize=64)
-def _zero_bubble_lists(stages: int, micro_batches: int, lookahead: int) -> tuple[tuple[Action, ...], ...]:
+def _zero_bubble_lists(stages: int, micro_batches: int, lookahead: int) -> tuple[tuple[PipelineAction, ...], ...]:
     """All stages' lists: at each time unit a stage does what its neighbours wait for first, and weights otherwise.
 
     A neighbour's result is seen ``lookahead`` time units later, since that is what a schedule that looks ahead expects.
     """
-    lists: list[list[Action]] = [[] for _ in range(stages)]
+    lists: list[list[PipelineAction]] = [[] for _ in range(stages)]
     done: _Counts = {"forward": [0] * stages, "inputs": [0] * stages, "weights": [0] * stages}
     seen = deque([{kind: list(counts) for kind, counts in done.items()}] * (1 + lookahead), maxlen=1 + lookahead)
     while min(done["weights"]) < micro_batches:
@@ -108,7 +110,7 @@ def _zero_bubble_lists(stages: int, micro_batches: int, lookahead: int) -> tuple
         kinds = [_next_kind(stage, stages, micro_batches, lookahead, done, arrived) for stage in range(stages)]
         for stage, kind in enumerate(kinds):
             if kind is not None:
-                lists[stage].append(Action(kind, done[kind][stage]))
+                lists[stage].append(PipelineAction(kind, done[kind][stage]))
                 done[kind][stage] += 1
         seen.append({kind: list(counts) for kind, counts in done.items()})
     return tuple(tuple(actions) for actions in lists)
@@ -129,13 +131,18 @@ def _next_kind(
     return "weights" if weights < inputs else None
 
 
-def schedule_of(name: Literal["1f1b", "zero-bubble"]) -> Schedule:
+def schedule_of(name: Literal["1f1b", "zero-bubble"]) -> PipelineSchedule:
     """The schedule that a job names."""
     return zero_bubble if name == "zero-bubble" else one_forward_one_backward
 
 
 def makespan(
-    schedule: Schedule, stages: int, micro_batches: int, backward_cost: int = 2, transfer: int = 0, lookahead: int = 0
+    schedule: PipelineSchedule,
+    stages: int,
+    micro_batches: int,
+    backward_cost: int = 2,
+    transfer: int = 0,
+    lookahead: int = 0,
 ) -> int:
     """Time units until all stages are done.
 
@@ -164,7 +171,7 @@ def makespan(
 def _advance(
     stage: int,
     stages: int,
-    actions: Sequence[Action],
+    actions: Sequence[PipelineAction],
     position: list[int],
     clock: list[int],
     done: dict[tuple[int, str, int], int],
@@ -186,7 +193,7 @@ def _advance(
     return True
 
 
-def _needed(stage: int, stages: int, action: Action) -> list[tuple[int, str]]:
+def _needed(stage: int, stages: int, action: PipelineAction) -> list[tuple[int, str]]:
     """What must be done before: (stage, forward | inputs | weights)."""
     match action.kind:
         case "forward":
@@ -197,7 +204,7 @@ def _needed(stage: int, stages: int, action: Action) -> list[tuple[int, str]]:
             return [(stage, "forward"), *([(stage + 1, "inputs")] if stage < stages - 1 else [])]
 
 
-def _result(action: Action) -> str:
+def _result(action: PipelineAction) -> str:
     return "inputs" if action.kind == "backward" else action.kind
 
 

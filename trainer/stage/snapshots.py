@@ -10,7 +10,7 @@ from trainer.stage.background import Aside
 from trainer.stage.stage import Stage, StageState
 
 
-class Keeper:
+class SnapshotKeeper:
     """Copies and hashes the states of one stage."""
 
     def __init__(self) -> None:

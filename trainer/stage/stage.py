@@ -19,7 +19,7 @@ from torch.nn import functional
 from protocol.job.job import TrainingSpec
 from protocol.models.boundary_bytes import check_subspace
 from trainer.errors import CodecError, NonFiniteError
-from trainer.files.inputs import Folder
+from trainer.files.inputs import InputFolder
 from trainer.files.tensors import bytes_of
 from trainer.stage.background import Aside
 from trainer.stage.boundary_codec import Crossing
@@ -77,7 +77,7 @@ class Stage:
         config: Mapping[str, Any],
         cut: Cut,
         training: TrainingSpec,
-        weights: Path | Folder | None = None,
+        weights: Path | InputFolder | None = None,
         device: str = "cpu",
         initialise: bool = True,
         beside: "Stage | None" = None,

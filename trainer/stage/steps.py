@@ -19,7 +19,7 @@ from trainer.data.data import Windows, micro_batches
 from trainer.errors import CodecError, NonFiniteError, RoundError
 from trainer.stage.activation_cache import DIGEST_BYTES, ActivationCache, Caches, digest
 from trainer.stage.aqsgd import pack_entries, read_visit, unpack_entries, wanted_entries, window_names, write_visit
-from trainer.stage.schedule import Action, schedule_of
+from trainer.stage.schedule import PipelineAction, schedule_of
 from trainer.stage.stage import Stage
 
 Side = Literal["behind", "ahead"]
@@ -39,7 +39,7 @@ class Boundary(Protocol):
         """Hand over a payload, from whatever thread; ``naive`` is its size in float32."""
 
 
-class Memory(Protocol):
+class ActivationMemory(Protocol):
     """Where entries of ``trainer.stage.activation_cache`` come from and go to; only jobs with ``aq4`` use it."""
 
     def offer(self, windows: list[bytes]) -> bytes:
@@ -52,7 +52,7 @@ class Memory(Protocol):
         """As ``ActivationCache.remember``."""
 
 
-class StepBoundary(Boundary, Memory, Protocol):
+class StepBoundary(Boundary, ActivationMemory, Protocol):
     """All that a step needs from outside."""
 
 
@@ -85,11 +85,11 @@ class Recorder:
         self.inner.send(kind, micro, payload, naive)
 
     def offer(self, windows: list[bytes]) -> bytes:
-        """As ``Memory.offer``."""
+        """As ``ActivationMemory.offer``."""
         return b"" if self.caches is None else self.caches.behind.offer(windows)
 
     def recall(self, side: Side, micro: int, windows: list[bytes], wanted: list[bytes]) -> bytes:
-        """As ``Memory.recall``."""
+        """As ``ActivationMemory.recall``."""
         if self.caches is None:
             return self.receive(side, micro)
         record = pack_entries(self._cache(self.caches, side).recall(windows, wanted))
@@ -97,7 +97,7 @@ class Recorder:
         return record
 
     def remember(self, side: Side, windows: list[bytes], entries: list[bytes]) -> None:
-        """As ``Memory.remember``."""
+        """As ``ActivationMemory.remember``."""
         if self.caches is not None:
             for window, entry in zip(windows, entries, strict=True):
                 self._cache(self.caches, side).remember(window, entry)
@@ -223,7 +223,7 @@ class _Passes:
         self._offered: list[bytes] = []
         self.total = 0.0
 
-    def run(self, actions: tuple[Action, ...]) -> None:
+    def run(self, actions: tuple[PipelineAction, ...]) -> None:
         """Do one action after the other; what has come for the next one is decoded meanwhile."""
         self._exchange_offers()
         for action, following in zip_longest(actions, actions[1:]):
@@ -302,7 +302,7 @@ class _Passes:
             payload = crossing.encode(values, "forward" if kind == "activation" else "backward")
         self._boundary.send(kind, micro, payload, crossing.naive(self._parts[micro][:, :-1]))
 
-    def _expect(self, action: Action) -> None:
+    def _expect(self, action: PipelineAction) -> None:
         key = self._key(action)
         if self._aside is None or key is None or (key[0] == "activation" and self._names):
             return  # Visits are read in the order of the micro-batches: the same window may come twice in a batch.
@@ -324,7 +324,7 @@ class _Passes:
             return self._stage.crossing.activations(payload, ids, "forward")
         return self._stage.crossing.gradients(payload, ids)
 
-    def _key(self, action: Action) -> PayloadKey | None:
+    def _key(self, action: PipelineAction) -> PayloadKey | None:
         if action.kind == "forward":
             return None if self._stage.cut.is_first else ("activation", action.micro)
         return None if self._stage.cut.is_last or action.kind == "weights" else ("gradient", action.micro)

@@ -33,7 +33,7 @@ _TOKENS = ("embed_tokens.weight", "wte.weight")
 _POSITIONS = "wpe.weight"
 
 
-class Place(Protocol):
+class ParameterPlace(Protocol):
     """Where a parameter lies in flat vectors, see ``trainer.stage.stage.Slot``."""
 
     @property
@@ -71,7 +71,7 @@ class Subspace:
     def of(
         config: Mapping[str, Any],
         shape: ModelShape,
-        slots: Sequence[Place],
+        slots: Sequence[ParameterPlace],
         size: int,
         training: TrainingSpec,
         device: torch.device,
@@ -100,7 +100,7 @@ class Subspace:
         vector.mul_(self.learnt).add_(self.kept)
 
 
-def _staying(slot: Place, shape: ModelShape, channels: int) -> tuple[slice, ...] | None:
+def _staying(slot: ParameterPlace, shape: ModelShape, channels: int) -> tuple[slice, ...] | None:
     """The part of a parameter that is not learnt: rows that would write beyond ``channels``, or channels of an embedding."""
     beyond = slice(channels, None)
     match = _LAYER.search(slot.name)

@@ -29,7 +29,7 @@ from protocol.audit import (
 )
 from protocol.codec import encode as encode_message
 from protocol.merkle import MerkleTree
-from trainer.audit.replay import Auditor, Redone, Rerun
+from trainer.audit.replay import OpeningReplayer, Redone, Rerun
 from trainer.errors import CodecError, OperationError, TrainerError
 from trainer.operations.inputs import sources_of, write_inputs
 from trainer.operations.tracer import Meddle, TraceEndedError, Tracer
@@ -46,7 +46,7 @@ class Player:
 
     def __init__(
         self,
-        auditor: Auditor,
+        auditor: OpeningReplayer,
         replay: ReplayStep,
         opening: bytes,
         meddle: Callable[[], Meddle | None] = lambda: None,
@@ -167,7 +167,7 @@ def traced(rerun: Rerun, stage: Stage, step: int, tracer: Tracer) -> list[bytes]
     return tracer.leaves
 
 
-def record_again(auditor: Auditor, replay: ReplayStep, opening: bytes, step: int, index: int) -> bytes:
+def record_again(auditor: OpeningReplayer, replay: ReplayStep, opening: bytes, step: int, index: int) -> bytes:
     """Leaf ``index`` of the trace of a step, for a judge who has to see what belongs there.
 
     Raises:

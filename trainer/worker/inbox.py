@@ -36,7 +36,7 @@ MAX_WAITING_AUDITS = 64  # One is drawn a round; the rest is room for an auditor
 MAX_ROUNDS_AHEAD = 1  # A neighbour may have begun the next round before our own BeginRound came.
 
 
-class Inbox:
+class WorkerInbox:
     """Thread-safe store of everything that was received and not yet used."""
 
     def __init__(self, serve_audit: Callable[[Audit, bytes], None]) -> None:

@@ -15,10 +15,10 @@ from protocol.audit import AuditReport, ReplayOuter, ReplayStep
 from protocol.codec import decode_json
 from protocol.job.job import JobSpec
 from trainer.audit.environment import configure, env_class
-from trainer.audit.replay import Auditor
+from trainer.audit.replay import OpeningReplayer
 from trainer.data.folder import open_files
 from trainer.errors import OperationError
-from trainer.files.inputs import TRAIN, Folder
+from trainer.files.inputs import TRAIN, InputFolder
 from trainer.operations.judge import judge
 from trainer.worker.dispute_player import record_again
 
@@ -78,9 +78,9 @@ def judge_record(
         )
     spec = decode_json(job.read_bytes(), JobSpec)
     replay = decode_json(replay_file.read_bytes(), ReplayStep)
-    files = open_files(Folder(folder), spec)
+    files = open_files(InputFolder(folder), spec)
     name = env_class(threads, "cpu")
-    auditor = Auditor(files.config, spec.training, folder / TRAIN, files.weights, name, "cpu")
+    auditor = OpeningReplayer(files.config, spec.training, folder / TRAIN, files.weights, name, "cpu")
     limit(*limits)
     leaf = record_again(auditor, replay, opening.read_bytes(), step, index)
     return {"index": index, "record": hashlib.sha256(leaf).hexdigest(), "bytes": leaf.hex(), "env_class": name}
@@ -97,9 +97,9 @@ def audit(replay_file: Path, opening: Path, job: Path, folder: Path, threads: in
     configure(threads, device)
     spec = decode_json(job.read_bytes(), JobSpec)
     command: ReplayStep | ReplayOuter = decode_json(replay_file.read_bytes(), ReplayStep | ReplayOuter)
-    files = open_files(Folder(folder), spec)
+    files = open_files(InputFolder(folder), spec)
     name = env_class(threads, device)
-    auditor = Auditor(files.config, spec.training, folder / TRAIN, files.weights, name, device)
+    auditor = OpeningReplayer(files.config, spec.training, folder / TRAIN, files.weights, name, device)
     if isinstance(command, ReplayOuter):
         return auditor.judge_outer(command, opening.read_bytes())
     return auditor.judge(command, opening.read_bytes())

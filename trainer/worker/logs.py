@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from common.untrusted_text import untrusted
-from protocol.task import MAX_LOG_LINES, LogLine, WorkerLog
+from protocol.task import MAX_LOG_LINES, WorkerLog, WorkerLogLine
 
 PACKET_SECONDS = 1.0  # Lines within that go together.
 
@@ -21,7 +21,7 @@ class ReportHandler(logging.Handler):
         """Take what sends a packet, and what calls a function after so many seconds, from any thread."""
         super().__init__(logging.INFO)
         self._send, self._later = send, later
-        self._lines: list[LogLine] = []
+        self._lines: list[WorkerLogLine] = []
         self._dropped = 0
         self._due = False
         self._guard = threading.Lock()
@@ -34,7 +34,7 @@ class ReportHandler(logging.Handler):
         text = record.getMessage() if record.exc_info is None else self.format(record)
         with self._guard:
             if len(self._lines) < MAX_LOG_LINES:
-                self._lines.append(LogLine(record.created, level, untrusted(text)))
+                self._lines.append(WorkerLogLine(record.created, level, untrusted(text)))
             else:
                 self._dropped += 1
             first, self._due = not self._due, True

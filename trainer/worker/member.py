@@ -45,23 +45,23 @@ from trainer.audit.trace import RoundTrace, job_digest, made_after
 from trainer.codecs import encoded_size
 from trainer.codecs.envelope import unwrap, wrap
 from trainer.data.data import heldout_parts
-from trainer.data.folder import Files
+from trainer.data.folder import JobFiles
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
 from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.outer.audit import outer_step
 from trainer.outer.inner_update import update
 from trainer.stage.activation_cache import Caches
 from trainer.stage.boundary_codec import wrapped_kinds
-from trainer.stage.snapshots import Keeper
+from trainer.stage.snapshots import SnapshotKeeper
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.steps import Recorder, accumulate, digests, heldout_loss
 from trainer.worker.checkpoint import read_checkpoint, read_moments, write_checkpoint, write_moments
-from trainer.worker.inbox import Inbox, RoundKey
+from trainer.worker.inbox import RoundKey, WorkerInbox
 from trainer.worker.malloc_trim import trim
 from trainer.worker.misbehaviour import Conduct
-from trainer.worker.opening_service import Openings
-from trainer.worker.outbox import Outbox
-from trainer.worker.time_budget import Pace
+from trainer.worker.opening_service import OpeningService
+from trainer.worker.outbox import WorkerOutbox
+from trainer.worker.time_budget import TimeBudget
 
 LOG = logging.getLogger("cottage.worker")
 
@@ -73,8 +73,8 @@ LONG_ROUND_S = 2.0  # Memory is given back after it: for shorter ones the page f
 class LiveBoundary:
     """Payloads of one step through the agent. ``may_end``: the stage before may say that there is no such step."""
 
-    inbox: Inbox
-    outbox: Outbox
+    inbox: WorkerInbox
+    outbox: WorkerOutbox
     key: RoundKey
     step: int
     stage: int
@@ -134,7 +134,7 @@ class _Said:
     reports: dict[type[TaskReport], tuple[TaskReport, bytes]] = field(default_factory=dict)
 
 
-class Member:
+class StageMember:
     """Stage ``stage`` of replica ``replica``."""
 
     def __init__(
@@ -143,12 +143,12 @@ class Member:
         plan: Plan,
         stage: int,
         replica: int,
-        files: Files,
+        files: JobFiles,
         env_class: str,
         device: str,
         conduct: Conduct,
-        inbox: Inbox,
-        outbox: Outbox,
+        inbox: WorkerInbox,
+        outbox: WorkerOutbox,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Build the stage with its initial weights. ``clock``: seconds, for rounds of fixed time.
@@ -177,13 +177,13 @@ class Member:
         self._start: StageState | None = None
         self._said = _Said()
         self._holding = threading.Lock()
-        self.openings = Openings(self.stage, files, replica, outbox)
+        self.openings = OpeningService(self.stage, files, replica, outbox)
         self._outer_record: OuterRecord | None = None
         self._last_sent: dict[PayloadKey, bytes] = {}
         self._last_loss: float | None = None
         self._busy = 0.0
         self._left_out = 0
-        self._keeper = Keeper()
+        self._keeper = SnapshotKeeper()
         self._job = job_digest(spec.training)
 
     # --- called from the socket's loop --------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class Member:
         self._left_out = 0
         made: _Made | None = None
         waited, began = self._inbox.waited, time.perf_counter()
-        pace = Pace(command.seconds, self._clock)
+        pace = TimeBudget(command.seconds, self._clock)
         for index in range(command.steps):
             self._inbox.between_steps()
             step = command.first_step + index

@@ -15,17 +15,17 @@ from protocol.audit import KEPT_ROUNDS, segment
 from protocol.boundary import Position, crossings
 from protocol.codec import encode as encode_message
 from protocol.task import LeafShown, OpenOuter, OpenStep, ShowLeaf, StepOpened
-from trainer.audit.opening_file import Ending, write_opening
+from trainer.audit.opening_file import SegmentEnd, write_opening
 from trainer.audit.replay import ending_of, state_before
 from trainer.audit.trace import RoundTrace, made_after
-from trainer.data.folder import Files
+from trainer.data.folder import JobFiles
 from trainer.errors import RoundError
 from trainer.outer import OuterState
 from trainer.outer.audit import write_outer
 from trainer.stage.background import Aside
 from trainer.stage.stage import Stage, StageState
 from trainer.worker.inbox import RoundKey
-from trainer.worker.outbox import Outbox
+from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.thread_guard import guarded
 
 
@@ -44,10 +44,10 @@ class _Outer:
     contributions: dict[int, bytes]
 
 
-class Openings:
+class OpeningService:
     """The last ``KEPT_ROUNDS`` rounds and outer steps of one member."""
 
-    def __init__(self, stage: Stage, files: Files, replica: int, outbox: Outbox) -> None:
+    def __init__(self, stage: Stage, files: JobFiles, replica: int, outbox: WorkerOutbox) -> None:
         """Of a member that computes on ``stage``; answers go to ``outbox``."""
         self._stage = stage
         self._files = files
@@ -90,7 +90,7 @@ class Openings:
         )
         kept.leaving.append(leaving)
 
-    def _shown(self, kept: _Round, command: OpenStep) -> tuple[StageState, Ending | None]:
+    def _shown(self, kept: _Round, command: OpenStep) -> tuple[StageState, SegmentEnd | None]:
         """The state before the segment that was drawn, and what the segment came to where that is asked for."""
         trace, stage, files = kept.trace, self._stage, self._files
         first, _ = segment(command.step, trace.segment, len(trace.leaves))

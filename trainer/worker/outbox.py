@@ -17,7 +17,7 @@ MAX_OUTGOING_BYTES = (
 Payload = tuple[bytes | memoryview, ...]
 
 
-class Outbox:
+class WorkerOutbox:
     """A bounded queue from one thread to one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

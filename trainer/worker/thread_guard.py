@@ -9,12 +9,12 @@ from protocol.codec import MessageError
 from protocol.models.model import ModelConfigError
 from protocol.task import FailureCause, TaskFailed
 from trainer.errors import InputError, NonFiniteError, TrainerError
-from trainer.worker.outbox import Outbox
+from trainer.worker.outbox import WorkerOutbox
 
 LOG = logging.getLogger("cottage.worker")
 
 
-def guarded(outbox: Outbox, work: Callable[[], None]) -> bool:
+def guarded(outbox: WorkerOutbox, work: Callable[[], None]) -> bool:
     """Do ``work``; False where it failed, which is reported."""
     try:
         work()

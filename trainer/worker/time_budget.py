@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 
-class Pace:
+class TimeBudget:
     """Counts from its making. ``seconds`` None: there is no limit."""
 
     def __init__(self, seconds: float | None, clock: Callable[[], float]) -> None:

@@ -1,7 +1,7 @@
 """The worker process: one Unix socket to the agent, or its standard streams, one thread that computes.
 
-The loop reads frames and sorts them: commands and payloads into the ``Inbox``, what the computing thread says out of the
-``Outbox``. Nothing here waits for a computation, so a round is abandoned, and an audit heard, at any moment.
+The loop reads frames and sorts them: commands and payloads into the ``WorkerInbox``, what the computing thread says out of the
+``WorkerOutbox``. Nothing here waits for a computation, so a round is abandoned, and an audit heard, at any moment.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ from protocol.task import (
 )
 from protocol.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_frame, write_pieces
 from trainer.audit.environment import configure, env_class
-from trainer.audit.replay import Auditor
-from trainer.data.folder import Files, open_files
+from trainer.audit.replay import OpeningReplayer
+from trainer.data.folder import JobFiles, open_files
 from trainer.errors import OpeningError
-from trainer.files.inputs import TRAIN, Folder
+from trainer.files.inputs import TRAIN, InputFolder
 from trainer.worker.dispute_player import Player
-from trainer.worker.inbox import Audit, Inbox
+from trainer.worker.inbox import Audit, WorkerInbox
 from trainer.worker.logs import ReportHandler
-from trainer.worker.member import Member
+from trainer.worker.member import StageMember
 from trainer.worker.misbehaviour import Lie, conduct
-from trainer.worker.outbox import Outbox
+from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.thread_guard import guarded
 from trainer.worker.throttle import slow_down
 
@@ -57,12 +57,12 @@ class Worker:
     def __init__(self, lie: Lie | None = None, pace: float | None = None) -> None:
         """An honest worker, or one with a lie for tests. ``pace``: see ``trainer.worker.throttle``."""
         self._pace = pace
-        self._member: Member | None = None
-        self._auditor: Auditor | None = None
+        self._member: StageMember | None = None
+        self._auditor: OpeningReplayer | None = None
         self._conduct = conduct(lie)
         self._players: dict[str, Player] = {}
-        self._inbox = Inbox(self._serve_audit)
-        self._outbox: Outbox | None = None
+        self._inbox = WorkerInbox(self._serve_audit)
+        self._outbox: WorkerOutbox | None = None
 
     async def run(self, socket: Path | None) -> int:
         """Obey the agent behind ``socket``, or at the standard streams, until it says stop or goes away.
@@ -73,7 +73,7 @@ class Worker:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await (open_stdio() if socket is None else asyncio.open_unix_connection(str(socket)))
         loop = asyncio.get_running_loop()
-        outbox = self._outbox = Outbox(loop)
+        outbox = self._outbox = WorkerOutbox(loop)
         lines = ReportHandler(
             outbox.report, lambda seconds, flush: loop.call_soon_threadsafe(loop.call_later, seconds, flush)
         )
@@ -90,7 +90,7 @@ class Worker:
                 self._outbox.close()
                 writer.close()
 
-    async def _obey(self, reader: asyncio.StreamReader, executor: ThreadPoolExecutor, outbox: Outbox) -> int:
+    async def _obey(self, reader: asyncio.StreamReader, executor: ThreadPoolExecutor, outbox: WorkerOutbox) -> int:
         """Set up, then read and compute side by side until one of them ends."""
         loop = asyncio.get_running_loop()
         try:
@@ -111,18 +111,18 @@ class Worker:
         outbox.close()
         return 0 if well else 1
 
-    def _build(self, setup: object, outbox: Outbox) -> None:
+    def _build(self, setup: object, outbox: WorkerOutbox) -> None:
         if not isinstance(setup, Setup):
             raise MessageError(f"the first message is {type(setup).__name__}, not Setup")
         configure(setup.threads, setup.device)
-        folder = Folder(Path(setup.folder), setup.keys, setup.weights_key)
-        files: Files = open_files(folder, setup.spec)
+        folder = InputFolder(Path(setup.folder), setup.keys, setup.weights_key)
+        files: JobFiles = open_files(folder, setup.spec)
         name = env_class(setup.threads, setup.device)
         train = folder.file(TRAIN)
-        self._auditor = Auditor(files.config, setup.spec.training, train, files.weights, name, setup.device)
+        self._auditor = OpeningReplayer(files.config, setup.spec.training, train, files.weights, name, setup.device)
         parameters = 0
         if setup.stage is not None and setup.replica is not None:
-            self._member = Member(
+            self._member = StageMember(
                 setup.spec,
                 setup.plan,
                 setup.stage,
@@ -213,7 +213,7 @@ class Worker:
             case BisectQuery():
                 self._outbox.report(*self._play(self._auditor, command, payload))
 
-    def _play(self, auditor: Auditor, query: BisectQuery, opening: bytes) -> tuple[BisectAnswer, bytes]:
+    def _play(self, auditor: OpeningReplayer, query: BisectQuery, opening: bytes) -> tuple[BisectAnswer, bytes]:
         """An answer of ours in a dispute; the opening comes with the first question, and is kept until the next dispute."""
         if opening:
             self._players.clear()
@@ -225,7 +225,7 @@ class Worker:
             return BisectAnswer(query.dispute, query.ask, NoAnswer(untrusted("the opening is not here"))), b""
         return self._players[query.dispute].answer(query)
 
-    async def _write(self, writer: asyncio.StreamWriter, outbox: Outbox) -> None:
+    async def _write(self, writer: asyncio.StreamWriter, outbox: WorkerOutbox) -> None:
         try:
             while (item := await outbox.get()) is not None:
                 message, payload = item

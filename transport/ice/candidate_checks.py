@@ -60,7 +60,7 @@ class _RoleConflictError(Exception):
     """Both sides hold themselves for the controlling one; the roles have been changed."""
 
 
-class Checks:
+class CandidateChecks:
     """Stands in for ``aioice.Connection.check_start``."""
 
     def __init__(self, connection: Any) -> None:

@@ -17,7 +17,7 @@ from aioice.ice import StunProtocol
 
 from common.errors import TransportError
 from transport.ice.ice import IceServer
-from transport.ice.turn_client import Allocation, Relay, Way, allocate, relays
+from transport.ice.turn_client import IceRelay, RelayedAddress, RelayWay, allocate, relays
 
 LOG = logging.getLogger(__name__)
 
@@ -38,13 +38,13 @@ _LOOK_S = 0.05
 class RelayMemory:
     """Which way led to a relay last: a home whose firewall drops UDP need not find that out for every link."""
 
-    _ways: dict[str, Way] = field(default_factory=dict)
+    _ways: dict[str, RelayWay] = field(default_factory=dict)
 
-    def way(self, host: str) -> Way:
+    def way(self, host: str) -> RelayWay:
         """The way to try beside all better ones; UDP where nothing is known."""
-        return self._ways.get(host, Way.UDP)
+        return self._ways.get(host, RelayWay.UDP)
 
-    def learn(self, host: str, way: Way) -> None:
+    def learn(self, host: str, way: RelayWay) -> None:
         """Remember the way that has just worked."""
         self._ways[host] = way
 
@@ -102,7 +102,7 @@ class Gatherer:
 
     def _by_stream(self) -> bool:
         """Whether a relay answered by TCP or TLS last, and not by UDP."""
-        return any(self._memory.way(relay.host) is not Way.UDP for relay in self._relays)
+        return any(self._memory.way(relay.host) is not RelayWay.UDP for relay in self._relays)
 
     def _asks(self, protocol: StunProtocol) -> bool:
         """IPv6 has no address translation worth asking about."""
@@ -200,10 +200,10 @@ class Gatherer:
         )
         found.candidates.append(candidate)
 
-    async def _relayed(self, relay: Relay, found: _Yield, *, standby: bool) -> None:
+    async def _relayed(self, relay: IceRelay, found: _Yield, *, standby: bool) -> None:
         connection = self._connection
         try:
-            made: Allocation = await allocate(
+            made: RelayedAddress = await allocate(
                 relay, lambda: StunProtocol(connection), standby=standby, first=self._memory.way(relay.host)
             )
         except TransportError as error:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from common.clock import within
 from common.errors import ConnectError
 from transport.ice.addresses import host_addresses, local_addresses, source_for
-from transport.ice.candidate_checks import Checks
+from transport.ice.candidate_checks import CandidateChecks
 from transport.ice.candidates import LOOPBACK_ADDRESSES, Gatherer
 from transport.ice.context import LinkOptions
 from transport.ice.ice import IceServer
@@ -342,7 +342,7 @@ class RtcConnection:
             self._lanes[lane] = RtcLane(channel)
             self._sctp.set_priority(int(lane), PRIORITIES[lane])
         connection = self._ice_connection()
-        checks = Checks(connection)
+        checks = CandidateChecks(connection)
         checks.install()
 
         async def gather(component: int, addresses: list[str], timeout: int = 5) -> list[Candidate]:

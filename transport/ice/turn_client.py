@@ -26,7 +26,7 @@ STREAM_PENALTY = 16384  # A relay that is reached by TCP or TLS stands behind ev
 STANDBY_PENALTY = 4096
 
 
-class Way(IntEnum):
+class RelayWay(IntEnum):
     """How a relay is reached, the best first."""
 
     UDP = 0
@@ -35,7 +35,7 @@ class Way(IntEnum):
 
 
 @dataclass(frozen=True)
-class Relay:
+class IceRelay:
     """One relay and the ways to it.
 
     Attributes:
@@ -43,24 +43,24 @@ class Relay:
     """
 
     host: str
-    ways: tuple[tuple[Way, IceServer], ...]
+    ways: tuple[tuple[RelayWay, IceServer], ...]
 
 
 @dataclass(frozen=True)
-class Allocation:
+class RelayedAddress:
     """A relayed address of ours."""
 
     candidate: Candidate
     protocol: StunProtocol
-    way: Way
+    way: RelayWay
 
 
-def relays(servers: Sequence[IceServer]) -> list[Relay]:
+def relays(servers: Sequence[IceServer]) -> list[IceRelay]:
     """Group the entries of the first ``MAX_RELAYS`` relays, in the order of their first entries.
 
     An entry without a transport stands for UDP and for TCP to the same port. A way that a host has already is another relay.
     """
-    found: list[tuple[str, dict[Way, IceServer]]] = []
+    found: list[tuple[str, dict[RelayWay, IceServer]]] = []
     for server in servers:
         if server.is_relay:
             ways = dict.fromkeys(_ways(server), server)
@@ -69,16 +69,18 @@ def relays(servers: Sequence[IceServer]) -> list[Relay]:
                 known[0].update(ways)
             else:
                 found.append((server.host, ways))
-    return [Relay(host, tuple(sorted(ways.items(), key=lambda item: item[0]))) for host, ways in found[:MAX_RELAYS]]
+    return [IceRelay(host, tuple(sorted(ways.items(), key=lambda item: item[0]))) for host, ways in found[:MAX_RELAYS]]
 
 
-def _ways(server: IceServer) -> tuple[Way, ...]:
+def _ways(server: IceServer) -> tuple[RelayWay, ...]:
     if server.secure:
-        return (Way.TLS,)
-    return {"udp": (Way.UDP,), "tcp": (Way.TCP,)}.get(server.transport, (Way.UDP, Way.TCP))
+        return (RelayWay.TLS,)
+    return {"udp": (RelayWay.UDP,), "tcp": (RelayWay.TCP,)}.get(server.transport, (RelayWay.UDP, RelayWay.TCP))
 
 
-async def allocate(relay: Relay, factory: Callable[[], StunProtocol], *, standby: bool, first: Way) -> Allocation:
+async def allocate(
+    relay: IceRelay, factory: Callable[[], StunProtocol], *, standby: bool, first: RelayWay
+) -> RelayedAddress:
     """Get a relayed address, each way given ``WAY_STEP_S`` before the next one is tried beside it.
 
     Args:
@@ -89,7 +91,7 @@ async def allocate(relay: Relay, factory: Callable[[], StunProtocol], *, standby
         ConnectError: no way leads to an allocation.
     """
     began = asyncio.get_running_loop().time()
-    jobs: dict[asyncio.Task[Allocation], Way] = {}
+    jobs: dict[asyncio.Task[RelayedAddress], RelayWay] = {}
     complaints: list[str] = []
     try:
         waiting = list(relay.ways)
@@ -113,12 +115,12 @@ def _due(began: float, started: int) -> bool:
 
 
 async def _better(
-    found: Allocation, jobs: dict[asyncio.Task[Allocation], Way], began: float, *, trusted: bool
-) -> Allocation:
+    found: RelayedAddress, jobs: dict[asyncio.Task[RelayedAddress], RelayWay], began: float, *, trusted: bool
+) -> RelayedAddress:
     """Give UDP its last chance before a stream is settled for, unless that stream was the way last time."""
     left = began + UDP_LAST_CHANCE_S - asyncio.get_running_loop().time()
-    udp = [job for job, way in jobs.items() if way is Way.UDP]
-    if found.way is Way.UDP or trusted or left <= 0 or not udp:
+    udp = [job for job, way in jobs.items() if way is RelayWay.UDP]
+    if found.way is RelayWay.UDP or trusted or left <= 0 or not udp:
         return found
     done, _ = await asyncio.wait(udp, timeout=left)
     if not done or udp[0].exception() is not None:
@@ -128,16 +130,18 @@ async def _better(
     return udp[0].result()
 
 
-async def _end(jobs: dict[asyncio.Task[Allocation], Way]) -> None:
+async def _end(jobs: dict[asyncio.Task[RelayedAddress], RelayWay]) -> None:
     """Stop the ways that are not needed; an allocation that has just been made is given back."""
     for job in jobs:
         job.cancel()
     for result in await asyncio.gather(*jobs, return_exceptions=True):
-        if isinstance(result, Allocation):
+        if isinstance(result, RelayedAddress):
             result.protocol.transport.close()
 
 
-async def _allocate(way: Way, server: IceServer, factory: Callable[[], StunProtocol], standby: bool) -> Allocation:
+async def _allocate(
+    way: RelayWay, server: IceServer, factory: Callable[[], StunProtocol], standby: bool
+) -> RelayedAddress:
     """Make one allocation one way.
 
     Raises:
@@ -148,14 +152,14 @@ async def _allocate(way: Way, server: IceServer, factory: Callable[[], StunProto
         server_addr=(server.host, server.port),
         username=server.username,
         password=server.credential,
-        ssl=_tls(server) if way is Way.TLS else None,
-        transport="udp" if way is Way.UDP else "tcp",
+        ssl=_tls(server) if way is RelayWay.TLS else None,
+        transport="udp" if way is RelayWay.UDP else "tcp",
     )
     inner: Any = transport._TurnTransport__inner_protocol  # type: ignore[attr-defined]
     inner.delete = lambda: _give_back(inner)
     host, port = transport.get_extra_info("sockname")
     related = transport.get_extra_info("related_address")
-    preference = BEST_PREFERENCE - STREAM_PENALTY * (way is not Way.UDP) - STANDBY_PENALTY * standby
+    preference = BEST_PREFERENCE - STREAM_PENALTY * (way is not RelayWay.UDP) - STANDBY_PENALTY * standby
     protocol.local_candidate = Candidate(
         foundation=candidate_foundation("relay", "udp", host),
         component=1,
@@ -167,7 +171,7 @@ async def _allocate(way: Way, server: IceServer, factory: Callable[[], StunProto
         related_address=related[0],
         related_port=related[1],
     )
-    return Allocation(protocol.local_candidate, protocol, way)
+    return RelayedAddress(protocol.local_candidate, protocol, way)
 
 
 def _tls(server: IceServer) -> ssl.SSLContext:

@@ -18,7 +18,7 @@ class _Account:
     large_count: int = 0
 
 
-class Window:
+class FlowWindow:
     """The open messages of one direction."""
 
     def __init__(self, limits: PeerLimits) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from common.budget import MemoryBudget, Ticket
 from common.errors import MalformedFrameError
-from transport.messages.flow_window import Window
+from transport.messages.flow_window import FlowWindow
 from transport.messages.framing import Ack, Begin, Cancel, Fail, Frame, Grant, More
 from transport.messages.lanes import Lane
 from transport.messages.limits import PeerLimits
@@ -29,7 +29,7 @@ EARLY_SLACK = 8  # Frames of 4 KB cost a sixteenth more than their bytes; an eig
 
 
 @dataclass(eq=False)
-class Delivery:
+class ReceivedMessage:
     """A complete message for the handler."""
 
     lane: Lane
@@ -80,14 +80,14 @@ class _Partial:
         return ticket
 
 
-class Inbox:
+class MessageInbox:
     """All messages from one peer."""
 
     def __init__(
         self,
         limits: PeerLimits,
         budget: MemoryBudget,
-        deliver: Callable[[Delivery], None],
+        deliver: Callable[[ReceivedMessage], None],
         reply: Callable[[Frame], None],
         *,
         peer: str = "",
@@ -112,11 +112,11 @@ class Inbox:
         self._settled: set[int] = set()
         self._failed: OrderedDict[int, str] = OrderedDict()
         self._partial: dict[int, _Partial] = {}
-        self._busy: dict[int, Delivery | IncomingStream] = {}
+        self._busy: dict[int, ReceivedMessage | IncomingStream] = {}
         self._early: dict[int, list[tuple[Lane, More]]] = {}
         self._early_bytes = 0
         self._pieces = 0
-        self._window = Window(limits)
+        self._window = FlowWindow(limits)
         self._progress = 0
 
     @property
@@ -360,10 +360,10 @@ class Inbox:
                 self._budget.give_up(ticket)
         self._settle(frame.id, None)
 
-    def finished(self, delivery: Delivery | IncomingStream, failure: str | None) -> None:
+    def finished(self, delivery: ReceivedMessage | IncomingStream, failure: str | None) -> None:
         """The handler is done with a message: free its memory and tell the peer, if it still is the same session."""
         ident, size, eager = delivery.id, 0, False
-        if isinstance(delivery, Delivery):
+        if isinstance(delivery, ReceivedMessage):
             size, eager, delivery.payload = delivery.payload.nbytes, delivery.eager, memoryview(b"")
         else:
             delivery.empty()
@@ -385,7 +385,7 @@ class Inbox:
         self._drop_pieces(partial)
         self._busy[stream.id] = stream
 
-    def is_current(self, delivery: Delivery) -> bool:
+    def is_current(self, delivery: ReceivedMessage) -> bool:
         """Whether the message belongs to the peer's present session; a dead session's leftovers need no handler."""
         return self._busy.get(delivery.id) is delivery
 
@@ -418,7 +418,9 @@ class Inbox:
             self._busy[begin.id] = partial.stream
             return
         whole = last if last is not None and last.nbytes == begin.total else memoryview(partial.buffer or b"")
-        delivery = Delivery(partial.lane, begin.id, begin.header, whole.toreadonly(), begin.eager, partial.empty())
+        delivery = ReceivedMessage(
+            partial.lane, begin.id, begin.header, whole.toreadonly(), begin.eager, partial.empty()
+        )
         self._busy[begin.id] = delivery
         self._deliver(delivery)
 

@@ -11,7 +11,7 @@ READ_AHEAD = (
 )  # Made before the peer has agreed, so that making and asking overlap; more would be made for nothing.
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """Bytes by their offset in the message."""
 
     @property

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from common.errors import DeliveryFailedError, MalformedFrameError, StreamBrokenError
-from transport.messages.flow_window import Window
+from transport.messages.flow_window import FlowWindow
 from transport.messages.framing import MAX_FRAME, MIN_FRAME, MORE_OVERHEAD, Ack, Begin, Cancel, Fail, Frame, Grant, More
 from transport.messages.lanes import WEIGHTS, Lane
 from transport.messages.limits import PeerLimits
-from transport.messages.message_source import READ_AHEAD, Chunks, Source, Whole
+from transport.messages.message_source import READ_AHEAD, Chunks, MessageSource, Whole
 
 MAX_ID_SPAN = 65_536  # Ids between the oldest open message and the newest: bounds what the receiver must remember.
 LAST_TURN = 2  # Turns with credit, with fresh credit, and, as frames may have been longer before, without.
@@ -38,7 +38,7 @@ class _Phase(Enum):
 
 
 @dataclass(eq=False)
-class Outgoing:
+class OutgoingMessage:
     """One message on its way. ``done`` ends with None, or with the error that the caller of ``send`` sees.
 
     Attributes:
@@ -52,7 +52,7 @@ class Outgoing:
 
     lane: Lane
     header: bytes
-    source: Source
+    source: MessageSource
     size: int
     eager: bool
     stream: bool
@@ -78,37 +78,37 @@ class _LaneQueue:
         large_next: whose turn it is where there are both.
     """
 
-    fresh: deque[Outgoing] = field(default_factory=deque)
-    eager: deque[Outgoing] = field(default_factory=deque)
-    large: deque[Outgoing] = field(default_factory=deque)
+    fresh: deque[OutgoingMessage] = field(default_factory=deque)
+    eager: deque[OutgoingMessage] = field(default_factory=deque)
+    large: deque[OutgoingMessage] = field(default_factory=deque)
     cancels: deque[int] = field(default_factory=deque)
     large_next: bool = False
     credit: int = 0
 
-    def list(self, message: Outgoing, *, first: bool = False) -> None:
+    def list(self, message: OutgoingMessage, *, first: bool = False) -> None:
         """Queue a message that has bytes to send; ``first``: it has sent some just now."""
         if message.eager and first:
             self.eager.appendleft(message)
         else:
             (self.eager if message.eager else self.large).append(message)
 
-    def take(self) -> Outgoing | None:
+    def take(self) -> OutgoingMessage | None:
         """The message whose bytes go next, taken out of its queue."""
         queue = self.large if self.large and (self.large_next or not self.eager) else self.eager
         self.large_next = queue is self.eager
         return queue.popleft() if queue else None
 
 
-class Outbox:
+class MessageOutbox:
     """All messages for one peer."""
 
     def __init__(self, limits: PeerLimits) -> None:
         """Start empty."""
         self._limits = limits
         self._lanes = {lane: _LaneQueue() for lane in Lane}
-        self._open: dict[int, Outgoing] = {}
+        self._open: dict[int, OutgoingMessage] = {}
         self._next_id = 1
-        self._window = Window(limits)
+        self._window = FlowWindow(limits)
         self._resumed = 0
 
     @property
@@ -128,27 +128,27 @@ class Outbox:
         return self._resumed
 
     @property
-    def pending(self) -> Iterator[Outgoing]:
+    def pending(self) -> Iterator[OutgoingMessage]:
         """Every message whose caller still waits."""
         for lane in self._lanes.values():
             yield from (message for message in lane.fresh if message.phase is _Phase.QUEUED)
         yield from (message for message in self._open.values() if not message.cancelled)
 
-    def put(self, lane: Lane, header: bytes, payload: memoryview) -> Outgoing:
+    def put(self, lane: Lane, header: bytes, payload: memoryview) -> OutgoingMessage:
         """Queue a message; ``payload`` must not change until its ``done`` is."""
         eager = payload.nbytes <= self._limits.eager_message
         return self._queue(lane, header, Whole(payload), payload.nbytes, eager=eager, stream=False)
 
-    def put_stream(self, lane: Lane, header: bytes, chunks: Chunks, total: int) -> Outgoing:
+    def put_stream(self, lane: Lane, header: bytes, chunks: Chunks, total: int) -> OutgoingMessage:
         """Queue a message whose bytes come later: tell ``fed`` when there are some."""
         return self._queue(lane, header, chunks, total, eager=False, stream=True)
 
-    def fed(self, message: Outgoing) -> None:
+    def fed(self, message: OutgoingMessage) -> None:
         """More of a stream may go."""
         if message.phase is _Phase.FLOWING and not message.cancelled:
             self._list(message)
 
-    def cancel(self, message: Outgoing) -> None:
+    def cancel(self, message: OutgoingMessage) -> None:
         """Give up a message: forget it if the peer never heard of it, else tell the peer."""
         if not message.cancelled:
             self._withdraw(message)
@@ -160,7 +160,7 @@ class Outbox:
         if not message.done.done():
             message.done.cancel()
 
-    def break_off(self, message: Outgoing, error: BaseException) -> None:
+    def break_off(self, message: OutgoingMessage, error: BaseException) -> None:
         """Give up a message; its caller gets ``error``."""
         if not message.done.done():
             message.done.set_exception(error)
@@ -246,7 +246,7 @@ class Outbox:
             queue.large.clear()
             queue.cancels.clear()
             queue.fresh = deque(message for message in queue.fresh if message.phase is _Phase.QUEUED)
-        again: dict[Lane, list[Outgoing]] = {lane: [] for lane in Lane}
+        again: dict[Lane, list[OutgoingMessage]] = {lane: [] for lane in Lane}
         for message in list(self._open.values()):
             if new_session and message.source.base and not message.done.done():
                 message.done.set_exception(StreamBrokenError(_gone(message)))
@@ -268,9 +268,11 @@ class Outbox:
         for message in list(self.pending):
             self.break_off(message, error)
 
-    def _queue(self, lane: Lane, header: bytes, source: Source, size: int, *, eager: bool, stream: bool) -> Outgoing:
+    def _queue(
+        self, lane: Lane, header: bytes, source: MessageSource, size: int, *, eager: bool, stream: bool
+    ) -> OutgoingMessage:
         done = asyncio.get_running_loop().create_future()
-        message = Outgoing(lane, header, source, size, eager, stream, done)
+        message = OutgoingMessage(lane, header, source, size, eager, stream, done)
         self._lanes[lane].fresh.append(message)
         return message
 
@@ -285,7 +287,7 @@ class Outbox:
         message.listed = False
         return self._piece(message, limit)
 
-    def _piece(self, message: Outgoing, limit: int) -> More:
+    def _piece(self, message: OutgoingMessage, limit: int) -> More:
         """Return the message's next bytes, and put it back in the queue if more may go."""
         start = message.offset
         room = min(message.upto, message.source.end) - start
@@ -298,14 +300,14 @@ class Outbox:
             self._list(message, first=True)
         return More(message.id, start, data)
 
-    def _may_announce(self, message: Outgoing) -> bool:
+    def _may_announce(self, message: OutgoingMessage) -> bool:
         if message.phase is _Phase.AGAIN:
             return True  # It holds its place in the window from before the link was lost.
         if self._next_id - self.floor >= MAX_ID_SPAN:
             return False
         return self._window.fits(message.lane, message.size, eager=message.eager)
 
-    def _announce(self, message: Outgoing) -> Begin:
+    def _announce(self, message: OutgoingMessage) -> Begin:
         if message.id < 0:
             message.id, self._next_id = self._next_id, self._next_id + 1
             self._open[message.id] = message
@@ -318,20 +320,20 @@ class Outbox:
             self._flow(message)
         return Begin(message.id, message.size, message.eager, message.header, message.stream, again)
 
-    def _flow(self, message: Outgoing) -> None:
+    def _flow(self, message: OutgoingMessage) -> None:
         if message.offset == message.size:
             message.phase = _Phase.SENT
         else:
             message.phase = _Phase.FLOWING
             self._list(message)
 
-    def _list(self, message: Outgoing, *, first: bool = False) -> None:
+    def _list(self, message: OutgoingMessage, *, first: bool = False) -> None:
         """Queue a flowing message for its lane's turns, if there is something that may go."""
         if not message.listed and message.offset < min(message.upto, message.source.end):
             message.listed = True
             self._lanes[message.lane].list(message, first=first)
 
-    def _withdraw(self, message: Outgoing) -> None:
+    def _withdraw(self, message: OutgoingMessage) -> None:
         """Take a message that has ended out of the queues: the peer may settle it before all of it has gone."""
         queue = self._lanes[message.lane]
         for waiting in (queue.fresh, queue.eager, queue.large):
@@ -341,7 +343,7 @@ class Outbox:
             queue.cancels.remove(message.id)
 
 
-def _plausible(message: Outgoing, grant: Grant) -> bool:
+def _plausible(message: OutgoingMessage, grant: Grant) -> bool:
     """Whether an honest peer can say this of this message now; of one that was given up it is only known what was sent."""
     if not grant.have <= message.high or not grant.have <= grant.upto <= message.size:
         return False
@@ -351,11 +353,11 @@ def _plausible(message: Outgoing, grant: Grant) -> bool:
     return message.phase in (_Phase.FLOWING, _Phase.SENT) and grows and not message.eager
 
 
-def _begin_again(message: Outgoing, *, new_session: bool) -> None:
+def _begin_again(message: OutgoingMessage, *, new_session: bool) -> None:
     message.phase, message.listed, message.offset, message.upto = _Phase.AGAIN, False, 0, 0
     if new_session:
         message.again, message.high, message.have = False, 0, 0
 
 
-def _gone(message: Outgoing) -> str:
+def _gone(message: OutgoingMessage) -> str:
     return f"the peer lost the stream after {message.have} of {message.size} bytes, and its beginning is gone: send it anew"

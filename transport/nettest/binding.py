@@ -14,7 +14,7 @@ from aioice.stun import Class, Method
 
 from transport.relay import message
 from transport.relay.errors import MalformedMessageError
-from transport.relay.message import Address, Attribute, Message
+from transport.relay.message import Address, Attribute, StunMessage
 from transport.sctp.udp import proactor
 
 CHANGE_IP = 4  # RFC 5780 section 7.2
@@ -131,7 +131,7 @@ async def binder(*, ipv6: bool) -> AsyncIterator[Binder]:
         own.close()
 
 
-def _read(answer: Message, source: Address, at: float) -> Answer:
+def _read(answer: StunMessage, source: Address, at: float) -> Answer:
     """Raises ValueError for an address that is none."""
     mapped, other = answer.get(Attribute.XOR_MAPPED_ADDRESS), answer.get(Attribute.OTHER_ADDRESS)
     refused = answer.kind is not Class.RESPONSE or mapped is None

@@ -22,7 +22,7 @@ from common.errors import ConnectError
 from protocol.codec import MessageError, decode, encode
 from protocol.ids import Mark, NodeAddress
 from protocol.node import MAX_ENVELOPE
-from transport.ice.turn_client import Way, allocate, relays
+from transport.ice.turn_client import RelayWay, allocate, relays
 from transport.nettest.errors import NettestError
 from transport.nettest.target import Target
 from transport.relay.message import Address
@@ -176,7 +176,7 @@ async def opened(target: Target, token: bytes, on_message: Callable[[bytes], Non
 
     try:
         async with asyncio.timeout(OPEN_S):
-            allocation = await allocate(relays(target.servers)[0], mailbox, standby=False, first=Way.UDP)
+            allocation = await allocate(relays(target.servers)[0], mailbox, standby=False, first=RelayWay.UDP)
     except (ConnectError, TimeoutError) as error:
         complaint = str(error) or f"no answer within {OPEN_S:.0f} s"
         raise NettestError(f"the relay {target.name} gives no address: {complaint}") from error

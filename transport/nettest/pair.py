@@ -14,7 +14,7 @@ from transport.messages.lanes import Lane
 from transport.nettest.errors import NettestError
 from transport.nettest.mailbox import TOKEN_BYTES, Invitation, Mailbox, opened
 from transport.nettest.peer import PREFIX, PeerTests
-from transport.nettest.phase import OnPhase, Phase
+from transport.nettest.phase import NettestPhase, OnPhase
 from transport.nettest.result import PeerTest
 from transport.nettest.target import Target
 from transport.peer.peer import PeerNet
@@ -61,11 +61,11 @@ async def visit(
     key = NodeKey.generate()
     meeting = _Meeting(key, target, clock)
     async with opened(target, invitation.token, meeting.on_mail) as mailbox, meeting.joined(mailbox) as tests:
-        on_phase(Phase("connecting", MEASURE_S))
+        on_phase(NettestPhase("connecting", MEASURE_S))
         mailbox.other = invitation.host, invitation.port
         await meeting.net.allow({invitation.node})
         await mailbox.send(encode(Signal(key.address, b"")))
-        on_phase(Phase("measuring the link", MEASURE_S))
+        on_phase(NettestPhase("measuring the link", MEASURE_S))
         try:
             async with clock.timeout(MEASURE_S):
                 result = await tests.measure(invitation.node, speed=speed)

@@ -45,7 +45,7 @@ MAX_BYTES = 512 << 20  # 2 Gbit/s for two seconds.
 MAX_REMEMBERED = 256
 
 
-class Network(Protocol):
+class TestedNetwork(Protocol):
     """What is used of ``transport.peer.peer.PeerNet``."""
 
     async def send(
@@ -60,7 +60,7 @@ class Network(Protocol):
 class PeerTests:
     """Tests links, and lets peers do so."""
 
-    def __init__(self, network: Network, clock: Clock, may_load: Callable[[], str]) -> None:
+    def __init__(self, network: TestedNetwork, clock: Clock, may_load: Callable[[], str]) -> None:
         """Take the node's links.
 
         Args:
@@ -246,7 +246,7 @@ class PeerTests:
 class _Flow:
     """Messages of load, as many on their way as keep the link full, and no more: what waits would only delay the count."""
 
-    def __init__(self, network: Network, clock: Clock, peer: str) -> None:
+    def __init__(self, network: TestedNetwork, clock: Clock, peer: str) -> None:
         self.trace = Trace()
         self.broken = ""
         self._network = network

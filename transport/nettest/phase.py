@@ -7,11 +7,11 @@ TOTAL_S = 9.5  # Of a whole test. Promised are ten.
 
 
 @dataclass(frozen=True)
-class Phase:
+class NettestPhase:
     """What goes on now, and how many seconds it takes at most."""
 
     text: str
     seconds: float
 
 
-OnPhase = Callable[[Phase], None]
+OnPhase = Callable[[NettestPhase], None]

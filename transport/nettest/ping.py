@@ -15,7 +15,7 @@ PATIENCE_S = 0.7  # For the last answers; who takes longer is no use as a relay.
 
 
 @dataclass(frozen=True)
-class Ping:
+class PingResult:
     """What became of the questions to one server.
 
     Attributes:
@@ -28,12 +28,12 @@ class Ping:
     loss: float
 
 
-def summarise(sent: int, rtts: Sequence[float]) -> Ping:
+def summarise(sent: int, rtts: Sequence[float]) -> PingResult:
     """The figures of ``sent`` questions and the round trips, in seconds, of those that were answered."""
-    return Ping(sent, statistics.median(rtts) if rtts else None, 1 - len(rtts) / sent if sent else 0.0)
+    return PingResult(sent, statistics.median(rtts) if rtts else None, 1 - len(rtts) / sent if sent else 0.0)
 
 
-async def ping(server: Address, count: int = COUNT) -> Ping:
+async def ping(server: Address, count: int = COUNT) -> PingResult:
     """Ask one server ``count`` times over UDP. A system without its family of addresses hears nothing."""
     try:
         async with binder(ipv6=is_ipv6(server)) as own:
@@ -42,7 +42,7 @@ async def ping(server: Address, count: int = COUNT) -> Ping:
         return summarise(0, ())
 
 
-async def _ping(own: Binder, server: Address, count: int) -> Ping:
+async def _ping(own: Binder, server: Address, count: int) -> PingResult:
     loop = asyncio.get_running_loop()
     began = loop.time()
     asked = []

@@ -19,8 +19,8 @@ from transport.ice.ice import IceServer
 from transport.nettest.binding import binder
 from transport.nettest.errors import NoRelayError, SpeedError
 from transport.nettest.nat import Filtering, Mapping, classify, find_filtering, find_mapping
-from transport.nettest.phase import TOTAL_S, OnPhase, Phase
-from transport.nettest.ping import Ping, ping, summarise
+from transport.nettest.phase import TOTAL_S, NettestPhase, OnPhase
+from transport.nettest.ping import PingResult, ping, summarise
 from transport.nettest.result import NetTest, RelayResult
 from transport.nettest.speed import SETUP_S, TEST_S, measure
 from transport.nettest.stream import connect
@@ -41,7 +41,7 @@ class _Surroundings:
 
     target: Target
     datagram: list[Address] = field(default_factory=list)
-    ping: Ping = field(default_factory=lambda: summarise(0, ()))
+    ping: PingResult = field(default_factory=lambda: summarise(0, ()))
     stream: IceServer | None = None
     stream_rtt_s: float | None = None
 
@@ -89,7 +89,7 @@ async def run(
         raise NoRelayError("no relay is named, so there is nothing to measure against")
     clock = clock or SystemClock()
     began, at = clock.now(), clock.time()
-    on_phase(Phase("looking for the relays, and at your router", REACH_S))
+    on_phase(NettestPhase("looking for the relays, and at your router", REACH_S))
     found = await asyncio.gather(*(_look_up(target) for target in targets))
     servers = [address for one in found for address in one.datagram]
     (filtering, mapping), ipv6, _ = await asyncio.gather(
@@ -204,7 +204,7 @@ async def _rates(found: Sequence[_Surroundings], seconds: float, on_phase: OnPha
         try:
             async with asyncio.timeout_at(deadline):
                 for direction, text in ((Direction.DOWN, "download"), (Direction.UP, "upload")):
-                    on_phase(Phase(f"measuring the {text}", SETUP_S / 2 + TEST_S))
+                    on_phase(NettestPhase(f"measuring the {text}", SETUP_S / 2 + TEST_S))
                     rates[direction] = await measure(one.stream, direction, *rates.values())
         except SpeedError as error:
             notes.append(f"{one.target.name}: {error}")

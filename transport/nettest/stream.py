@@ -14,7 +14,7 @@ from transport.ice.ice import IceServer
 from transport.nettest.errors import SpeedError
 from transport.relay import message
 from transport.relay.errors import MalformedMessageError
-from transport.relay.message import Attribute, Message
+from transport.relay.message import Attribute, StunMessage
 from transport.relay.speed import Direction
 
 HEADER = 20
@@ -71,7 +71,7 @@ class RelayStream(asyncio.Protocol):
 
     async def ask(
         self, method: Method, attributes: Iterable[tuple[Attribute, bytes]] = (), key: bytes | None = None
-    ) -> Message:
+    ) -> StunMessage:
         """Send a request and wait for its answer, for as long as the connection lasts.
 
         Raises:
@@ -96,7 +96,7 @@ class RelayStream(asyncio.Protocol):
         if waiting:
             on_bytes(waiting)
 
-    def _next(self) -> Message | None:
+    def _next(self) -> StunMessage | None:
         if len(self._buffer) < HEADER:
             return None
         length = HEADER + int(struct.unpack_from("!H", self._buffer, 2)[0])
@@ -161,6 +161,6 @@ async def begin_trial(stream: RelayStream, server: IceServer, direction: Directi
         raise SpeedError(REFUSALS.get(code, f"it answers with error {code}"))
 
 
-def _code(answer: Message) -> int:
+def _code(answer: StunMessage) -> int:
     value = answer.get(Attribute.ERROR_CODE)
     return value[2] * 100 + value[3] if value is not None and len(value) >= 4 else 0

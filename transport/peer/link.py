@@ -23,10 +23,10 @@ from transport.messages.framing import (
     decode,
     encode,
 )
-from transport.messages.inbox import Inbox
+from transport.messages.inbox import MessageInbox
 from transport.messages.lanes import Lane
 from transport.messages.limits import PeerLimits
-from transport.messages.outbox import Outbox
+from transport.messages.outbox import MessageOutbox
 
 LATE = 2.0  # Of a tick's length: this machine has more to do than it can.
 BELOW_S = 0.004  # Of the line: what is more urgent, or cancelled, waits no longer; waking up takes under a millisecond.
@@ -34,14 +34,14 @@ MIN_BELOW = 16 << 10  # A slow line: more than one frame.
 MAX_REPLIES = 4096  # Twice what an honest peer can have open; beyond it the peer asks without listening to answers.
 
 
-class Link:
+class PeerLink:
     """Runs one connection until it dies."""
 
     def __init__(
         self,
         connection: RtcConnection,
-        outbox: Outbox,
-        inbox: Inbox,
+        outbox: MessageOutbox,
+        inbox: MessageInbox,
         stats: LinkStats,
         clock: Clock,
         limits: PeerLimits,

@@ -31,12 +31,12 @@ from transport.ice.context import PeerContext
 from transport.ice.rtc import RtcConnection
 from transport.ice.stats import LinkState, LinkStats
 from transport.messages.framing import Frame, check_message
-from transport.messages.inbox import Delivery, Inbox
+from transport.messages.inbox import MessageInbox, ReceivedMessage
 from transport.messages.lanes import Lane
 from transport.messages.message_source import Chunks
-from transport.messages.outbox import Outbox, Outgoing
+from transport.messages.outbox import MessageOutbox, OutgoingMessage
 from transport.messages.stream import IncomingStream
-from transport.peer.link import Link
+from transport.peer.link import PeerLink
 from transport.peer.negotiation import Negotiation, SupersededError
 from transport.peer.signalling import Opened, SignalBody
 
@@ -51,7 +51,7 @@ SHORT_LIFE_S = 1.0  # A link that dies sooner has not solved what ended the last
 class _Inflow:
     """Complete messages of one lane, waiting for the handler; the windows of the inbox bound them."""
 
-    waiting: deque[Delivery] = field(default_factory=deque)
+    waiting: deque[ReceivedMessage] = field(default_factory=deque)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -63,8 +63,8 @@ class PeerSession:
         self._context = context
         self._address = address
         self._stats = LinkStats()
-        self._outbox = Outbox(context.limits)
-        self._inbox = Inbox(
+        self._outbox = MessageOutbox(context.limits)
+        self._inbox = MessageInbox(
             context.limits,
             context.budget,
             self._deliver,
@@ -72,7 +72,7 @@ class PeerSession:
             peer=address,
             open_stream=self._open_stream if context.on_stream is not None else None,
         )
-        self._link: Link | None = None
+        self._link: PeerLink | None = None
         self._negotiation = Negotiation(context, address, lambda: self._outbox.floor)
         self._work = asyncio.Event()
         self._link_changed = asyncio.Event()
@@ -129,7 +129,7 @@ class PeerSession:
             ) from None
 
     async def _produce(
-        self, message: Outgoing, source: Chunks, chunks: AsyncIterator[bytes | bytearray | memoryview]
+        self, message: OutgoingMessage, source: Chunks, chunks: AsyncIterator[bytes | bytearray | memoryview]
     ) -> None:
         """Feed a stream while there is room for more of it."""
         while True:
@@ -143,14 +143,14 @@ class PeerSession:
             self._outbox.fed(message)
             self._wake_link()
 
-    def _produced(self, message: Outgoing, producer: asyncio.Task[None]) -> None:
+    def _produced(self, message: OutgoingMessage, producer: asyncio.Task[None]) -> None:
         """Whatever the caller's chunks raise is for the caller of ``send_stream``."""
         error = None if producer.cancelled() else producer.exception()
         if error is not None:
             self._outbox.break_off(message, error)
             self._wake_link()
 
-    async def _settled(self, message: Outgoing) -> None:
+    async def _settled(self, message: OutgoingMessage) -> None:
         asked = self._context.clock.now()
         self._work.set()
         self._wake_link()
@@ -298,7 +298,7 @@ class PeerSession:
         """Serve the link until it dies, which raises, or there is a better connection."""
         self._outbox.rewind(new_session=body.session != self._inbox.session)
         self._inbox.start_link(body.session, body.floor)
-        link = Link(connection, self._outbox, self._inbox, self._stats, self._context.clock, self._context.limits)
+        link = PeerLink(connection, self._outbox, self._inbox, self._stats, self._context.clock, self._context.limits)
         self._link = link
         self._link_changed.set()
         self._up_since = self._context.clock.now()
@@ -314,7 +314,7 @@ class PeerSession:
             self._down_since = self._context.clock.now()
             self._inbox.end_link()
 
-    async def _until_better(self, link: Link) -> None:
+    async def _until_better(self, link: PeerLink) -> None:
         jobs = (
             asyncio.create_task(link.run(), name="link"),
             asyncio.create_task(self._negotiation.upgrade.better(relayed=self._stats.relayed), name="look-for-direct"),
@@ -337,7 +337,7 @@ class PeerSession:
         if self._link is not None:
             self._link.reply(frame)
 
-    def _deliver(self, delivery: Delivery) -> None:
+    def _deliver(self, delivery: ReceivedMessage) -> None:
         inflow = self._inflow[delivery.lane]
         inflow.waiting.append(delivery)
         inflow.arrived.set()
@@ -365,7 +365,7 @@ class PeerSession:
         finally:
             self._inbox.finished(stream, failure)
 
-    async def _handle(self, delivery: Delivery) -> str | None:
+    async def _handle(self, delivery: ReceivedMessage) -> str | None:
         payload = delivery.payload
         handling = self._context.on_message(self._address, delivery.lane, delivery.header, payload)
         return await self._outcome(handling, delivery.lane)

@@ -8,9 +8,9 @@ from typing import Protocol
 from aioice.stun import Class, Method
 
 from transport.relay import message
-from transport.relay.credentials import Grant
+from transport.relay.credentials import RelayGrant
 from transport.relay.datagrams import DatagramSocket
-from transport.relay.errors import ListenError, RefusedError
+from transport.relay.errors import ListenError, RequestRefusedError
 from transport.relay.message import Address, Attribute
 from transport.relay.speed import Trial
 from transport.relay.usage import Bucket, Counters, User
@@ -23,7 +23,7 @@ SOCKET_BYTES = 1 << 20  # 8 ms at 1 Gbit/s, while the event loop serves others; 
 PORT_TRIES = 64  # With half of the ports taken, 64 random tries fail once in 10^19.
 
 
-class Client(Protocol):
+class ClientPath(Protocol):
     """The way to a client: a UDP address, or a connection.
 
     Attributes:
@@ -43,7 +43,7 @@ class Client(Protocol):
     def released(self) -> None:
         """Its allocation has ended."""
 
-    def changed(self, change: int) -> "Client | None":
+    def changed(self, change: int) -> "ClientPath | None":
         """The way by another address or port of the relay (CHANGE-REQUEST, RFC 5780); None where there is none."""
 
     def measure(self, trial: Trial) -> None:
@@ -91,7 +91,7 @@ class Allocation:
     """
 
     def __init__(
-        self, relay: Shared, client: Client, grant: Grant, user: User, socket: DatagramSocket, relayed: Address
+        self, relay: Shared, client: ClientPath, grant: RelayGrant, user: User, socket: DatagramSocket, relayed: Address
     ) -> None:
         """``socket`` becomes the allocation's own; ``relayed`` is its address as peers see it."""
         self.client = client
@@ -115,7 +115,7 @@ class Allocation:
         if len(self._permissions.keys() | set(ips)) > limit:
             self._permissions = {ip: end for ip, end in self._permissions.items() if end > now}
             if len(self._permissions.keys() | set(ips)) > limit:
-                raise RefusedError(508, "Too Many Permissions")
+                raise RequestRefusedError(508, "Too Many Permissions")
         for ip in ips:
             self._permissions[ip] = max(self._permissions.get(ip, 0.0), now + seconds)
 
@@ -129,9 +129,9 @@ class Allocation:
         if channel is None or channel.peer != peer or peer not in self._numbers:
             self._forget_channels(now)
             if number in self._channels or peer in self._numbers:
-                raise RefusedError(400, "Channel Bound Otherwise")
+                raise RequestRefusedError(400, "Channel Bound Otherwise")
             if len(self._channels) >= limit:
-                raise RefusedError(508, "Too Many Channels")
+                raise RequestRefusedError(508, "Too Many Channels")
             channel = Channel(number, peer)
         self.permit([peer[0]], now, limit, CHANNEL_S)
         self._channels[number] = self._numbers[peer] = channel

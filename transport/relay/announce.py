@@ -30,7 +30,7 @@ MAX_COMPLAINT = 300  # Characters of a refusal that go into the log.
 log = logging.getLogger(__name__)
 
 
-class Meter(Protocol):
+class RelayMeter(Protocol):
     """What is told of a relay, be it ours or coturn.
 
     Attributes:
@@ -92,7 +92,7 @@ class Announcer:
         self,
         coordinator: str,
         identity: Identity,
-        meter: Meter,
+        meter: RelayMeter,
         clock: Clock,
         jitter: Callable[[], float] = random.random,
     ) -> None:

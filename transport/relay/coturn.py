@@ -101,7 +101,7 @@ def _span(network: Network) -> str:
 
 
 class CoturnMeter:
-    """What the log of a coturn tells; implements ``announce.Meter``.
+    """What the log of a coturn tells; implements ``announce.RelayMeter``.
 
     coturn writes the bytes of an allocation every 2,048 packets and at its end.
     """

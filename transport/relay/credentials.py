@@ -18,7 +18,7 @@ _USERNAME = re.compile(r"(?P<expiry>[0-9]{1,12}):(?P<user>[A-Za-z0-9_\-]{1,128})
 
 
 @dataclass(frozen=True)
-class Grant:
+class RelayGrant:
     """What a user name promises; whether the client may use it shows its signature.
 
     Attributes:
@@ -41,7 +41,7 @@ class Credentials:
         self._secret = secret.encode()
         self._realm = realm
 
-    def grant(self, username: str, now: float) -> Grant:
+    def grant(self, username: str, now: float) -> RelayGrant:
         """What ``username`` may do at unix time ``now``.
 
         Raises:
@@ -55,7 +55,7 @@ class Credentials:
         if expires <= now:
             raise CredentialError(f"the credentials ended {now - expires:.0f} s ago")
         password = base64.b64encode(hmac.new(self._secret, username.encode(), hashlib.sha1).digest()).decode()
-        return Grant(username, match["user"], expires, make_integrity_key(username, self._realm, password))
+        return RelayGrant(username, match["user"], expires, make_integrity_key(username, self._realm, password))
 
 
 class Nonces:

@@ -9,12 +9,12 @@ from aioice.stun import Class, Method
 
 from common.clock import Clock
 from transport.relay import message
-from transport.relay.allocation import CHANNELS, Allocation, Client, bind_any
-from transport.relay.credentials import Credentials, Grant, Nonces
+from transport.relay.allocation import CHANNELS, Allocation, ClientPath, bind_any
+from transport.relay.credentials import Credentials, Nonces, RelayGrant
 from transport.relay.datagrams import SETS_DF, DatagramSocket, family_of
-from transport.relay.errors import CredentialError, ListenError, MalformedMessageError, RefusedError
+from transport.relay.errors import CredentialError, ListenError, MalformedMessageError, RequestRefusedError
 from transport.relay.guard import StrangerGuard
-from transport.relay.message import Address, Attribute, Message
+from transport.relay.message import Address, Attribute, StunMessage
 from transport.relay.options import RelayOptions
 from transport.relay.policy import PeerPolicy
 from transport.relay.speed import SpeedTests
@@ -29,7 +29,7 @@ Attributes = list[tuple[Attribute, bytes]]
 log = logging.getLogger(__name__)
 
 
-class Desk:
+class RelayDesk:
     """What all listeners of one relay share.
 
     Attributes:
@@ -68,7 +68,7 @@ class Desk:
         self._policy = PeerPolicy(options.allowed, {*own, *options.listen, *public})
         self._neighbours = frozenset(ip for ip in public if self._policy.could_permit(ip))
         self._closed = frozenset(ip for ip in public if not self._policy.permits(ip))
-        self._perform: dict[Method, Callable[[Message, Client, Grant], Attributes]] = {
+        self._perform: dict[Method, Callable[[StunMessage, ClientPath, RelayGrant], Attributes]] = {
             Method.ALLOCATE: self._allocate,
             Method.REFRESH: self._refresh,
             Method.CREATE_PERMISSION: self._create_permission,
@@ -83,7 +83,7 @@ class Desk:
         """Whether nothing but relayed addresses may be reached at this IP address: it is the relay's own."""
         return ip in self._closed
 
-    def handle(self, data: bytes, client: Client) -> None:
+    def handle(self, data: bytes, client: ClientPath) -> None:
         """Answer one datagram that is no ChannelData of a known client."""
         now = self._clock.now()
         if client.allocation is None and not self._guard.allows(client.address[0], now):
@@ -116,7 +116,7 @@ class Desk:
         for allocation in [item for item in self.allocations.values() if item.expires <= now]:
             self.release(allocation)
 
-    def _send_indication(self, request: Message, client: Client, now: float) -> None:
+    def _send_indication(self, request: StunMessage, client: ClientPath, now: float) -> None:
         """RFC 8656 section 11.2: what does not fit is dropped without a word."""
         allocation, peers, payload = client.allocation, request.peers(), request.get(Attribute.DATA)
         if allocation is None or len(peers) != 1 or payload is None or self._not_understood(request):
@@ -124,14 +124,14 @@ class Desk:
             return
         allocation.send(memoryview(payload), peers[0], now)
 
-    def _binding(self, request: Message, client: Client) -> None:
+    def _binding(self, request: StunMessage, client: ClientPath) -> None:
         """Tell the client its address, from another address of the relay if it asks so (RFC 5780 section 6)."""
         change = request.number(Attribute.CHANGE_REQUEST) or 0
         way = client.changed(change)
         unknown = self._not_understood(request)
         if unknown or way is None:
             unknown = unknown or [Attribute.CHANGE_REQUEST]
-            self._refuse(request, client, RefusedError(420, "Unknown Attribute", unknown), [], None)
+            self._refuse(request, client, RequestRefusedError(420, "Unknown Attribute", unknown), [], None)
             return
         attributes = [
             (Attribute.XOR_MAPPED_ADDRESS, message.xor_address(client.address, request.transaction)),
@@ -142,10 +142,10 @@ class Desk:
         self.counters.answer("binding", "ok")
         way.write(message.encode(request.method, Class.RESPONSE, request.transaction, attributes))
 
-    def _request(self, request: Message, client: Client, now: float) -> None:
+    def _request(self, request: StunMessage, client: ClientPath, now: float) -> None:
         try:
             grant = self._identify(request, client, now)
-        except RefusedError as refusal:
+        except RequestRefusedError as refusal:
             challenge = [
                 (Attribute.REALM, self._options.realm.encode()),
                 (Attribute.NONCE, self._nonces.make(client.address, now)),
@@ -155,21 +155,26 @@ class Desk:
         try:
             unknown = self._not_understood(request)
             if unknown:
-                raise RefusedError(420, "Unknown Attribute", unknown)
+                raise RequestRefusedError(420, "Unknown Attribute", unknown)
             perform = self._perform.get(request.method)
             if perform is None:
-                raise RefusedError(400, "Bad Request")
+                raise RequestRefusedError(400, "Bad Request")
             attributes = perform(request, client, grant)
         except MalformedMessageError as error:
-            self._refuse(request, client, RefusedError(400, str(error)), [], grant.key)
-        except RefusedError as refusal:
+            self._refuse(request, client, RequestRefusedError(400, str(error)), [], grant.key)
+        except RequestRefusedError as refusal:
             self._refuse(request, client, refusal, [], grant.key)
         else:
             self.counters.answer(request.method.name.lower(), "ok")
             client.write(message.encode(request.method, Class.RESPONSE, request.transaction, attributes, grant.key))
 
     def _refuse(
-        self, request: Message, client: Client, refusal: RefusedError, more: Attributes, key: bytes | None
+        self,
+        request: StunMessage,
+        client: ClientPath,
+        refusal: RequestRefusedError,
+        more: Attributes,
+        key: bytes | None,
     ) -> None:
         attributes = [(Attribute.ERROR_CODE, message.error(refusal.code, refusal.reason)), *more]
         if refusal.unknown:
@@ -177,30 +182,30 @@ class Desk:
         self.counters.answer(request.method.name.lower(), str(refusal.code))
         client.write(message.encode(request.method, Class.ERROR, request.transaction, attributes, key))
 
-    def _identify(self, request: Message, client: Client, now: float) -> Grant:
+    def _identify(self, request: StunMessage, client: ClientPath, now: float) -> RelayGrant:
         """Who signed the request; RefusedError in the order of RFC 8489 section 9.2.4."""
         if not request.signed:
-            raise RefusedError(401, "Unauthorized")
+            raise RequestRefusedError(401, "Unauthorized")
         username, nonce = request.text(Attribute.USERNAME), request.get(Attribute.NONCE)
         if not username or nonce is None or request.get(Attribute.REALM) is None:
-            raise RefusedError(400, "Bad Request")
+            raise RequestRefusedError(400, "Bad Request")
         if not self._nonces.valid(nonce, client.address, now):
-            raise RefusedError(438, "Stale Nonce")
+            raise RequestRefusedError(438, "Stale Nonce")
         try:
             grant = self._credentials.grant(username, self._clock.time())
         except CredentialError:
-            raise RefusedError(401, "Unauthorized") from None
+            raise RequestRefusedError(401, "Unauthorized") from None
         if not request.signed_with(grant.key):
-            raise RefusedError(401, "Unauthorized")
+            raise RequestRefusedError(401, "Unauthorized")
         return grant
 
-    def _allocate(self, request: Message, client: Client, grant: Grant) -> Attributes:
+    def _allocate(self, request: StunMessage, client: ClientPath, grant: RelayGrant) -> Attributes:
         now = self._clock.now()
         held = client.allocation
         speed_test = request.number(Attribute.SPEED_TEST)
         if speed_test is not None:
             if held is not None:
-                raise RefusedError(437, "Allocation Mismatch")
+                raise RequestRefusedError(437, "Allocation Mismatch")
             client.measure(self.speed.open(grant.user, speed_test))
             return []
         if held is not None and held.expires <= now:
@@ -209,21 +214,21 @@ class Desk:
         if held is None:
             held = self._make(request, client, grant)
         elif held.transaction != request.transaction or held.user.name != grant.user:
-            raise RefusedError(437, "Allocation Mismatch")
+            raise RequestRefusedError(437, "Allocation Mismatch")
         return [
             (Attribute.XOR_RELAYED_ADDRESS, message.xor_address(held.relayed, request.transaction)),
             (Attribute.LIFETIME, message.uint32(round(held.expires - now))),
             (Attribute.XOR_MAPPED_ADDRESS, message.xor_address(client.address, request.transaction)),
         ]
 
-    def _make(self, request: Message, client: Client, grant: Grant) -> Allocation:
+    def _make(self, request: StunMessage, client: ClientPath, grant: RelayGrant) -> Allocation:
         ip = self._relay_ip(request)
         lifetime = self._lifetime(request, grant)
         user = self.users.get(grant.user)
         if user.allocations >= self._options.quota.allocations_per_user:
-            raise RefusedError(486, "Allocation Quota Reached")
+            raise RequestRefusedError(486, "Allocation Quota Reached")
         if len(self.allocations) >= self._options.quota.allocations:
-            raise RefusedError(508, "Insufficient Capacity")
+            raise RequestRefusedError(508, "Insufficient Capacity")
         bound = self._bind(ip)
         relayed = (self._options.public(ip), bound.address[1])
         allocation = Allocation(self, client, grant, user, bound, relayed)
@@ -234,18 +239,18 @@ class Desk:
         self._watch(allocation)
         return allocation
 
-    def _relay_ip(self, request: Message) -> str:
+    def _relay_ip(self, request: StunMessage) -> str:
         """The address of this machine that fits what the client wants (RFC 8656 section 7.2)."""
         transport = request.number(Attribute.REQUESTED_TRANSPORT)
         if transport is None:
-            raise RefusedError(400, "Bad Request")
+            raise RequestRefusedError(400, "Bad Request")
         if transport & 0xFF000000 != UDP:
-            raise RefusedError(442, "Unsupported Transport Protocol")
+            raise RequestRefusedError(442, "Unsupported Transport Protocol")
         wanted = request.number(Attribute.REQUESTED_ADDRESS_FAMILY)
         family = FAMILIES[1] if wanted is None else FAMILIES.get(wanted >> 24)
         ip = next((ip for ip in self._options.listen if family_of(ip) == family), None)
         if ip is None:
-            raise RefusedError(440, "Address Family not Supported")
+            raise RequestRefusedError(440, "Address Family not Supported")
         return ip
 
     def _bind(self, ip: str) -> DatagramSocket:
@@ -254,27 +259,27 @@ class Desk:
             return bind_any(ip, options.min_port, options.max_port, offload=options.offload)
         except ListenError as error:
             log.warning("no room for an allocation: %s", error)
-            raise RefusedError(508, "Insufficient Capacity") from None
+            raise RequestRefusedError(508, "Insufficient Capacity") from None
 
-    def _lifetime(self, request: Message, grant: Grant) -> int:
+    def _lifetime(self, request: StunMessage, grant: RelayGrant) -> int:
         """Seconds: what is asked for within bounds, and never past the end of the credentials."""
         wanted = request.number(Attribute.LIFETIME) or 0
         left = int(grant.expires - self._clock.time())
         return max(1, min(max(wanted, DEFAULT_LIFETIME_S), MAX_LIFETIME_S, left))
 
-    def _held(self, client: Client, grant: Grant) -> Allocation:
+    def _held(self, client: ClientPath, grant: RelayGrant) -> Allocation:
         allocation = client.allocation
         if allocation is None or allocation.expires <= self._clock.now():
-            raise RefusedError(437, "Allocation Mismatch")
+            raise RequestRefusedError(437, "Allocation Mismatch")
         if allocation.user.name != grant.user:
-            raise RefusedError(441, "Wrong Credentials")
+            raise RequestRefusedError(441, "Wrong Credentials")
         return allocation
 
-    def _refresh(self, request: Message, client: Client, grant: Grant) -> Attributes:
+    def _refresh(self, request: StunMessage, client: ClientPath, grant: RelayGrant) -> Attributes:
         allocation = self._held(client, grant)
         family = request.number(Attribute.REQUESTED_ADDRESS_FAMILY)
         if family is not None and FAMILIES.get(family >> 24) != family_of(allocation.relayed[0]):
-            raise RefusedError(443, "Peer Address Family Mismatch")
+            raise RequestRefusedError(443, "Peer Address Family Mismatch")
         if request.number(Attribute.LIFETIME) == 0:
             self.release(allocation)
             return [(Attribute.LIFETIME, message.uint32(0))]
@@ -282,35 +287,35 @@ class Desk:
         allocation.expires = self._clock.now() + lifetime
         return [(Attribute.LIFETIME, message.uint32(lifetime))]
 
-    def _create_permission(self, request: Message, client: Client, grant: Grant) -> Attributes:
+    def _create_permission(self, request: StunMessage, client: ClientPath, grant: RelayGrant) -> Attributes:
         allocation = self._held(client, grant)
         peers = request.peers()
         if not peers:
-            raise RefusedError(400, "Bad Request")
+            raise RequestRefusedError(400, "Bad Request")
         for ip, _ in peers:
             self._check_peer(ip, allocation)
         allocation.permit([ip for ip, _ in peers], self._clock.now(), self._options.quota.permissions)
         return []
 
-    def _channel_bind(self, request: Message, client: Client, grant: Grant) -> Attributes:
+    def _channel_bind(self, request: StunMessage, client: ClientPath, grant: RelayGrant) -> Attributes:
         allocation = self._held(client, grant)
         number = (request.number(Attribute.CHANNEL_NUMBER) or 0) >> 16
         peers = request.peers()
         if number not in CHANNELS or len(peers) != 1 or not peers[0][1]:
-            raise RefusedError(400, "Bad Request")
+            raise RequestRefusedError(400, "Bad Request")
         self._check_peer(peers[0][0], allocation)
         if self.closed(peers[0][0]) and self.relayed_at(peers[0]) is None:
-            raise RefusedError(403, "Forbidden")
+            raise RequestRefusedError(403, "Forbidden")
         allocation.bind(number, peers[0], self._clock.now(), self._options.quota.channels)
         return []
 
     def _check_peer(self, ip: str, allocation: Allocation) -> None:
         if not self._policy.permits(ip) and ip not in self._neighbours:
-            raise RefusedError(403, "Forbidden")
+            raise RequestRefusedError(403, "Forbidden")
         if ip_address(ip).version != ip_address(allocation.relayed[0]).version:
-            raise RefusedError(443, "Peer Address Family Mismatch")
+            raise RequestRefusedError(443, "Peer Address Family Mismatch")
 
-    def _not_understood(self, request: Message) -> Sequence[int]:
+    def _not_understood(self, request: StunMessage) -> Sequence[int]:
         unknown = request.not_understood()
         if not SETS_DF and request.get(Attribute.DONT_FRAGMENT) is not None:
             unknown.append(Attribute.DONT_FRAGMENT)

@@ -33,7 +33,7 @@ class CredentialError(RelayError):
     """A user name is malformed, expired or unknown."""
 
 
-class RefusedError(RelayError):
+class RequestRefusedError(RelayError):
     """A request is answered with an error.
 
     Attributes:

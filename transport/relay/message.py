@@ -56,7 +56,7 @@ _UNDERSTOOD = frozenset(Attribute)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StunMessage:
     """A STUN message as it came.
 
     Attributes:
@@ -125,7 +125,7 @@ class Message:
         return bool(self.signed) and hmac.compare_digest(self.mac, stun.message_integrity(self.signed, key))
 
 
-def parse(data: bytes) -> Message:
+def parse(data: bytes) -> StunMessage:
     """Read one STUN message.
 
     Raises:
@@ -140,7 +140,7 @@ def parse(data: bytes) -> Message:
     if method is None:
         raise MalformedMessageError(f"unknown method {number & _METHOD_BITS:#x}")
     attributes, signed, mac = _attributes(data)
-    return Message(method, Class(number & _CLASS_BITS), transaction, tuple(attributes), signed, mac)
+    return StunMessage(method, Class(number & _CLASS_BITS), transaction, tuple(attributes), signed, mac)
 
 
 def _attributes(data: bytes) -> tuple[list[tuple[int, bytes]], bytes, bytes]:

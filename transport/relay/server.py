@@ -13,12 +13,12 @@ import ifaddr
 from common.clock import Clock, SystemClock
 from transport.relay.allocation import Allocation
 from transport.relay.datagrams import Buffer, DatagramSocket
-from transport.relay.desk import Desk
-from transport.relay.errors import ListenError, RefusedError
+from transport.relay.desk import RelayDesk
+from transport.relay.errors import ListenError, RequestRefusedError
 from transport.relay.message import Address
 from transport.relay.options import RelayOptions
 from transport.relay.speed import Trial
-from transport.relay.stream import Stream
+from transport.relay.stream import RelayConnection
 from transport.relay.usage import Users
 
 SOCKET_BYTES = 4 << 20  # All clients share it: 32 ms at 1 Gbit/s.
@@ -62,7 +62,7 @@ class UdpClient:
     def measure(self, trial: Trial) -> None:
         """Refuse: a UDP address may be forged."""
         trial.end()
-        raise RefusedError(400, "Speed Tests Need TCP")
+        raise RequestRefusedError(400, "Speed Tests Need TCP")
 
     def origin(self) -> Sequence[Address]:
         """The relay's address here, and the one with other IP address and port where there is one."""
@@ -76,7 +76,7 @@ class UdpListener:
         others: listeners by what differs from this one: address, port, or both (CHANGE-REQUEST).
     """
 
-    def __init__(self, desk: Desk, clock: Clock, socket: DatagramSocket, public_ip: str, *, relays: bool) -> None:
+    def __init__(self, desk: RelayDesk, clock: Clock, socket: DatagramSocket, public_ip: str, *, relays: bool) -> None:
         """``relays``: not only Binding requests are answered."""
         self.socket = socket
         self.public: Address = (public_ip, socket.address[1])
@@ -143,12 +143,12 @@ class RelayServer:
         self.tls_addresses: list[Address] = []
         self._clock = clock or SystemClock()
         own = {str(ip.ip if ip.is_IPv4 else ip.ip[0]) for adapter in ifaddr.get_adapters() for ip in adapter.ips}
-        self.desk = Desk(options, self._clock, own, self._watch, self._unwatch)
+        self.desk = RelayDesk(options, self._clock, own, self._watch, self._unwatch)
         self.started = self._clock.time()
         self._listeners: list[UdpListener] = []
         self._servers: list[asyncio.Server] = []
         self._streams: Counter[str] = Counter()
-        self._connections: set[Stream] = set()
+        self._connections: set[RelayConnection] = set()
         self._reaper: asyncio.Task[None] | None = None
 
     @property
@@ -258,7 +258,7 @@ class RelayServer:
         loop = asyncio.get_running_loop()
         try:
             return await loop.create_server(
-                lambda: Stream(self.desk, self._clock.now, self._admit, self._leave),
+                lambda: RelayConnection(self.desk, self._clock.now, self._admit, self._leave),
                 ip,
                 port,
                 ssl=self.options.tls if tls else None,
@@ -267,7 +267,7 @@ class RelayServer:
         except OSError as error:
             raise ListenError(f"cannot use TCP port {port} of {ip}: {error.strerror}") from error
 
-    def _admit(self, stream: Stream) -> bool:
+    def _admit(self, stream: RelayConnection) -> bool:
         quota, ip = self.options.quota, stream.address[0]
         if len(self._connections) >= quota.streams or self._streams[ip] >= quota.streams_per_address:
             self.desk.counters.drop("connections")
@@ -276,7 +276,7 @@ class RelayServer:
         self._streams[ip] += 1
         return True
 
-    def _leave(self, stream: Stream) -> None:
+    def _leave(self, stream: RelayConnection) -> None:
         self._connections.discard(stream)
         self._streams[stream.address[0]] -= 1
         self._streams += Counter()  # Drops zeros.

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from enum import IntEnum
 
-from transport.relay.errors import RefusedError
+from transport.relay.errors import RequestRefusedError
 from transport.relay.options import Quota
 from transport.relay.usage import Bucket
 
@@ -45,7 +45,7 @@ class Direction(IntEnum):
     UP = 2
 
 
-class Account:
+class SpeedShare:
     """What one user has left of its share."""
 
     __slots__ = ("begun", "running", "volume")
@@ -71,7 +71,7 @@ class SpeedTests:
         self._now = now
         self._rate = Bucket(quota.speed_rate)
         self._volume = Bucket(quota.speed_total_hour_bytes / HOUR_S, quota.speed_total_hour_bytes)
-        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        self._accounts: OrderedDict[str, SpeedShare] = OrderedDict()
         self._running = 0
 
     @property
@@ -91,12 +91,12 @@ class SpeedTests:
         try:
             direction = Direction(wanted)
         except ValueError:
-            raise RefusedError(400, "Bad Request") from None
+            raise RequestRefusedError(400, "Bad Request") from None
         account = self._account(user.partition("-")[0])
         if account.running >= self._quota.speed_streams_per_user or not account.begun.take(1, self._now()):
-            raise RefusedError(486, "Speed Test Quota Reached")
+            raise RequestRefusedError(486, "Speed Test Quota Reached")
         if self._running >= self._quota.speed_streams:
-            raise RefusedError(508, "Insufficient Capacity")
+            raise RequestRefusedError(508, "Insufficient Capacity")
         account.running += 1
         self._running += 1
         return Trial(direction, self, account)
@@ -111,7 +111,7 @@ class SpeedTests:
         self.moved[trial.direction] += size
         return True
 
-    def close(self, account: Account) -> None:
+    def close(self, account: SpeedShare) -> None:
         """One connection's part has ended."""
         account.running -= 1
         self._running -= 1
@@ -120,8 +120,8 @@ class SpeedTests:
         """Monotonic seconds."""
         return self._now()
 
-    def _account(self, name: str) -> Account:
-        account = self._accounts.pop(name, None) or Account(self._quota)
+    def _account(self, name: str) -> SpeedShare:
+        account = self._accounts.pop(name, None) or SpeedShare(self._quota)
         self._accounts[name] = account
         if len(self._accounts) > MAX_ACCOUNTS:
             idle = next((key for key, value in self._accounts.items() if not value.running), name)
@@ -132,7 +132,7 @@ class SpeedTests:
 class Trial:
     """One connection's part of a test; ``begin`` it once the answer is written, ``end`` it with the connection."""
 
-    def __init__(self, direction: Direction, tests: SpeedTests, account: Account) -> None:
+    def __init__(self, direction: Direction, tests: SpeedTests, account: SpeedShare) -> None:
         self.direction = direction
         self.account = account
         self._tests = tests

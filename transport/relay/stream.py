@@ -5,8 +5,8 @@ import struct
 from collections.abc import Callable, Sequence
 
 from transport.relay.allocation import Allocation
-from transport.relay.desk import Desk
-from transport.relay.errors import RefusedError
+from transport.relay.desk import RelayDesk
+from transport.relay.errors import RequestRefusedError
 from transport.relay.message import Address
 from transport.relay.speed import Trial
 
@@ -17,15 +17,15 @@ MAX_WAITING = 1 << 20  # Bytes that a slow client lets pile up before its packet
 HEADER = 20  # STUN; ChannelData has 4.
 
 
-class Stream(asyncio.Protocol):
+class RelayConnection(asyncio.Protocol):
     """One connection; it is its client's 5-tuple, so the allocation ends with it."""
 
     def __init__(
         self,
-        desk: Desk,
+        desk: RelayDesk,
         now: Callable[[], float],
-        opened: Callable[["Stream"], bool],
-        closed: Callable[["Stream"], None],
+        opened: Callable[["RelayConnection"], bool],
+        closed: Callable[["RelayConnection"], None],
     ) -> None:
         """Wait for a connection.
 
@@ -113,7 +113,7 @@ class Stream(asyncio.Protocol):
         """Its allocation has ended: it may make another soon."""
         self._await_allocation()
 
-    def changed(self, change: int) -> "Stream | None":
+    def changed(self, change: int) -> "RelayConnection | None":
         """A connection has no other way."""
         return None if change else self
 
@@ -121,7 +121,7 @@ class Stream(asyncio.Protocol):
         """Carry nothing but a speed test from the next message on."""
         if self._trial is not None or self._transport.is_closing():
             trial.end()
-            raise RefusedError(400, "Bad Request")
+            raise RequestRefusedError(400, "Bad Request")
         self._trial = trial
 
     def origin(self) -> Sequence[Address]:

@@ -26,15 +26,15 @@ from transport.sctp import dcep
 from transport.sctp.allowance import Allowance
 from transport.sctp.congestion.control import Controller, PathStats
 from transport.sctp.congestion.controller import RateController
-from transport.sctp.datapath import DataPath, Setup
+from transport.sctp.datapath import DataPath, DatapathSetup
 from transport.sctp.dtls import open_records
 from transport.sctp.mtu import BASE_MTU
 from transport.sctp.packet import TSN_MASK, ZERO_CHECKSUM, parameters_hold, split, with_checksum
-from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
-from transport.sctp.schedule import Outgoing
+from transport.sctp.receive import RECEIVE_WINDOW, ReceiveBook, SctpMessage
+from transport.sctp.schedule import ScheduledMessage
 from transport.sctp.send import SendBook
 from transport.sctp.udp.datagram import open_path
-from transport.sctp.udp.offload import Run
+from transport.sctp.udp.offload import DatagramRun
 
 LOG = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class FastSctpTransport(RTCSctpTransport):
 
     # The data path's host
 
-    def on_messages(self, messages: list[Message]) -> None:
+    def on_messages(self, messages: list[SctpMessage]) -> None:
         """Hand messages to their channels."""
         self._sync_received()
         for message in messages:
@@ -232,7 +232,7 @@ class FastSctpTransport(RTCSctpTransport):
         )
         for stream, level in self._levels.items():
             sender.set_level(stream, level)
-        setup = Setup(
+        setup = DatapathSetup(
             self._local_port,
             self._remote_port,
             self._local_verification_tag,
@@ -256,7 +256,7 @@ class FastSctpTransport(RTCSctpTransport):
 
     async def _handle_data(self, data: bytes) -> None:
         if self._data is not None:
-            self._data.on_packets([Run(data, len(data))] if data else [])
+            self._data.on_packets([DatagramRun(data, len(data))] if data else [])
             return
         try:
             if not all(parameters_hold(data, kind, start, end) for kind, _, start, end in split(data)):
@@ -351,12 +351,14 @@ class FastSctpTransport(RTCSctpTransport):
         assert self._data is not None
         assert channel.id is not None
         if protocol == dcep.DCEP:
-            self._data.queue(Outgoing(None, channel.id, protocol, data, ordered=True))
+            self._data.queue(ScheduledMessage(None, channel.id, protocol, data, ordered=True))
             return
         lifetime = channel.maxPacketLifeTime
         expires = self._running.time() + lifetime / 1000 if lifetime is not None else None
         self._data.queue(
-            Outgoing(channel, channel.id, protocol, data, bool(channel.ordered), channel.maxRetransmits, expires)
+            ScheduledMessage(
+                channel, channel.id, protocol, data, bool(channel.ordered), channel.maxRetransmits, expires
+            )
         )
 
     def _data_channel_send(self, channel: RTCDataChannel, data: bytes | str) -> None:

@@ -19,16 +19,16 @@ from transport.sctp.congestion.control import AckSample, Controller, PathStats
 from transport.sctp.congestion.controller import RateController
 from transport.sctp.congestion.pacing import LEAST_PACKETS, URGENT_PACKETS, Pacer, burst_seconds, rest_seconds
 from transport.sctp.dtls import MAX_BATCH, Records
-from transport.sctp.meter import Meter
+from transport.sctp.meter import AssociationMeter
 from transport.sctp.mtu import BASE_MTU, BLACK_HOLE_LOSSES
 from transport.sctp.packet import DataRun, Framer, MalformedPacketError, Sack
 from transport.sctp.probing import MtuProber, probe_chunks
-from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
+from transport.sctp.receive import RECEIVE_WINDOW, ReceiveBook, SctpMessage
 from transport.sctp.record import Flight, Record, Sent
-from transport.sctp.schedule import Outgoing
+from transport.sctp.schedule import ScheduledMessage
 from transport.sctp.send import SendBook
 from transport.sctp.udp.datagram import DatagramPath
-from transport.sctp.udp.offload import Run
+from transport.sctp.udp.offload import DatagramRun
 from transport.sctp.udp.timer import fine_timer
 
 LOG = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ MIN_SLEEP_S = 0.001  # Event loops count whole milliseconds; a shorter wait woul
 class Host(Protocol):
     """Who owns the data path."""
 
-    def on_messages(self, messages: list[Message]) -> None:
+    def on_messages(self, messages: list[SctpMessage]) -> None:
         """Whole messages, in the order of delivery."""
 
     def on_control(self, kind: int, flags: int, body: bytes) -> None:
@@ -77,7 +77,7 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class DatapathSetup:
     """What the handshake agreed on.
 
     Attributes:
@@ -104,7 +104,7 @@ class DataPath:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: DatapathSetup,
         records: Records,
         receiver: ReceiveBook,
         sender: SendBook,
@@ -128,7 +128,7 @@ class DataPath:
         self._payload = 0
         self._packet = BASE_MTU
         self._pacer = Pacer(clock.instant())
-        self._meter = Meter(clock.instant())
+        self._meter = AssociationMeter(clock.instant())
         self._sent_at = clock.instant()
         self._blocked_until = 0.0
         self._lossy_until = 0.0
@@ -233,7 +233,7 @@ class DataPath:
 
     # Receiving
 
-    def on_datagrams(self, runs: list[Run]) -> None:
+    def on_datagrams(self, runs: list[DatagramRun]) -> None:
         """Take the DTLS datagrams of one reading."""
         if self._ended:
             return
@@ -250,7 +250,7 @@ class DataPath:
         if self._records.closed and not self._ended:
             self._host.on_closed()
 
-    def on_packets(self, opened: list[Run]) -> None:
+    def on_packets(self, opened: list[DatagramRun]) -> None:
         """Take decrypted packets."""
         if self._ended:
             return
@@ -409,7 +409,7 @@ class DataPath:
 
     # Sending
 
-    def queue(self, message: Outgoing) -> None:
+    def queue(self, message: ScheduledMessage) -> None:
         """Send a message when its turn comes."""
         self.sender.queue(message)
         self.wake()

@@ -11,7 +11,7 @@ from typing import Any
 
 from OpenSSL import SSL
 
-from transport.sctp.udp.offload import Run
+from transport.sctp.udp.offload import DatagramRun
 
 MAX_BATCH = 65_000  # Bytes of records per buffer: what one system call takes with segmentation offload.
 MAX_PLAIN = 16_384  # RFC 6347, section 4.1: no record holds more.
@@ -84,7 +84,7 @@ class Records:
         except SSL.Error:  # None are left.
             return memoryview(b"")
 
-    def open(self, runs: list[Run]) -> list[Run]:
+    def open(self, runs: list[DatagramRun]) -> list[DatagramRun]:
         """Decrypt what is genuine and new; the rest is left out. Sets ``closed``.
 
         Returns:
@@ -96,7 +96,7 @@ class Records:
             try:
                 while True:
                     packet = self._connection.recv(MAX_PLAIN)
-                    packets.append(Run(packet, len(packet)))
+                    packets.append(DatagramRun(packet, len(packet)))
             except SSL.ZeroReturnError:
                 self.closed = True
             except SSL.Error:
@@ -156,9 +156,9 @@ class DirectRecords(Records):
         size = self._lib.BIO_read(self._from, self._sealed, MAX_BATCH)
         return self._sealed_view[: max(0, size)]
 
-    def open(self, runs: list[Run]) -> list[Run]:
+    def open(self, runs: list[DatagramRun]) -> list[DatagramRun]:
         """See Records."""
-        packets: list[Run] = []
+        packets: list[DatagramRun] = []
         group: list[bytes] = []
         records = 0
         for piece, count in _pieces(runs):
@@ -180,7 +180,7 @@ class DirectRecords(Records):
         size = self._lib.BIO_read(self._from, self._sealed, MAX_BATCH)
         return bytes(self._sealed_view[:size]) if size > 0 else b""
 
-    def _read(self, records: bytes, packets: list[Run]) -> None:
+    def _read(self, records: bytes, packets: list[DatagramRun]) -> None:
         """Decrypt some records, behind those that are not handed over yet."""
         self._lib.BIO_write(self._into, records, len(records))
         read, ssl, plain, opened, filled = self._lib.SSL_read, self._ssl, self._plain, self._opened, self._filled
@@ -194,12 +194,12 @@ class DirectRecords(Records):
             self.closed = True
         self._lib.ERR_clear_error()
 
-    def _hand_over(self, packets: list[Run]) -> None:
+    def _hand_over(self, packets: list[DatagramRun]) -> None:
         """Add what was decrypted, neighbours of one length together."""
         start, view = 0, self._plain_view
         for size, alike in groupby(self._opened):
             end = start + size * len(list(alike))
-            packets.append(Run(view[start:end], size))
+            packets.append(DatagramRun(view[start:end], size))
             start = end
         self._opened.clear()
         self._filled = 0
@@ -214,25 +214,25 @@ def first_length(records: memoryview) -> int:
     return (records[11] << 8 | records[12]) + RECORD_HEADER
 
 
-def _pieces(runs: Iterable[Run]) -> Iterator[tuple[bytes, int]]:
+def _pieces(runs: Iterable[DatagramRun]) -> Iterator[tuple[bytes, int]]:
     """Cut runs into what may go in at once, with how many whole records that is: 0 for what must go in alone."""
     for run in runs:
         data, size = run
         if _are_records(run):
             for start in range(0, len(data), INPUT_BATCH * size):
-                piece = Run(data[start : start + INPUT_BATCH * size], size)
+                piece = DatagramRun(data[start : start + INPUT_BATCH * size], size)
                 yield piece.data, piece.datagrams
         elif len(data) <= size:
             yield data, 0
         else:
-            yield from _pieces(Run(datagram, len(datagram)) for datagram in run.each())
+            yield from _pieces(DatagramRun(datagram, len(datagram)) for datagram in run.each())
 
 
-def _are_records(run: Run) -> bool:
+def _are_records(run: DatagramRun) -> bool:
     """Whether each datagram is a whole DTLS 1.2 record and nothing else: only such cannot spoil what goes in behind it."""
     data, size = run
     count, rest = divmod(len(data), size)
-    if not RECORD_HEADER < size <= MAX_DATAGRAM or (rest and not _are_records(Run(data[-rest:], rest))):
+    if not RECORD_HEADER < size <= MAX_DATAGRAM or (rest and not _are_records(DatagramRun(data[-rest:], rest))):
         return False
     high, low = divmod(size - RECORD_HEADER, 256)
     end = count * size

@@ -30,7 +30,7 @@ class _Rate:
             self._marks.popleft()
 
 
-class Meter:
+class AssociationMeter:
     """Counts of one association.
 
     Attributes:

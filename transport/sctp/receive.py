@@ -24,7 +24,7 @@ _START = attrgetter("start")
 _ENDS = bytes(bool(flags & (FIRST_FRAGMENT | LAST_FRAGMENT)) for flags in range(256))  # To translate flags by.
 
 
-class Message(NamedTuple):
+class SctpMessage(NamedTuple):
     """A whole message."""
 
     stream: int
@@ -63,7 +63,7 @@ class _Stream:
     """Order within one stream: the next sequence number, and whole messages that came before their turn."""
 
     next: int = 0
-    waiting: dict[int, Message] = field(default_factory=dict)
+    waiting: dict[int, SctpMessage] = field(default_factory=dict)
 
 
 class ReceiveBook:
@@ -86,7 +86,7 @@ class ReceiveBook:
         self._max_message = max_message
         self._window = window
         self._most = window + window // COST_SLACK
-        self.ready: list[Message] = []
+        self.ready: list[SctpMessage] = []
         self.held = 0
         self.duplicates = 0
         self.dropped = 0
@@ -220,7 +220,7 @@ class ReceiveBook:
         if flags & FIRST_FRAGMENT:
             self._close_off(run)
             if flags & LAST_FRAGMENT:
-                self._whole(stream, sequence, bool(flags & UNORDERED), Message(stream, protocol, payload), held=0)
+                self._whole(stream, sequence, bool(flags & UNORDERED), SctpMessage(stream, protocol, payload), held=0)
                 return
             run.tail = _Fragments(stream, sequence, protocol, bool(flags & UNORDERED), [payload], len(payload))
             self.held += len(payload) + CHUNK_COST
@@ -322,10 +322,10 @@ class ReceiveBook:
 
     def _finish(self, fragments: _Fragments) -> None:
         held = fragments.size + CHUNK_COST * len(fragments.parts)
-        message = Message(fragments.stream, fragments.protocol, b"".join(fragments.parts))
+        message = SctpMessage(fragments.stream, fragments.protocol, b"".join(fragments.parts))
         self._whole(fragments.stream, fragments.sequence, fragments.unordered, message, held)
 
-    def _whole(self, number: int, sequence: int, unordered: bool, message: Message, held: int) -> None:
+    def _whole(self, number: int, sequence: int, unordered: bool, message: SctpMessage, held: int) -> None:
         """A message is whole: deliver it, or let it wait for its turn."""
         self.held -= held
         if unordered:

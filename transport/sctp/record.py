@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from transport.sctp.packet import ACK_AT_ONCE
-from transport.sctp.schedule import Outgoing
+from transport.sctp.schedule import ScheduledMessage
 
 INFLIGHT, LOST, ACKED, ABANDONED = range(
     4
@@ -41,7 +41,7 @@ class Record:
         sends: how often it was sent.
     """
 
-    message: Outgoing
+    message: ScheduledMessage
     start: int
     end: int
     flags: int
@@ -81,7 +81,7 @@ class Flight:
         departure: when they left.
     """
 
-    message: Outgoing
+    message: ScheduledMessage
     start: int
     payload: int
     flags: bytearray

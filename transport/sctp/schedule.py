@@ -19,7 +19,7 @@ WEIGHTS = (
 
 
 @dataclass(slots=True, eq=False)
-class Outgoing:
+class ScheduledMessage:
     """A message to send, and how far it is sent.
 
     Attributes:
@@ -51,10 +51,10 @@ class Outgoing:
 class _Queue:
     level: int
     finish: float = 0.0
-    messages: deque[Outgoing] = field(default_factory=deque)
+    messages: deque[ScheduledMessage] = field(default_factory=deque)
 
 
-class Schedule:
+class StreamSchedule:
     """Messages that wait, per stream."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Schedule:
             raise ValueError(f"level {level} of stream {stream}: levels go from 0 to {len(WEIGHTS) - 1}")
         self._levels[stream] = level
 
-    def add(self, message: Outgoing) -> None:
+    def add(self, message: ScheduledMessage) -> None:
         """Put a message at the end of its stream's queue."""
         queue = self._queues.get(message.stream)
         if queue is None:
@@ -97,7 +97,7 @@ class Schedule:
             (self._urgent if queue.level == URGENT else self._weighted).append(queue)
         queue.messages.append(message)
 
-    def take(self) -> Outgoing | None:
+    def take(self) -> ScheduledMessage | None:
         """Take out the message that is due."""
         if self._urgent:
             queue = self._urgent.popleft()
@@ -119,7 +119,7 @@ class Schedule:
             del self._queues[message.stream]
         return message
 
-    def drop(self, stream: int) -> list[Outgoing]:
+    def drop(self, stream: int) -> list[ScheduledMessage]:
         """Take out everything that waits in a stream."""
         queue = self._queues.pop(stream, None)
         if queue is None:

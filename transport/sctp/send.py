@@ -24,7 +24,7 @@ from transport.sctp.packet import (
 from transport.sctp.rack import Rack
 from transport.sctp.record import ABANDONED, ACKED, INFLIGHT, LOST, Departure, Flight, Record, Sent
 from transport.sctp.rtt import RoundTrips
-from transport.sctp.schedule import Outgoing, Schedule
+from transport.sctp.schedule import ScheduledMessage, StreamSchedule
 
 MAX_COPIED = 64  # Urgent packets sent twice whose copies may still be told as duplicates: no sign of reordering.
 MAX_TIMEOUT_S = 2.0  # A line that comes back after a cut is noticed this soon; a packet in two seconds burdens nobody.
@@ -55,10 +55,10 @@ class SendBook:
             sequences: next sequence number per ordered stream; who resets a stream removes its entry.
             partial: the peer knows FORWARD-TSN, so messages may be given up.
         """
-        self._schedule = Schedule()
+        self._schedule = StreamSchedule()
         self._sequences = sequences
         self._partial = partial
-        self._current: Outgoing | None = None
+        self._current: ScheduledMessage | None = None
         self._sent: list[Sent] = []  # One for each TSN; a flight is there as often as it has fragments.
         self._states = bytearray()  # One for each TSN.
         self._base = first_tsn  # TSN of the first in both.
@@ -135,10 +135,10 @@ class SendBook:
         self.full_lost = 0
 
     def set_level(self, stream: int, level: int) -> None:
-        """See ``Schedule.set_level``."""
+        """See ``StreamSchedule.set_level``."""
         self._schedule.set_level(stream, level)
 
-    def queue(self, message: Outgoing) -> None:
+    def queue(self, message: ScheduledMessage) -> None:
         """Put a message into its stream's queue."""
         self._schedule.add(message)
 
@@ -209,14 +209,14 @@ class SendBook:
         self._add(flight, count)
         return flight
 
-    def _begins(self, message: Outgoing) -> int:
+    def _begins(self, message: ScheduledMessage) -> int:
         """Flags that the next fragment has if it is the message's first."""
         if message.sent:
             return 0
         message.first_tsn = self._next
         return FIRST_FRAGMENT
 
-    def _ends(self, message: Outgoing) -> int:
+    def _ends(self, message: ScheduledMessage) -> int:
         """Flags that the last fragment has if it is the message's last, which is then over."""
         if message.sent < len(message.data):
             return 0
@@ -271,7 +271,7 @@ class SendBook:
         self._add(record, 1)
         return record
 
-    def _begin_message(self, now: float) -> Outgoing | None:
+    def _begin_message(self, now: float) -> ScheduledMessage | None:
         while (message := self._schedule.take()) is not None:
             if message.expires_at is not None and message.expires_at < now and self._partial:
                 self._release(message, len(message.data))
@@ -292,7 +292,7 @@ class SendBook:
         limited = self._limited_until > self._delivered
         return Departure(now, self._delivered, self._delivered_at, self._first_sent_at, limited)
 
-    def _release(self, message: Outgoing, upto: int) -> None:
+    def _release(self, message: ScheduledMessage, upto: int) -> None:
         if message.owner is not None and upto > message.released:
             self.released[message.owner] = self.released.get(message.owner, 0) + upto - message.released
             message.released = upto
@@ -459,7 +459,7 @@ class SendBook:
             self._again.append(record.tsn)
         return record.size
 
-    def _abandon(self, message: Outgoing) -> None:
+    def _abandon(self, message: ScheduledMessage) -> None:
         """Give up a message with all its fragments (RFC 3758, section 3.5 A3)."""
         message.abandoned = True
         states, base = self._states, self._base

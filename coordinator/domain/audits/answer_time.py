@@ -36,7 +36,7 @@ _OUTER = 2  # Anchor and outer momentum.
 _PADDING = 1.1  # Of what a stage has: each tensor's place is rounded up.
 
 
-class Means(msgspec.Struct, frozen=True):
+class AnswerMeans(msgspec.Struct, frozen=True):
     """What a node answers with: operations and bytes a second; None: its line was not measured."""
 
     speed: float
@@ -53,7 +53,7 @@ class Effort(msgspec.Struct, frozen=True):
     hashed: float = 0.0
 
 
-def seconds(means: Means, effort: Effort, least: float) -> float:
+def seconds(means: AnswerMeans, effort: Effort, least: float) -> float:
     """How long an answer may take; ``least``: however little it is."""
     takes = effort.operations / max(1.0, means.speed) + effort.hashed / HASHED
     takes += effort.sent / (means.up or ASSUMED_UP) + effort.fetched / (means.down or ASSUMED_DOWN)

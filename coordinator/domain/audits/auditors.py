@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from coordinator.domain.audits.rate import TRUST
-from coordinator.domain.audits.trust import Audit, Auditor
+from coordinator.domain.audits.trust import Audit, AuditorCandidate
 from protocol.ids import NodeAddress
 
 # Looks that wait in one job before its rounds wait, too: each keeps an opening, as large as a stage's state.
@@ -14,8 +14,8 @@ PEERS = 2
 
 
 def choose_auditor(
-    audit: Audit, ready: Sequence[Auditor], history: Mapping[NodeAddress, int] | None = None
-) -> Auditor | None:
+    audit: Audit, ready: Sequence[AuditorCandidate], history: Mapping[NodeAddress, int] | None = None
+) -> AuditorCandidate | None:
     """Who is asked next; None: nobody who is here.
 
     Another owner's node of the prover's environment class, of the owner that has audited this prover's least often, spares first,
@@ -46,7 +46,9 @@ def _wants_peer(audit: Audit) -> bool:
     return asked < PEERS and all(verdict.own for verdict in audit.verdicts)
 
 
-def _peer(audit: Audit, others: Sequence[Auditor], history: Mapping[NodeAddress, int]) -> Auditor | None:
+def _peer(
+    audit: Audit, others: Sequence[AuditorCandidate], history: Mapping[NodeAddress, int]
+) -> AuditorCandidate | None:
     out = {audit.payout, audit.accuser, *audit.owners}
     fitting = [a for a in others if a.node not in audit.tried and a.payout not in out]
     near = [a for a in fitting if a.env_class == audit.env_class or audit.outer is not None]
@@ -88,14 +90,14 @@ def awaits_look(audit: Audit) -> bool:
     return audit.state == "replaying" and audit.look and audit.auditor is None
 
 
-def alone(env_class: str, payout: NodeAddress, others: Sequence[Auditor]) -> bool:
+def alone(env_class: str, payout: NodeAddress, others: Sequence[AuditorCandidate]) -> bool:
     """Whether there are machines of other owners than ``payout``, and none of them is of the environment class."""
     classes = {auditor.env_class for auditor in others if auditor.payout != payout}
     return bool(classes) and env_class not in classes
 
 
 def refusal(
-    commit_of: NodeAddress, payout: NodeAddress, challenger: Auditor, env_class: str, stake: int, least: int
+    commit_of: NodeAddress, payout: NodeAddress, challenger: AuditorCandidate, env_class: str, stake: int, least: int
 ) -> str:
     """Why a node may not challenge a commitment; empty where it may.
 

@@ -52,7 +52,7 @@ Why = Literal["", "silence", "malformed", "contradiction", "agreement", "operati
 SIDES: tuple[Side, Side] = ("prover", "challenger")
 
 
-class Claim(msgspec.Struct, frozen=True):
+class StepClaim(msgspec.Struct, frozen=True):
     """What a side says a step came to."""
 
     chain: Digest
@@ -73,7 +73,7 @@ class Spoken(msgspec.Struct, frozen=True):
     """
 
     answer: StateAnswer | TraceAnswer | OperationAnswer | InputsAnswer | None = None
-    claim: Claim | None = None
+    claim: StepClaim | None = None
     trace: TraceAnswer | None = None
     record: bytes = b""
     following: Digest | None = None
@@ -334,10 +334,10 @@ def _step(dispute: Dispute) -> Dispute:
     return _turn(dispute, "traces", step=search.low)
 
 
-def _claim(spoken: Spoken) -> Claim:
+def _claim(spoken: Spoken) -> StepClaim:
     answer = spoken.answer
     assert isinstance(answer, StateAnswer)
-    return Claim(answer.chain, answer.state, answer.sent, answer.loss)
+    return StepClaim(answer.chain, answer.state, answer.sent, answer.loss)
 
 
 def _hold_to_chain(dispute: Dispute, side: Side) -> None:

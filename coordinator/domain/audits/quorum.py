@@ -29,7 +29,7 @@ class Measured(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
-class Result(msgspec.Struct, frozen=True):
+class MeasuredResult(msgspec.Struct, frozen=True):
     """What is compared.
 
     Attributes:
@@ -46,7 +46,7 @@ class Result(msgspec.Struct, frozen=True):
     excused: bool = False
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class QuorumOutcome(msgspec.Struct, frozen=True):
     """What a round's results come to.
 
     Attributes:
@@ -85,7 +85,7 @@ def ask(owners: Mapping[int, frozenset[str]], most: int, lot: str) -> tuple[int,
     return tuple(sorted(best))
 
 
-def judge(results: Sequence[Result], tolerance: float) -> Outcome:
+def judge(results: Sequence[MeasuredResult], tolerance: float) -> QuorumOutcome:
     """Weigh what has been reported.
 
     A value has a quorum where more than half of the owners of its environment class came to it, bit for bit, and those with all
@@ -95,7 +95,7 @@ def judge(results: Sequence[Result], tolerance: float) -> Outcome:
         tolerance: greatest distance between two classes, relative.
     """
     voices = _voices(results)
-    best, outcome = None, Outcome(None, 0, 0, len(voices))
+    best, outcome = None, QuorumOutcome(None, 0, 0, len(voices))
     for voice in voices:
         own = [other for other in voices if other.env_class == voice.env_class]
         same = sum(other.digest == voice.digest for other in own)
@@ -104,7 +104,7 @@ def judge(results: Sequence[Result], tolerance: float) -> Outcome:
         )
         quorum = 2 * same > len(own) and 2 * (same + near) > len(voices)
         if quorum and math.isfinite(voice.loss) and (same + near, same) > (outcome.same + outcome.near, outcome.same):
-            best, outcome = voice, Outcome(voice.loss, same, near, len(voices))
+            best, outcome = voice, QuorumOutcome(voice.loss, same, near, len(voices))
     if best is None:
         return outcome
     return msgspec.structs.replace(outcome, differ=_differ(results, voices, best, tolerance))
@@ -126,14 +126,16 @@ def _apart(owners: Mapping[int, frozenset[str]], order: Sequence[int], most: int
     return found
 
 
-def _voices(results: Sequence[Result]) -> list[Result]:
+def _voices(results: Sequence[MeasuredResult]) -> list[MeasuredResult]:
     """One result of each owner: that of the lowest replica which it has a part in."""
     by_replica = {result.replica: result for result in results}
     owners = {replica: result.owners for replica, result in by_replica.items()}
     return [by_replica[replica] for replica in _apart(owners, sorted(by_replica), len(by_replica))]
 
 
-def _differ(results: Sequence[Result], voices: Sequence[Result], best: Result, tolerance: float) -> tuple[int, ...]:
+def _differ(
+    results: Sequence[MeasuredResult], voices: Sequence[MeasuredResult], best: MeasuredResult, tolerance: float
+) -> tuple[int, ...]:
     """Replicas against which stand two owners of their class, more than half of it, with what is reported or near it."""
     found: list[int] = []
     for result in results:

@@ -34,7 +34,7 @@ AFAR = 4  # Audits by other environment classes that count as much as one by the
 MARGIN = 2  # Half as much again as needed: audits can be void where no auditor fits.
 
 
-class Standing(msgspec.Struct, frozen=True):
+class NodeStanding(msgspec.Struct, frozen=True):
     """What is known of a node before a round of it is drawn. Amounts in millionths of the token.
 
     Attributes:
@@ -75,7 +75,7 @@ class Exposure(msgspec.Struct, frozen=True):
     slashable: int
 
 
-def rate(standing: Standing, exposure: Exposure | None, floor: int = FLOOR) -> int:
+def rate(standing: NodeStanding, exposure: Exposure | None, floor: int = FLOOR) -> int:
     """Probability that a step of the node's next commitment is drawn, in millionths.
 
     Args:
@@ -86,7 +86,7 @@ def rate(standing: Standing, exposure: Exposure | None, floor: int = FLOOR) -> i
     return min(WHOLE, max(conduct, look(standing), 0 if exposure is None else at_stake(exposure)))
 
 
-def look(standing: Standing) -> int:
+def look(standing: NodeStanding) -> int:
     """Probability that one of the operator's auditors looks at the node's round, in millionths; the greater whole one."""
     bet = TRUST * max(1, standing.share, standing.pot)
     return -(-WHOLE * bet // (bet + standing.credit))
@@ -106,7 +106,7 @@ def surety(share: int) -> int:
     return (TRUST - 1) * share
 
 
-def worth(standing: Standing) -> Fraction:
+def worth(standing: NodeStanding) -> Fraction:
     """What a cheat can still have of its standing, on average: paid for rounds that it forges until a look finds one."""
     return Fraction(standing.credit, TRUST - 1)
 

@@ -263,12 +263,12 @@ class Audit(Told, frozen=True):
         return ShowLeaf(self.id, self.epoch, self.round, self.step) if asked else None
 
 
-class Auditor(msgspec.Struct, frozen=True):
+class AuditorCandidate(msgspec.Struct, frozen=True):
     """A node of the job that could re-run a step.
 
     Attributes:
         operator: it is one of the operator's own.
-        credit: as in ``domain.audits.rate.Standing``, with the job's account.
+        credit: as in ``domain.audits.rate.NodeStanding``, with the job's account.
     """
 
     lease: str
@@ -329,7 +329,7 @@ def compared(audit: Audit, deadline: float) -> Audit:
     return msgspec.structs.replace(audit, state="replaying", deadline=deadline)
 
 
-def assigned(audit: Audit, auditor: Auditor, deadline: float) -> Audit:
+def assigned(audit: Audit, auditor: AuditorCandidate, deadline: float) -> Audit:
     """``auditor`` re-runs the step and must report before ``deadline``."""
     return msgspec.structs.replace(
         audit,

@@ -16,11 +16,11 @@ replicas of a stage go to distinct owners where that is possible. How the model 
 docs/explanation/planner.md.
 """
 
-from coordinator.domain.placement.choose import MAX_OPEN_REPLICAS, MIN_ROUNDS, Options, choose
+from coordinator.domain.placement.choose import MAX_OPEN_REPLICAS, MIN_ROUNDS, PlanOptions, choose
 from coordinator.domain.placement.cost import COMPUTE_SHARE, operations_of
 from coordinator.domain.placement.crossing import settle_crossing
 from coordinator.domain.placement.layers import cut_layers, stage_memory
-from coordinator.domain.placement.node import MEGABYTE, Candidate, Needed, Network, NoPlacementError, Placement
+from coordinator.domain.placement.node import MEGABYTE, Candidate, MeasuredNetwork, Needed, NoPlacementError, Placement
 from coordinator.domain.placement.repair import fill, moves
 from coordinator.domain.placement.replan import REST_ROUNDS, Moves, reseat
 
@@ -31,12 +31,12 @@ __all__ = [
     "MIN_ROUNDS",
     "REST_ROUNDS",
     "Candidate",
+    "MeasuredNetwork",
     "Moves",
     "Needed",
-    "Network",
     "NoPlacementError",
-    "Options",
     "Placement",
+    "PlanOptions",
     "choose",
     "cut_layers",
     "fill",

@@ -12,9 +12,9 @@ from coordinator.domain.placement import explain
 from coordinator.domain.placement.chains import tighten
 from coordinator.domain.placement.cost import Load, estimate, load_of
 from coordinator.domain.placement.fleet import MAX_PAIRED, Fleet, survey
-from coordinator.domain.placement.flow import INFEASIBLE, Flow
+from coordinator.domain.placement.flow import INFEASIBLE, RoundFlow
 from coordinator.domain.placement.layers import most_layers, ranges, stage_memory, too_large
-from coordinator.domain.placement.node import MEGABYTE, Candidate, Network, NoPlacementError, Placement
+from coordinator.domain.placement.node import MEGABYTE, Candidate, MeasuredNetwork, NoPlacementError, Placement
 from coordinator.domain.placement.regions import Layouts
 from coordinator.domain.placement.search import anneal, descend
 from coordinator.domain.placement.start import pipelines_inside
@@ -41,7 +41,7 @@ FILLED = 20  # Seats filled anew for a beat, for each swap of the effort: a tent
 DESCENDED = 12  # Seats and bench up to which every swap is tried: then nothing is left to chance.
 
 
-class Options(msgspec.Struct, frozen=True):
+class PlanOptions(msgspec.Struct, frozen=True):
     """How a plan is looked for.
 
     Attributes:
@@ -56,10 +56,10 @@ class Options(msgspec.Struct, frozen=True):
     most_replicas: int = MAX_OPEN_REPLICAS
 
 
-DEFAULT = Options()
+DEFAULT = PlanOptions()
 
 
-class Problem(msgspec.Struct, frozen=True):
+class PlacementProblem(msgspec.Struct, frozen=True):
     """What is placed on whom. ``far``: seconds of a micro-batch there and back over each link, where pairs are few enough."""
 
     shape: ModelShape
@@ -92,8 +92,8 @@ def choose(
     candidates: Sequence[Candidate],
     stages: int | None,
     replicas: int | None,
-    network: Network | None = None,
-    options: Options = DEFAULT,
+    network: MeasuredNetwork | None = None,
+    options: PlanOptions = DEFAULT,
 ) -> Placement:
     """Shape and seats for a job on these nodes: the shortest time for the job's tokens that memory and owners allow.
 
@@ -108,7 +108,7 @@ def choose(
         raise NoPlacementError(f"{stages} stages for {shape.layers} layers: choose at most {shape.layers} stages")
     pool = sorted(candidates, key=lambda c: (-c.flops, c.node))
     fleet, load = survey(pool, network), options.load or load_of(shape, training)
-    problem = Problem(shape, training, fleet, load, _far(fleet, load) if len(pool) <= MAX_PAIRED else ())
+    problem = PlacementProblem(shape, training, fleet, load, _far(fleet, load) if len(pool) <= MAX_PAIRED else ())
     useful = min(options.most_replicas, _useful_replicas(training))
     found = _search(problem, _shapes(problem, stages, replicas, useful), options)
     if found is None:
@@ -127,7 +127,7 @@ def _enough(count: int, stages: int | None, replicas: int | None) -> None:
         )
 
 
-def _shapes(problem: Problem, stages: int | None, replicas: int | None, useful: int) -> list[tuple[int, int]]:
+def _shapes(problem: PlacementProblem, stages: int | None, replicas: int | None, useful: int) -> list[tuple[int, int]]:
     """(stages, replicas) that there are nodes for."""
     count = len(problem.fleet.nodes)
     most = min(problem.shape.layers, MAX_STAGES, count // (replicas or 1))
@@ -147,7 +147,7 @@ def _shapes(problem: Problem, stages: int | None, replicas: int | None, useful: 
     return found
 
 
-def _search(problem: Problem, shapes: Sequence[tuple[int, int]], options: Options) -> Flow | None:
+def _search(problem: PlacementProblem, shapes: Sequence[tuple[int, int]], options: PlanOptions) -> RoundFlow | None:
     """The best plan over all shapes; None where memory holds none.
 
     Starts say little about what a search makes of them, so many shapes are searched a little, and the best of those in full.
@@ -168,39 +168,39 @@ def _search(problem: Problem, shapes: Sequence[tuple[int, int]], options: Option
     return min(found, key=_worth) if found else None
 
 
-def _tightened(problem: Problem, flow: Flow, options: Options) -> list[Flow]:
+def _tightened(problem: PlacementProblem, flow: RoundFlow, options: PlanOptions) -> list[RoundFlow]:
     """The same shape with the least beat that can be found, searched in full; none where that costs no less, or loops decide."""
     if flow.stages < 2 or len(flow.places) > MAX_PAIRED or flow.held_by_a_loop():
         return []
     caps, effort = problem.caps(flow.stages), FILLED * options.effort
     places = tighten(problem.fleet, problem.load, caps, flow.places, flow.replicas, effort, options.seed)
-    found = Flow(problem.fleet, problem.load, caps, flow.replicas, places)
+    found = RoundFlow(problem.fleet, problem.load, caps, flow.replicas, places)
     if found.cost() >= flow.cost():
         return []
     anneal(found, _swaps(flow, options), options.seed + 1)
     return [found]
 
 
-def _swaps(flow: Flow, options: Options) -> int:
+def _swaps(flow: RoundFlow, options: PlanOptions) -> int:
     """Of a plan with many seats fewer: each of its swaps takes longer, and changes less."""
     return options.effort * FULL_EFFORT // max(FULL_EFFORT, flow.seats)
 
 
-def _begun(problem: Problem, shapes: Sequence[tuple[int, int]]) -> list[Flow]:
+def _begun(problem: PlacementProblem, shapes: Sequence[tuple[int, int]]) -> list[RoundFlow]:
     """For every number of stages, the number of replicas whose start is best, and the next larger ones.
 
     Of those some node may lack memory at first: a swap or two often mend that, and then the larger plan is the better one.
     """
-    begun: list[Flow] = []
+    begun: list[RoundFlow] = []
     for stages in sorted({stages for stages, _ in shapes}):
         caps, layouts = problem.caps(stages), problem.layouts(stages)
         same = [
             min(
                 (
-                    Flow(problem.fleet, problem.load, caps, replicas, places)
+                    RoundFlow(problem.fleet, problem.load, caps, replicas, places)
                     for places in _starts(problem, stages, replicas, layouts)
                 ),
-                key=Flow.cost,
+                key=RoundFlow.cost,
             )
             for replicas in (r for s, r in shapes if s == stages)
         ]
@@ -209,16 +209,16 @@ def _begun(problem: Problem, shapes: Sequence[tuple[int, int]]) -> list[Flow]:
     return begun
 
 
-def _best(flows: Sequence[Flow], count: int) -> list[Flow]:
+def _best(flows: Sequence[RoundFlow], count: int) -> list[RoundFlow]:
     return sorted(flows, key=lambda flow: (_worth(flow), flow.stages, flow.replicas))[:count]
 
 
-def _worth(flow: Flow) -> float:
+def _worth(flow: RoundFlow) -> float:
     """The cost, with what a further machine in each replica must be worth."""
     return flow.cost() * (1 + SIMPLER * (flow.stages > 1))
 
 
-def _prefer_quick(flow: Flow, fleet: Fleet) -> None:
+def _prefer_quick(flow: RoundFlow, fleet: Fleet) -> None:
     """Give seats to quicker nodes of the bench where that costs nothing: the search does not care who has slack, a job does."""
     best = flow.cost()
     for seat in sorted(range(flow.seats), key=lambda place: fleet.speed[flow.places[place]]):
@@ -232,7 +232,7 @@ def _prefer_quick(flow: Flow, fleet: Fleet) -> None:
                 flow.swap(seat, place)
 
 
-def _starts(problem: Problem, stages: int, replicas: int, layouts: Layouts) -> list[list[int]]:
+def _starts(problem: PlacementProblem, stages: int, replicas: int, layouts: Layouts) -> list[list[int]]:
     """Places by speed, with distinct owners on a stage; by memory; and by region, where ways were measured.
 
     Args:
@@ -289,7 +289,7 @@ def _useful_replicas(training: TrainingSpec) -> int:
     return max(1, training.tokens // (tokens_a_round * MIN_ROUNDS))
 
 
-def _placement(problem: Problem, flow: Flow) -> Placement:
+def _placement(problem: PlacementProblem, flow: RoundFlow) -> Placement:
     assert flow.counts is not None
     fleet, rows = problem.fleet, flow.rows
     timed = estimate(fleet, problem.load, flow.counts, rows)
@@ -303,7 +303,7 @@ def _placement(problem: Problem, flow: Flow) -> Placement:
     )
 
 
-def _left_out(problem: Problem, flow: Flow) -> dict[NodeAddress, str]:
+def _left_out(problem: PlacementProblem, flow: RoundFlow) -> dict[NodeAddress, str]:
     """Why nodes have no seat: memory, what they would cost the others, or that their number makes no further replica."""
     fleet, bench = problem.fleet, flow.places[flow.seats :]
     if not bench:
@@ -334,13 +334,13 @@ def _left_out(problem: Problem, flow: Flow) -> dict[NodeAddress, str]:
     return found
 
 
-def _wider(problem: Problem, flow: Flow, further: Sequence[int]) -> str:
+def _wider(problem: PlacementProblem, flow: RoundFlow, further: Sequence[int]) -> str:
     """Why the first of ``further`` makes no further replica with the next; an empty text where the job has no use for one."""
     stages, replicas = len(flow.rows[0]), len(flow.rows)
     if len(further) < stages:
         return f"{len(further)} left over: a further replica takes {stages} nodes"
     places = [node for s in range(stages) for node in (*flow.places[s * replicas : (s + 1) * replicas], further[s])]
-    wide = Flow(problem.fleet, problem.load, problem.caps(stages), replicas + 1, places)
+    wide = RoundFlow(problem.fleet, problem.load, problem.caps(stages), replicas + 1, places)
     if wide.counts is None or wide.cost() >= INFEASIBLE:
         return "a further replica would not fit the memory of these nodes with the same cut"
     ratio = wide.cost() / flow.cost()

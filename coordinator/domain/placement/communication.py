@@ -14,7 +14,7 @@ import msgspec
 Matrix = Sequence[Sequence[float]]
 
 
-class Traffic(msgspec.Struct, frozen=True):
+class StepTraffic(msgspec.Struct, frozen=True):
     """What a step moves.
 
     Attributes:
@@ -34,7 +34,9 @@ class Communication:
     Implements ``search.Objective``. A swap costs O(replicas).
     """
 
-    def __init__(self, latency: Matrix, rate: Matrix, traffic: Traffic, places: Sequence[int], replicas: int) -> None:
+    def __init__(
+        self, latency: Matrix, rate: Matrix, traffic: StepTraffic, places: Sequence[int], replicas: int
+    ) -> None:
         """Nodes by index; every place is a seat.
 
         Args:

@@ -118,7 +118,7 @@ def operations_of(shape: ModelShape, training: TrainingSpec, layers: Layers, is_
     return tokens * (again * own + (shape.stage_operations(0, 0, True, training.sequence) if is_last else 0))
 
 
-class Pace(msgspec.Struct, frozen=True):
+class ReplicaPace(msgspec.Struct, frozen=True):
     """One replica's times, all in seconds of a micro-batch, by stage or by boundary; ``loop`` is already divided."""
 
     compute: list[float]
@@ -131,7 +131,7 @@ class Pace(msgspec.Struct, frozen=True):
     step: float
 
 
-def pace(fleet: Fleet, load: Load, counts: Sequence[int], nodes: Sequence[int]) -> Pace:
+def pace(fleet: Fleet, load: Load, counts: Sequence[int], nodes: Sequence[int]) -> ReplicaPace:
     """Times of the replica whose stages stand on ``nodes``, with ``counts`` layers each."""
     last = len(nodes) - 1
     speed, byte, rtt, up, down = fleet.speed, fleet.byte, fleet.rtt, fleet.up, fleet.down
@@ -153,10 +153,10 @@ def pace(fleet: Fleet, load: Load, counts: Sequence[int], nodes: Sequence[int]) 
         if load.micro_batches > depth:
             loops[stage] = loop / depth
     beat = max(beat, max(loops))
-    return Pace(compute, forward, backward, ups, downs, loops, beat, loop + (load.micro_batches - 1) * beat)
+    return ReplicaPace(compute, forward, backward, ups, downs, loops, beat, loop + (load.micro_batches - 1) * beat)
 
 
-class Round(msgspec.Struct, frozen=True):
+class PlannedRound(msgspec.Struct, frozen=True):
     """A plan's round.
 
     Attributes:
@@ -174,7 +174,7 @@ class Round(msgspec.Struct, frozen=True):
     busy: float
 
 
-def estimate(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Sequence[int]]) -> Round:
+def estimate(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Sequence[int]]) -> PlannedRound:
     """A round of the plan whose replicas stand on ``rows``."""
     paces = [pace(fleet, load, counts, nodes) for nodes in rows]
     steps = [found.step for found in paces]
@@ -185,7 +185,7 @@ def estimate(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Seq
     )  # fmt: skip
     seconds = joined(load, stepping, exchange, max(max(*found.up, *found.down) / found.beat for found in paces))
     work = sum(sum(p.compute) * load.micro_batches * m for p, m in zip(paces, made, strict=True))
-    return Round(
+    return PlannedRound(
         steps, stepping, exchange, seconds, sum(made) * load.tokens / seconds, work / seconds / len(counts) / len(rows)
     )
 

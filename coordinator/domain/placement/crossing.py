@@ -8,10 +8,10 @@ import msgspec
 from coordinator.domain.placement.cost import load_of, pace
 from coordinator.domain.placement.fleet import Fleet, survey
 from coordinator.domain.placement.layers import FLOAT32, needs
-from coordinator.domain.placement.node import Candidate, Network, Placement
+from coordinator.domain.placement.node import Candidate, MeasuredNetwork, Placement
 from protocol.ids import NodeAddress
 from protocol.job.job import CrossingPlan, TrainingSpec
-from protocol.models.boundary_bytes import Choice, Edge, choose_crossing
+from protocol.models.boundary_bytes import Edge, PipelineChoice, choose_crossing
 from protocol.models.config_values import ModelConfigError
 from protocol.models.model import ModelShape
 
@@ -28,7 +28,7 @@ def settle_crossing(
     training: TrainingSpec,
     found: Placement,
     candidates: Mapping[NodeAddress, Candidate],
-    network: Network | None = None,
+    network: MeasuredNetwork | None = None,
 ) -> Chosen | None:
     """Codecs, micro-batches, lookahead and recomputation for a plan; None where the job has named its codec itself.
 
@@ -46,7 +46,7 @@ def settle_crossing(
         ModelConfigError
     ) as error:  # The rule counts the first stage's depth on the smallest machine; the plan did fit.
         kept = msgspec.structs.replace(training, activations="int8")
-        choice = Choice(kept, 0.0, f"int8, and micro-batches as the document has them: {error}")
+        choice = PipelineChoice(kept, 0.0, f"int8, and micro-batches as the document has them: {error}")
     return Chosen(CrossingPlan.of(choice.training), f"between stages {choice.reason}")
 
 
@@ -55,7 +55,7 @@ def edge_of(
     training: TrainingSpec,
     counts: Sequence[int],
     seats: Sequence[Sequence[Candidate]],
-    network: Network | None = None,
+    network: MeasuredNetwork | None = None,
 ) -> Edge:
     """The slowest boundary and the slowest stage of all replicas; memory where least of a batch's tokens fits.
 

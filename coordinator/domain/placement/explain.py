@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from coordinator.domain.placement.cost import Load, Pace, Round, exchange_of, pace
+from coordinator.domain.placement.cost import Load, PlannedRound, ReplicaPace, exchange_of, pace
 from coordinator.domain.placement.fleet import Fleet
 from protocol.job.rounds import EXCHANGE_SHARE, carried
 from protocol.job.updates import UPDATES
@@ -11,7 +11,7 @@ from protocol.job.updates import UPDATES
 LONG = 0.5  # Of a step spent in filling the pipeline: then the schedule is what to change, not a machine.
 
 
-def limit(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Sequence[int]], timed: Round) -> str:
+def limit(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Sequence[int]], timed: PlannedRound) -> str:
     """The one thing whose improvement would help most."""
     if timed.exchange > timed.stepping:
         return _exchange(fleet, load, counts, rows, timed)
@@ -30,7 +30,7 @@ def limit(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Sequen
     return _beat(fleet, load, found, nodes)
 
 
-def _beat(fleet: Fleet, load: Load, found: Pace, nodes: Sequence[int]) -> str:
+def _beat(fleet: Fleet, load: Load, found: ReplicaPace, nodes: Sequence[int]) -> str:
     figures = {
         "compute": found.compute, "forward": found.forward, "backward": found.backward,
         "up": found.up, "down": found.down, "loop": found.loop,
@@ -60,7 +60,9 @@ def _beat(fleet: Fleet, load: Load, found: Pace, nodes: Sequence[int]) -> str:
     )
 
 
-def _exchange(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Sequence[int]], timed: Round) -> str:
+def _exchange(
+    fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Sequence[int]], timed: PlannedRound
+) -> str:
     seats = [(stage, nodes[stage]) for nodes in rows for stage in range(len(counts))]
     _, node = max(seats, key=lambda seat: exchange_of(fleet, load, counts, seat[0], seat[1], len(rows)))
     side = "upload" if fleet.up[node] <= fleet.down[node] else "download"

@@ -6,7 +6,7 @@ from typing import overload
 import msgspec
 
 from coordinator.domain.network import Line
-from coordinator.domain.placement.node import MEGABYTE, Candidate, Network
+from coordinator.domain.placement.node import MEGABYTE, Candidate, MeasuredNetwork
 
 UNKNOWN_RATE = 1e12  # Bytes a second where not one line was measured: then lines decide nothing.
 LEAST_RATE = 1.0  # A line that was measured as dead still divides.
@@ -66,7 +66,7 @@ def lazy(cell: Callable[[int, int], float], count: int) -> Matrix:
     return [_Row(cell, row, count) for row in range(count)]
 
 
-def survey(candidates: Sequence[Candidate], network: Network | None) -> Fleet:
+def survey(candidates: Sequence[Candidate], network: MeasuredNetwork | None) -> Fleet:
     """Turn what is known into matrices.
 
     A line that nobody has measured counts as the median of those that somebody has, a round trip as their mean.
@@ -91,7 +91,7 @@ def survey(candidates: Sequence[Candidate], network: Network | None) -> Fleet:
 
 
 def _ways(
-    candidates: Sequence[Candidate], network: Network | None, up: Sequence[float], down: Sequence[float]
+    candidates: Sequence[Candidate], network: MeasuredNetwork | None, up: Sequence[float], down: Sequence[float]
 ) -> tuple[Matrix, Matrix]:
     """Round trips, and seconds a byte, between every two nodes."""
     count = len(candidates)
@@ -108,7 +108,7 @@ def _ways(
     return _round_trips(candidates, network), byte
 
 
-def _regions(candidates: Sequence[Candidate], network: Network | None) -> list[int]:
+def _regions(candidates: Sequence[Candidate], network: MeasuredNetwork | None) -> list[int]:
     """By nearest relay; who has measured none is in a region of its own kind."""
     names = [(network.nearest(candidate.node) or "") if network else "" for candidate in candidates]
     number = {name: i for i, name in enumerate(sorted(set(names)))}
@@ -122,7 +122,7 @@ def _filled(lines: Sequence[Line | None], rate: Callable[[Line], float | None]) 
     return [max(LEAST_RATE, guess if value is None else value) for value in told]
 
 
-def _round_trips(candidates: Sequence[Candidate], network: Network | None) -> list[list[float]]:
+def _round_trips(candidates: Sequence[Candidate], network: MeasuredNetwork | None) -> list[list[float]]:
     count = len(candidates)
     found = [[0.0] * count for _ in range(count)]
     if network is None:
@@ -141,7 +141,7 @@ def _round_trips(candidates: Sequence[Candidate], network: Network | None) -> li
     return found
 
 
-def _losses(candidates: Sequence[Candidate], network: Network) -> list[list[float]]:
+def _losses(candidates: Sequence[Candidate], network: MeasuredNetwork) -> list[list[float]]:
     count = len(candidates)
     found = [[0.0] * count for _ in range(count)]
     for a in range(count):

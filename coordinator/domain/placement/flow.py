@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from coordinator.domain.placement.cost import Load, Pace, exchange_of, joined, pace, stepping_of
+from coordinator.domain.placement.cost import Load, ReplicaPace, exchange_of, joined, pace, stepping_of
 from coordinator.domain.placement.fleet import Fleet
 from coordinator.domain.placement.layers import share_layers
 
@@ -12,7 +12,7 @@ LEVEL = 0.01  # Of the mean beside the maximum: without it most swaps look alike
 MAX_KEPT = 20_000  # Times of replicas that are remembered; half of all swaps are undone at once.
 
 
-class Flow:
+class RoundFlow:
     """Seconds of a round divided by the steps that all replicas together make in it; place ``stage * replicas + replica``.
 
     Implements ``search.Objective``.
@@ -101,7 +101,7 @@ class Flow:
         """A place with itself, or two of the bench."""
         return one == other or min(one, other) >= self.seats
 
-    def _slowest(self, counts: tuple[int, ...]) -> tuple[int, Pace]:
+    def _slowest(self, counts: tuple[int, ...]) -> tuple[int, ReplicaPace]:
         """The slowest replica and its times."""
         row = max(range(self.replicas), key=self._steps.__getitem__)
         return row, pace(self._fleet, self._load, counts, self.places[row : self.seats : self.replicas])

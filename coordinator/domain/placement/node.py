@@ -38,7 +38,7 @@ Needed = Mapping[bool, Sequence[int]]
 """Bytes by stage, in main memory (False) and on a graphics card (True)."""
 
 
-class Network(Protocol):
+class MeasuredNetwork(Protocol):
     """What was measured between nodes; ``coordinator.domain.network.NetworkMap`` is one."""
 
     def line(self, node: NodeAddress) -> Line | None:

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from coordinator.domain.placement import explain
-from coordinator.domain.placement.choose import DEFAULT, DESCENDED, Options, Problem
+from coordinator.domain.placement.choose import DEFAULT, DESCENDED, PlacementProblem, PlanOptions
 from coordinator.domain.placement.cost import estimate, load_of
 from coordinator.domain.placement.fleet import survey
-from coordinator.domain.placement.flow import Flow
-from coordinator.domain.placement.node import Candidate, Network
+from coordinator.domain.placement.flow import RoundFlow
+from coordinator.domain.placement.node import Candidate, MeasuredNetwork
 from coordinator.domain.placement.search import anneal, descend
 from protocol.ids import NodeAddress
 from protocol.job.job import TrainingSpec
@@ -50,10 +50,10 @@ def reseat(
     layers: Sequence[Layers],
     holders: Mapping[Seat, Candidate],
     free: Sequence[Candidate],
-    network: Network | None,
+    network: MeasuredNetwork | None,
     rounds_left: int,
     rounds_since: int,
-    options: Options = DEFAULT,
+    options: PlanOptions = DEFAULT,
 ) -> Moves | None:
     """Seats to change before the next round; None where the plan stays as it is.
 
@@ -67,7 +67,9 @@ def reseat(
     replicas = sorted({replica for _, replica in holders})
     stages = len(layers)
     seated = [holders[stage, replica] for stage in range(stages) for replica in replicas]
-    problem = Problem(shape, training, survey([*seated, *free], network), options.load or load_of(shape, training))
+    problem = PlacementProblem(
+        shape, training, survey([*seated, *free], network), options.load or load_of(shape, training)
+    )
     counts = tuple(part.last - part.first for part in layers)
     before, after = (_flow(problem, counts, len(replicas), len(seated) + len(free)) for _ in range(2))
     if before.counts is None:
@@ -98,11 +100,11 @@ def reseat(
     )
 
 
-def _flow(problem: Problem, counts: tuple[int, ...], replicas: int, count: int) -> Flow:
-    return Flow(problem.fleet, problem.load, problem.caps(len(counts)), replicas, range(count), counts)
+def _flow(problem: PlacementProblem, counts: tuple[int, ...], replicas: int, count: int) -> RoundFlow:
+    return RoundFlow(problem.fleet, problem.load, problem.caps(len(counts)), replicas, range(count), counts)
 
 
-def _settle(after: Flow) -> None:
+def _settle(after: RoundFlow) -> None:
     """Put back whoever can sit where he sat for the same cost; a node's index is the place that it came from."""
     best, moved = after.cost(), True
     while moved:
@@ -118,7 +120,7 @@ def _settle(after: Flow) -> None:
                 after.swap(place, at)
 
 
-def _fetching(problem: Problem, layers: Sequence[Layers], after: Flow, replicas: int) -> float:
+def _fetching(problem: PlacementProblem, layers: Sequence[Layers], after: RoundFlow, replicas: int) -> float:
     """Seconds until the last node that moves has begun and has its stage's state: anchor and outer momentum."""
     found = [
         _state_bytes(problem.shape, layers, place // replicas) / problem.fleet.down[node]

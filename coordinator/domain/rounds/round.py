@@ -15,7 +15,7 @@ import statistics
 
 import msgspec
 
-from coordinator.domain.audits.quorum import Result, measured
+from coordinator.domain.audits.quorum import MeasuredResult, measured
 from coordinator.domain.rounds.contributors import (
     after_deadline,
     all_safe,
@@ -142,14 +142,14 @@ def culprits(current: Round) -> frozenset[str]:
     )
 
 
-def results(current: Round) -> tuple[Result, ...]:
+def results(current: Round) -> tuple[MeasuredResult, ...]:
     """What replicas came to that have measured the held-out loss."""
-    found: list[Result] = []
+    found: list[MeasuredResult] = []
     for replica, said in sorted(current.measured.items()):
         seats = sorted((s for s in current.seats if s.replica == replica), key=lambda s: s.stage)
         owners = frozenset(s.owner or s.node for s in seats)
         kinds, taken = "\n".join(s.env_class for s in seats), any(s.state or s.kept for s in seats)
-        found.append(Result(replica, owners, kinds, said.digest, said.loss, taken))
+        found.append(MeasuredResult(replica, owners, kinds, said.digest, said.loss, taken))
     return tuple(found)
 
 

@@ -46,7 +46,7 @@ class Base(msgspec.Struct, frozen=True):
     progress: int = 0
 
 
-class Point(msgspec.Struct, frozen=True):
+class RunPoint(msgspec.Struct, frozen=True):
     """Where a run stood, and every stage's state then."""
 
     base: Base
@@ -125,7 +125,7 @@ class Run(msgspec.Struct, frozen=True):
     advanced: float = 0.0
     stretches: tuple[Stretch, ...] = ()
     together: bool = False
-    points: tuple[Point, ...] = ()
+    points: tuple[RunPoint, ...] = ()
     rollbacks: int = 0
     undrawn: tuple[tuple[int, int], ...] = ()
     crossing: CrossingPlan | None = None
@@ -235,7 +235,7 @@ def close(run: Run) -> Run:
     if len(stored) < len(run.layers):
         return after
     base = Base(after.done, after.progress)
-    points = (*after.points, Point(base, stored))[-MAX_POINTS:]
+    points = (*after.points, RunPoint(base, stored))[-MAX_POINTS:]
     return msgspec.structs.replace(after, checkpoints=stored, base=base, points=points)
 
 

@@ -28,7 +28,7 @@ TOUCH_S = 60.0  # Uses within a minute count as one: reading must not write ever
 MAX_LIFE_S = 10 * 365 * 86_400.0
 
 
-class Accounts:
+class AccountService:
     """Everything about accounts, over any store."""
 
     def __init__(self, store: Store, clock: Clock) -> None:

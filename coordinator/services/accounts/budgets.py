@@ -27,7 +27,7 @@ LOOK_SECONDS = 60.0  # Whoever is not known may be a minute later.
 
 
 @dataclass(frozen=True)
-class Rate:
+class RateBudget:
     """``burst`` at once, and then one in ``seconds``: of one account. ``all_``: of all strangers together."""
 
     what: str
@@ -37,16 +37,20 @@ class Rate:
     all_seconds: float
 
 
-CHANGES = Rate(
+CHANGES = RateBudget(
     "changes", 300, 10, 10_000, 1
 )  # Each may write a line of the timeline, of the log and of the trail: 1 KB.
-PRICES = Rate("prices", 120, 0.5, 400, 0.1)  # One is a run of the planner, 5 to 50 ms of a processor.
-CHECKS = Rate("checks of datasets", 30, 60, 300, 10)  # One is a process, and a report that is kept for a day.
-UPLOADS = Rate("uploads", 200, 30, 4_000, 2)
-TESTS = Rate("tests of notices", 10, 60, 100, 5)  # One is a request to wherever the account says.
-ADDRESSES = Rate("mail addresses", 3, 6 * 3600, 50, 120)  # Each gets a mail from us that it may not have asked for.
-ANSWERS = Rate("bytes of kept answers", 32 << 20, 1 / 512, 512 << 20, 1 / 8192)  # Of requests with an Idempotency-Key.
-LOOKS = Rate("looks at the ledger", 60, 2, 600, 0.2)  # At an escrow; the ledger's endpoint counts, too.
+PRICES = RateBudget("prices", 120, 0.5, 400, 0.1)  # One is a run of the planner, 5 to 50 ms of a processor.
+CHECKS = RateBudget("checks of datasets", 30, 60, 300, 10)  # One is a process, and a report that is kept for a day.
+UPLOADS = RateBudget("uploads", 200, 30, 4_000, 2)
+TESTS = RateBudget("tests of notices", 10, 60, 100, 5)  # One is a request to wherever the account says.
+ADDRESSES = RateBudget(
+    "mail addresses", 3, 6 * 3600, 50, 120
+)  # Each gets a mail from us that it may not have asked for.
+ANSWERS = RateBudget(
+    "bytes of kept answers", 32 << 20, 1 / 512, 512 << 20, 1 / 8192
+)  # Of requests with an Idempotency-Key.
+LOOKS = RateBudget("looks at the ledger", 60, 2, 600, 0.2)  # At an escrow; the ledger's endpoint counts, too.
 RATES = (CHANGES, PRICES, CHECKS, UPLOADS, TESTS, ADDRESSES, ANSWERS, LOOKS)
 
 MAX_KEYS = 50  # API keys of an account that are good; as many that are not stay to be recognised.
@@ -108,7 +112,7 @@ class Budgets:
             self._known.popitem(last=False)
         return paid
 
-    async def take(self, rate: Rate, account_id: str, amount: float = 1.0) -> None:
+    async def take(self, rate: RateBudget, account_id: str, amount: float = 1.0) -> None:
         """Count something that an account asks for.
 
         Raises:
@@ -121,7 +125,7 @@ class Budgets:
         if not await self.known(account_id) and (wait := self._all[rate.what].take(STRANGERS, amount)):
             raise TooManyError(f"{rate.what}: too many are asked for by new accounts just now, yours among them", wait)
 
-    async def used(self, rate: Rate, account_id: str, amount: float) -> None:
+    async def used(self, rate: RateBudget, account_id: str, amount: float) -> None:
         """Count what is known only afterwards; who owes some gets no more until it is earned."""
         if account_id != LOCAL_ACCOUNT:
             self._own[rate.what].spend(account_id, amount)
@@ -129,7 +133,7 @@ class Budgets:
                 self._all[rate.what].spend(STRANGERS, amount)
 
 
-class Lane:
+class LaneBudget:
     """Something that takes long: how many of one account are in it, running or waiting, and of everybody."""
 
     def __init__(self, what: str, each: int, total: int, retry_s: float) -> None:

@@ -24,7 +24,7 @@ ALL: tuple[api.NoticeKind, ...] = cast(tuple[api.NoticeKind, ...], get_args(api.
 
 
 class NoticeService:
-    """Implements ``ports.Notices``. ``mails``: whether the operator has named an SMTP server."""
+    """Implements ``ports.NoticesPort``. ``mails``: whether the operator has named an SMTP server."""
 
     def __init__(self, context: Context, mails: bool) -> None:
         self._context = context

@@ -23,7 +23,7 @@ from webauthn.helpers.structs import (
 from common.clock import Clock
 from coordinator.domain.account import Account
 from coordinator.errors import ForbiddenError, UnauthorisedError
-from coordinator.services.accounts.accounts import Accounts
+from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.accounts.challenges import Challenges
 from coordinator.store.ports import Store
 from coordinator.store.records import ChallengeKind, CredentialRecord
@@ -34,7 +34,7 @@ _VERIFY = UserVerificationRequirement.REQUIRED  # A passkey replaces the passwor
 class Passkeys:
     """``site``: host name that passkeys are bound to; ``origin``: scheme, host and port of the pages."""
 
-    def __init__(self, store: Store, clock: Clock, accounts: Accounts, challenges: Challenges) -> None:
+    def __init__(self, store: Store, clock: Clock, accounts: AccountService, challenges: Challenges) -> None:
         self._store = store
         self._clock = clock
         self._accounts = accounts

@@ -19,7 +19,7 @@ from common.clock import Clock
 from common.errors import BadAddressError
 from coordinator.domain.account import Account, Role
 from coordinator.errors import ConflictError, ForbiddenError, FullError, TooManyError, UnauthorisedError
-from coordinator.services.accounts.accounts import Accounts
+from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.accounts.budgets import MAX_ACCOUNTS
 from coordinator.services.accounts.challenges import CHALLENGE_S, Challenges
 from coordinator.services.accounts.passwords import Passwords
@@ -89,7 +89,7 @@ class SignIn:
         self,
         store: Store,
         clock: Clock,
-        accounts: Accounts,
+        accounts: AccountService,
         challenges: Challenges,
         setup: SetupCode,
         open_sign_up: bool = True,

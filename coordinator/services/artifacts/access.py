@@ -20,7 +20,7 @@ from coordinator.services.artifacts.deliveries import Deliveries
 from coordinator.services.artifacts.disk_space import Room
 from coordinator.services.audits.answer_times import most_bytes
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.training.staffing import shape_of
 from coordinator.store.ports import Transaction
@@ -52,7 +52,7 @@ class _Held:
                 self.told.popitem(last=False)
 
 
-class Doors:
+class ArtifactAccess:
     """``room`` None: disks are endless, as in worlds that have none."""
 
     def __init__(self, context: Context, nodes: Nodes, deliveries: Deliveries, room: Room | None) -> None:
@@ -65,7 +65,7 @@ class Doors:
 
     # --- what leases open -------------------------------------------------------------------------------------------------
 
-    def told(self, work: Work, lease: Lease, commands: Sequence[TaskCommand]) -> None:
+    def told(self, work: UnitOfWork, lease: Lease, commands: Sequence[TaskCommand]) -> None:
         """A lease is live, and its holder, who is here, has been told all of these."""
         held = self._held.get(lease.id)
         if held is None:
@@ -77,7 +77,7 @@ class Doors:
         asked = {one.answers for one in held.wanted}
         held.bound = {answers: digest for answers, digest in held.bound.items() if answers in asked}
 
-    def opens(self, work: Work, lease: Lease, commands: Sequence[TaskCommand]) -> None:
+    def opens(self, work: UnitOfWork, lease: Lease, commands: Sequence[TaskCommand]) -> None:
         """A lease ran out, and its holder is back: it stores what it was asked for, and reads nothing."""
         self.told(work, lease, commands)
         held = self._held[lease.id]
@@ -177,7 +177,7 @@ class Doors:
             raise UnavailableError("this node has just come, and its leases are looked up: ask again") from None
 
 
-def _wanted(work: Work, lease: Lease, commands: Sequence[TaskCommand]) -> tuple[Wanted, ...]:
+def _wanted(work: UnitOfWork, lease: Lease, commands: Sequence[TaskCommand]) -> tuple[Wanted, ...]:
     """What is awaited of a lease's holder."""
     openings = [
         Wanted(audit_answer(audit.id), "an opening", most_bytes(work, audit), audit.made)
@@ -190,7 +190,7 @@ def _wanted(work: Work, lease: Lease, commands: Sequence[TaskCommand]) -> tuple[
     return (*openings, *others)
 
 
-def _most(work: Work, lease: Lease, kind: Kind) -> int:
+def _most(work: UnitOfWork, lease: Lease, kind: Kind) -> int:
     """Bytes of a state of the lease's stage, or of an operation's inputs, at most."""
     if kind != "a state" or work.run is None or lease.stage is None:
         return answer_time.MAX_INPUT_BYTES + answer_time.HEAD_BYTES

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.domain.job import Job, JobState
-from coordinator.domain.rounds.run import Point, Run
+from coordinator.domain.rounds.run import Run, RunPoint
 from coordinator.errors import NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.models import ModelWorkshop
@@ -94,7 +94,7 @@ class Checkpoints:
         known, at = self._folders.get((job, done), (None, 0.0))
         return known if self._context.clock.time() - at < FOLDER_SECONDS else None
 
-    async def point(self, job: str, round_: int | None) -> tuple[Job, Sequence[RoundRecord], Point]:
+    async def point(self, job: str, round_: int | None) -> tuple[Job, Sequence[RoundRecord], RunPoint]:
         """A stored point of a run, with the job and its complete rounds.
 
         Raises:
@@ -123,7 +123,7 @@ class Checkpoints:
         newest = {record.number: record for record in sorted(rounds, key=lambda record: record.epoch)}
         return jobs[0], runs[0].run if runs else None, [newest[number] for number in sorted(newest)]
 
-    def _view(self, job: str, point: Point, rounds: Sequence[RoundRecord]) -> api.CheckpointView | None:
+    def _view(self, job: str, point: RunPoint, rounds: Sequence[RoundRecord]) -> api.CheckpointView | None:
         """None where a file is gone."""
         try:
             sizes = [self._artifacts.path(digest).stat().st_size for digest in point.checkpoints]

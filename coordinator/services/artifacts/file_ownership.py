@@ -22,7 +22,7 @@ RETRY_S = 3600.0
 GIGABYTE = 10**9
 
 
-class Files:
+class FileOwnership:
     """Over any store. The built-in account, which is the operator's, may use whatever lies there."""
 
     def __init__(self, store: Store, clock: Clock, disk: Callable[[], int] | None = None) -> None:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from coordinator.errors import ConflictError, UnavailableError
-from coordinator.services.accounts.budgets import MAX_TRIALS, MAX_TRIALS_EACH, Lane
+from coordinator.services.accounts.budgets import MAX_TRIALS, MAX_TRIALS_EACH, LaneBudget
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from protocol.rest.api import TrialRequest
 
@@ -27,7 +27,7 @@ class Trials:
         self._checkpoints = checkpoints
         self._generator = generator
         self._turn = asyncio.Lock()
-        self._lane = Lane("trials of models", MAX_TRIALS_EACH, MAX_TRIALS, SECONDS / 2)
+        self._lane = LaneBudget("trials of models", MAX_TRIALS_EACH, MAX_TRIALS, SECONDS / 2)
 
     async def generate(self, job: str, round_: int | None, request: TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
         """``{"waiting": n}`` while others are before it, then what the model says: ``{"text": ...}``, last ``{"done": ...}``.

@@ -6,16 +6,16 @@ from typing import Any
 
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.artifacts.inference import Trials
-from coordinator.services.artifacts.step_openings import Openings
+from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.core.logs import JobLogs, Level
 from protocol.rest import api
 from protocol.rest.records import AuditRecords
 
 
-class Leavings:
-    """Implements ``ports.Leavings``."""
+class JobOutputs:
+    """Implements ``ports.OutputsPort``."""
 
-    def __init__(self, checkpoints: Checkpoints, trials: Trials, logs: JobLogs, openings: Openings) -> None:
+    def __init__(self, checkpoints: Checkpoints, trials: Trials, logs: JobLogs, openings: StepOpenings) -> None:
         self._checkpoints = checkpoints
         self._openings = openings
         self._trials = trials

@@ -13,7 +13,7 @@ from protocol.audit import ReplayOuter, ReplayStep
 from protocol.rest.records import FILES, OPENING, AuditRecords
 
 
-class Openings:
+class StepOpenings:
     """Finds the records of audits that are over; tests of auditors are not shown."""
 
     def __init__(self, context: Context, artifacts: ArtifactStore) -> None:

@@ -52,7 +52,7 @@ MAX_ENDED = 4_096
 MAX_STATE_BYTES = 16 << 10
 
 
-class Kept(Protocol):
+class FileRegistry(Protocol):
     """Remembers whose an artifact is, and how much an account may have."""
 
     async def keep(self, account_id: str, artifact: str, new: NewUpload) -> None:
@@ -98,7 +98,7 @@ class UploadService:
         clock: Clock | None = None,
         max_open: int = MAX_OPEN,
         max_open_bytes: int = MAX_OPEN_BYTES,
-        kept: Kept | None = None,
+        kept: FileRegistry | None = None,
         room: Room | None = None,
     ) -> None:
         """Continue with what lies in ``root``. ``kept`` None: files are nobody's. ``room``: of the disk; None: it has none."""

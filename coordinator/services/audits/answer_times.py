@@ -4,11 +4,11 @@ import msgspec
 
 from coordinator.domain import placement
 from coordinator.domain.audits import answer_time
-from coordinator.domain.audits.answer_time import Effort, Means
+from coordinator.domain.audits.answer_time import AnswerMeans, Effort
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.rounds.run import training_of
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.training.staffing import shape_of
@@ -25,7 +25,7 @@ class Deadlines:
         self._nodes = nodes
         self._links = links
 
-    def look(self, work: Work, audit: Audit) -> Audit:
+    def look(self, work: UnitOfWork, audit: Audit) -> Audit:
         """The audit with the deadline that its present phase has by now: lines are measured, and openings made, meanwhile."""
         asked = audit.node if audit.unopened else audit.auditor
         means = None if asked is None else self._means(asked)
@@ -34,7 +34,7 @@ class Deadlines:
         effort = self._showing(work, audit) if audit.unopened else self._replaying(work, audit)
         return answer_time.due(audit, answer_time.seconds(means, effort, self._least))
 
-    def answer(self, work: Work, audit: Audit, nodes: tuple[str, ...]) -> float:
+    def answer(self, work: UnitOfWork, audit: Audit, nodes: tuple[str, ...]) -> float:
         """Until when the slower of two sides has to answer a question of a dispute."""
         effort, shape, training = self._replaying(work, audit), shape_of(work), _training(work)
         layers, last = _place(audit)
@@ -51,14 +51,14 @@ class Deadlines:
     def _least(self) -> float:
         return self._context.config.audit_seconds
 
-    def _means(self, node: str) -> Means | None:
+    def _means(self, node: str) -> AnswerMeans | None:
         """Of a node that is here."""
         line, speed = self._links.map.line(node), self._nodes.speed(node)
         if speed is None:
             return None
-        return Means(speed) if line is None else Means(speed, line.up, line.down)
+        return AnswerMeans(speed) if line is None else AnswerMeans(speed, line.up, line.down)
 
-    def _showing(self, work: Work, audit: Audit) -> Effort:
+    def _showing(self, work: UnitOfWork, audit: Audit) -> Effort:
         """What is left to do of all that the prover has yet to show; its openings share its line."""
         own = [a for a in work.audits.values() if a.node == audit.node and a.unopened and not a.canary]
         if audit.made is not None:
@@ -66,7 +66,7 @@ class Deadlines:
         steps = [a.leaves + 2 * _steps(work, a) for a in own if a.made is None and a.outer is None]
         return Effort(operations=self._operations(work, audit, sum(steps)))
 
-    def _replaying(self, work: Work, audit: Audit) -> Effort:
+    def _replaying(self, work: UnitOfWork, audit: Audit) -> Effort:
         """To have the opening, and the weights that the job begins with where those are asked for, and run the segment again."""
         layers, last = _place(audit)
         weights = answer_time.FLOAT32 * answer_time.parameters_of(shape_of(work), layers, last)
@@ -74,13 +74,13 @@ class Deadlines:
         steps = _steps(work, audit) if audit.outer is None else 0
         return Effort(operations=self._operations(work, audit, steps), fetched=size + weights, hashed=2 * size)
 
-    def _operations(self, work: Work, audit: Audit, steps: int) -> float:
+    def _operations(self, work: UnitOfWork, audit: Audit, steps: int) -> float:
         training, (layers, last) = _training(work), _place(audit)
         tokens = steps * training.batch * training.sequence
         return placement.operations_of(shape_of(work), training, layers, layers.last == last, tokens)
 
 
-def most_bytes(work: Work, audit: Audit) -> int:
+def most_bytes(work: UnitOfWork, audit: Audit) -> int:
     """More than the opening of an audit can have."""
     layers, last = _place(audit)
     if audit.outer is not None:
@@ -88,7 +88,7 @@ def most_bytes(work: Work, audit: Audit) -> int:
     return answer_time.opening_bytes(shape_of(work), _training(work), layers, last, _steps(work, audit))
 
 
-def _training(work: Work) -> TrainingSpec:
+def _training(work: UnitOfWork) -> TrainingSpec:
     return training_of(work.run, work.job.spec.training)
 
 
@@ -96,7 +96,7 @@ def _place(audit: Audit) -> tuple[Layers, int]:
     return audit.plan.layers[audit.stage], audit.plan.layers[-1].last
 
 
-def _steps(work: Work, audit: Audit) -> int:
+def _steps(work: UnitOfWork, audit: Audit) -> int:
     """Of the segment that the audited step lies in."""
     if audit.outer is not None:
         return 0

@@ -10,7 +10,7 @@ from coordinator.domain.rounds.run import training_of
 from coordinator.services.audits.sampling import Drawing
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.store.ports import Where
 from protocol.audit import KEPT_ROUNDS
@@ -26,13 +26,13 @@ class Boundaries:
         self._leases = leases
         self._drawing = drawing
 
-    def shown(self, work: Work, lease: str, report: LeafShown) -> None:
+    def shown(self, work: UnitOfWork, lease: str, report: LeafShown) -> None:
         """Somebody showed a leaf."""
         audit = work.audits.get(report.audit)
         if audit is not None:
             work.audits[audit.id] = boundary.shown(audit, lease, report)
 
-    async def advance(self, work: Work) -> None:
+    async def advance(self, work: UnitOfWork) -> None:
         """Compare wherever everybody has shown its leaf, or time is up."""
         for waiting in [audit for audit in work.audits.values() if audit.state == "opening"]:
             own = {waiting.lease} if self._leases.may_return(waiting.lease, work.ended) else set()
@@ -48,7 +48,7 @@ class Boundaries:
             here = [lease.id for lease in work.leases.values() if self._nodes.session(lease.node) is not None]
             await self._compare(work, boundary.overdue(boundary.present(audit, here)))
 
-    async def _compare(self, work: Work, audit: Audit) -> None:
+    async def _compare(self, work: UnitOfWork, audit: Audit) -> None:
         training = training_of(work.run, work.job.spec.training)
         audit, doubtful = boundary.compared(audit, training)
         deadline = work.now + self._context.config.audit_patience_seconds
@@ -63,7 +63,7 @@ class Boundaries:
                     work, audit, side
                 )  # Later, as where a prover was away, nobody has its records.
 
-    async def judge(self, work: Work, audit: Audit) -> None:
+    async def judge(self, work: UnitOfWork, audit: Audit) -> None:
         """Say so where an audit that has just passed and one beside it leave nobody to blame."""
         where: tuple[Where, ...] = (("job", "=", audit.job), ("epoch", "=", audit.epoch), ("round", "=", audit.round))
         stored = await work.tx.find(Audit, *where, ("step", "=", audit.step), ("canary", "=", False))

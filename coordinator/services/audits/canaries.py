@@ -15,7 +15,7 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import JobState
 from coordinator.errors import CottageError, StoreAwayError
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Desk, Work
+from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from protocol.ids import Digest
 
 MAX_WAITING = 16  # Forged at a time; each copies an opening.
@@ -33,7 +33,7 @@ class Forger(Protocol):
 class Canaries:
     """Plants forged steps among the audits of a job."""
 
-    def __init__(self, context: Context, desk: Desk, forger: Forger | None) -> None:
+    def __init__(self, context: Context, desk: JobDesk, forger: Forger | None) -> None:
         """Take ``forger`` None where nothing can be forged: then no auditor is tested."""
         self._context = context
         self._desk = desk
@@ -72,7 +72,7 @@ class Canaries:
             canary = trust.canary(audit, self._context.new_id(), self._context.entropy(32), opening, root, deadline)
             work.audits[canary.id] = canary
 
-    def _notice(self, work: Work) -> None:
+    def _notice(self, work: UnitOfWork) -> None:
         for audit in work.concluded:
             if (
                 self._forger is not None

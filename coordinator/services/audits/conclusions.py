@@ -15,7 +15,7 @@ from coordinator.services.audits import credit
 from coordinator.services.audits.evidence import correct_outcomes, seal_outcome
 from coordinator.services.audits.penalties import reject
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, RoundRecord
 
@@ -29,7 +29,7 @@ class Conclusion:
         self._context = context
         self._held: set[str] = set()  # Jobs of which shares wait for looks at what their nodes did in other jobs.
 
-    async def advance(self, work: Work) -> None:
+    async def advance(self, work: UnitOfWork) -> None:
         """Verify what is due, in a job in which something has changed."""
         if not (work.rounds_ended or work.job.state is JobState.VERIFYING or work.job.id in self._held):
             return
@@ -53,7 +53,7 @@ class Conclusion:
                 await seal_outcome(work, await work.tx.update(msgspec.structs.replace(record, concluded=True)))
         await correct_outcomes(work)
 
-    async def give_up(self, work: Work) -> None:
+    async def give_up(self, work: UnitOfWork) -> None:
         """The job ends early: where the operator's auditors look, what was not drawn yet is not verified any more."""
         undrawn = () if work.run is None else work.run.undrawn
         if work.run is not None:
@@ -67,7 +67,7 @@ class Conclusion:
                 await reject(work, commit, "unlooked")
 
     async def _verify(
-        self, work: Work, record: RoundRecord, busy: set[str], open_at: Collection[int], undrawn: bool
+        self, work: UnitOfWork, record: RoundRecord, busy: set[str], open_at: Collection[int], undrawn: bool
     ) -> bool:
         """Verify the shares of a round whose nodes have nothing open; whether others are left. Adds their nodes to ``busy``.
 

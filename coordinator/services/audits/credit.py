@@ -8,10 +8,10 @@ from collections.abc import Collection
 import msgspec
 
 from coordinator.domain.audits import rate as rates
-from coordinator.domain.audits.rate import Standing
+from coordinator.domain.audits.rate import NodeStanding
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, CreditRecord, NodeRecord, RoundRecord
 from protocol.ids import NodeAddress
@@ -19,7 +19,7 @@ from protocol.ids import NodeAddress
 OPEN = ("drawn", "opening", "showing", "replaying")  # States of an audit to which something may still happen.
 
 
-async def standing_of(work: Work, commit: CommitRecord, watched: bool) -> Standing:
+async def standing_of(work: UnitOfWork, commit: CommitRecord, watched: bool) -> NodeStanding:
     """What is known of a node when a round of it is drawn.
 
     What is still to be verified counts as if it were: a fault found in an earlier round makes all that is drawn later void.
@@ -34,27 +34,27 @@ async def standing_of(work: Work, commit: CommitRecord, watched: bool) -> Standi
     if not watched and not any(credit.exact for credit in known):
         amount = min(amount, rates.TRUST * share)  # Others have seen nothing but what is far off, if that.
     if not watched:
-        return Standing(amount, share, record.faults)
+        return NodeStanding(amount, share, record.faults)
     of_round: tuple[Where, ...] = (("job", "=", commit.job), ("epoch", "=", commit.epoch), ("round", "=", commit.round))
     pipeline = await work.tx.find(CommitRecord, *of_round, ("replica", "=", commit.replica))
-    return Standing(amount, share, record.faults, sum(member.amount for member in pipeline))
+    return NodeStanding(amount, share, record.faults, sum(member.amount for member in pipeline))
 
 
-async def of_nodes(work: Work, nodes: Collection[NodeAddress]) -> dict[NodeAddress, int]:
+async def of_nodes(work: UnitOfWork, nodes: Collection[NodeAddress]) -> dict[NodeAddress, int]:
     """Nodes' credit with the job's account, of work that the operator's auditors have watched."""
     of_account: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", True))
     found = await work.tx.find(CreditRecord, ("node", "in", tuple(sorted(nodes))), *of_account)
     return {record.node: record.amount for record in found}
 
 
-async def have_credit(work: Work, nodes: Collection[NodeAddress], watched: bool) -> bool:
+async def have_credit(work: UnitOfWork, nodes: Collection[NodeAddress], watched: bool) -> bool:
     """Whether one of the nodes has credit with the job's account; ``watched``: of work that the operator's auditors look at."""
     of_account: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", watched))
     found = await work.tx.find(CreditRecord, ("node", "in", tuple(sorted(nodes))), *of_account)
     return any(record.amount > 0 for record in found)
 
 
-async def earn(work: Work, commit: CommitRecord, audits: Collection[Audit]) -> None:
+async def earn(work: UnitOfWork, commit: CommitRecord, audits: Collection[Audit]) -> None:
     """A commitment of a node was verified.
 
     Args:
@@ -73,7 +73,7 @@ async def earn(work: Work, commit: CommitRecord, audits: Collection[Audit]) -> N
     work.stood[commit.node] = record.rounds + 1
 
 
-async def stand_surety(work: Work, commit: CommitRecord) -> bool:
+async def stand_surety(work: UnitOfWork, commit: CommitRecord) -> bool:
     """Whether a node is paid for work beside somebody whose part of the round turned out false, or was never seen.
 
     It may have been spared its work by that. The operator's machine has come to the same bits, or the node's standing answers
@@ -91,7 +91,7 @@ async def stand_surety(work: Work, commit: CommitRecord) -> bool:
     return False
 
 
-async def lose(work: Work, node: NodeAddress, everywhere: bool) -> None:
+async def lose(work: UnitOfWork, node: NodeAddress, everywhere: bool) -> None:
     """A node's standing is gone with the job's account, or with all."""
     of_account: tuple[Where, ...] = () if everywhere else (("account_id", "=", work.job.account_id),)
     for credit in await work.tx.find(CreditRecord, ("node", "=", node), *of_account):
@@ -101,7 +101,7 @@ async def lose(work: Work, node: NodeAddress, everywhere: bool) -> None:
         work.stood[node] = 0
 
 
-async def unsure(work: Work, audit: Audit) -> list[CommitRecord]:
+async def unsure(work: UnitOfWork, audit: Audit) -> list[CommitRecord]:
     """Shares that wait and were drawn with a standing that the audited round has undone: of its node's later rounds.
 
     Not those of which a look has found nothing, or still has to. The node may have gone on in another job of the account.
@@ -119,7 +119,7 @@ async def unsure(work: Work, audit: Audit) -> list[CommitRecord]:
     return found
 
 
-async def looked_at_elsewhere(work: Work, nodes: Collection[NodeAddress]) -> set[NodeAddress]:
+async def looked_at_elsewhere(work: UnitOfWork, nodes: Collection[NodeAddress]) -> set[NodeAddress]:
     """Nodes of whose work in other jobs of the account an audit is still open."""
     if not nodes:
         return set()
@@ -131,7 +131,7 @@ async def looked_at_elsewhere(work: Work, nodes: Collection[NodeAddress]) -> set
     return {audit.node for audit in watched if audit.job in jobs}
 
 
-async def audits_of(work: Work, record: RoundRecord) -> list[Audit]:
+async def audits_of(work: UnitOfWork, record: RoundRecord) -> list[Audit]:
     """Audits of a round as they are now."""
     key = record.job, record.epoch, record.number
     where: tuple[Where, ...] = (("job", "=", key[0]), ("epoch", "=", key[1]), ("round", "=", key[2]))
@@ -154,10 +154,10 @@ def _place(commit: CommitRecord) -> tuple[str, int, int, str]:
     return commit.job, commit.epoch, commit.round, commit.lease
 
 
-async def _is_of_account(work: Work, job: str) -> bool:
+async def _is_of_account(work: UnitOfWork, job: str) -> bool:
     return job == work.job.id or (await work.tx.get(Job, job)).account_id == work.job.account_id
 
 
-async def _find(work: Work, node: NodeAddress, watched: bool) -> list[CreditRecord]:
+async def _find(work: UnitOfWork, node: NodeAddress, watched: bool) -> list[CreditRecord]:
     key: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", watched))
     return await work.tx.find(CreditRecord, ("node", "=", node), *key)

@@ -21,7 +21,7 @@ from coordinator.domain.rounds.run import training_of
 from coordinator.errors import CottageError, StoreAwayError
 from coordinator.services.audits.answer_times import Deadlines
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Desk, Work
+from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.store.records import DisputeRecord, RunRecord
 from ledger import events as ledger_events
@@ -78,7 +78,7 @@ class Judge(Protocol):
         """
 
 
-class Disputes:
+class DisputeService:
     """Opens, plays and concludes disputes."""
 
     def __init__(self, context: Context, nodes: Nodes, deadlines: Deadlines) -> None:
@@ -86,7 +86,7 @@ class Disputes:
         self._nodes = nodes
         self._deadlines = deadlines
 
-    def open(self, work: Work, audit: Audit, accuser: str) -> None:
+    def open(self, work: UnitOfWork, audit: Audit, accuser: str) -> None:
         """An auditor found a difference: it and the prover are asked, where the prover is here to answer."""
         config = self._context.config
         if not config.disputes or audit.lease not in work.leases or audit.opening is None or audit.id in work.disputes:
@@ -106,7 +106,7 @@ class Disputes:
         place = f"step {audit.step} of stage {audit.stage} of replica {audit.replica} in round {audit.round + 1}"
         work.note("dispute", f"node {accuser} disputes {place} of node {audit.node}")
 
-    def answered(self, work: Work, lease: str, answer: BisectAnswer) -> None:
+    def answered(self, work: UnitOfWork, lease: str, answer: BisectAnswer) -> None:
         """A side answered."""
         record, node = work.disputes.get(answer.dispute), work.leases[lease].node
         for side in SIDES:
@@ -114,13 +114,13 @@ class Disputes:
                 deadline = self._deadline(work, record.dispute)
                 self._keep(work, record, disputes.answered(record.dispute, side, answer, deadline))
 
-    def ruled(self, work: Work, dispute: str, right: Side | None, detail: str) -> None:
+    def ruled(self, work: UnitOfWork, dispute: str, right: Side | None, detail: str) -> None:
         """The operation was run."""
         record = work.disputes.get(dispute)
         if record is not None:
             self._keep(work, record, disputes.ruled(record.dispute, right, detail))
 
-    def advance(self, work: Work) -> None:
+    def advance(self, work: UnitOfWork) -> None:
         """End disputes whose time is over, or whose sides have left."""
         here = {lease.node for lease in work.leases.values()}
         for record in list(work.disputes.values()):
@@ -134,31 +134,31 @@ class Disputes:
                 ended = disputes.dropped(record.dispute, left) if away else disputes.overdue(record.dispute)
                 self._keep(work, record, ended)
 
-    def _late(self, work: Work, dispute: Dispute) -> dict[Side, str]:
+    def _late(self, work: UnitOfWork, dispute: Dispute) -> dict[Side, str]:
         """The nodes that an answer is awaited of, once all of them have let the deadline pass."""
         awaited = {side: getattr(dispute, side) for side in SIDES if disputes.query_for(dispute, side) is not None}
         late = all(self._nodes.late(node, dispute.deadline, work.now) for node in awaited.values())
         return awaited if late else {}
 
-    def drop(self, work: Work, why: str) -> None:
+    def drop(self, work: UnitOfWork, why: str) -> None:
         """Leave all of them undecided."""
         for record in list(work.disputes.values()):
             self._keep(work, record, disputes.dropped(record.dispute, why))
 
-    def extend(self, work: Work) -> None:
+    def extend(self, work: UnitOfWork) -> None:
         """Give everybody the full time again: nobody could answer while the coordinator was away."""
         for record in list(work.disputes.values()):
             deadline = self._deadline(work, record.dispute)
             self._keep(work, record, msgspec.structs.replace(record.dispute, deadline=deadline))
 
-    def _deadline(self, work: Work, dispute: Dispute) -> float:
+    def _deadline(self, work: UnitOfWork, dispute: Dispute) -> float:
         """Of the present question, or the next one."""
         audit = work.audits.get(dispute.id)
         if audit is None:
             return work.now + self._context.config.audit_seconds
         return self._deadlines.answer(work, audit, (dispute.prover, dispute.challenger))
 
-    def _keep(self, work: Work, record: DisputeRecord, after: Dispute) -> None:
+    def _keep(self, work: UnitOfWork, record: DisputeRecord, after: Dispute) -> None:
         ended = work.now if after.over else None
         work.dispute(msgspec.structs.replace(record, dispute=after, over=after.over, ended=ended))
         if not after.over:
@@ -209,9 +209,9 @@ class Referee:
     def __init__(
         self,
         context: Context,
-        desk: Desk,
-        service: Disputes,
-        advance: Callable[[Work], Awaitable[None]],
+        desk: JobDesk,
+        service: DisputeService,
+        advance: Callable[[UnitOfWork], Awaitable[None]],
         judge: Judge | None,
     ) -> None:
         """Take ``judge`` None where nothing can be run: then a second auditor decides."""
@@ -274,7 +274,7 @@ class Referee:
             return due[0], f"{what} is the one that the {due[0]} recorded"
         return None, f"{what} does not tell who is right"
 
-    def _notice(self, work: Work) -> None:
+    def _notice(self, work: UnitOfWork) -> None:
         for record in (*work.ended_disputes, *work.disputes.values()):
             if record.dispute.phase == "judging":
                 self._waiting[record.id] = record

@@ -11,11 +11,11 @@ import msgspec
 from common.untrusted_text import untrusted
 from coordinator.domain.audits.sampling import Beacon
 from coordinator.domain.audits.trust import Audit
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import CommitRecord, OutboxRecord, RoundRecord
 from ledger import events as ledger_events
-from ledger.addresses import Place
+from ledger.addresses import StepPlace
 from protocol.audit import outer_claim
 from protocol.evidence import (
     ACROSS,
@@ -72,7 +72,7 @@ async def read_evidence(tx: Transaction, record: RoundRecord) -> RoundEvidence:
     return msgspec.structs.replace(found, memos=tuple(memos))
 
 
-def seal_commitments(work: Work, record: RoundRecord, commits: Sequence[CommitRecord]) -> None:
+def seal_commitments(work: UnitOfWork, record: RoundRecord, commits: Sequence[CommitRecord]) -> None:
     """Tell the ledger what everybody committed to and at what rates it may be drawn; before anything of the round is drawn."""
     _queue(work, evidence_of(record, commits, ()), "commitments")
 
@@ -85,7 +85,7 @@ async def seal_of(tx: Transaction, record: RoundRecord) -> OutboxRecord | None:
     return rows[0] if rows else None
 
 
-async def seal_outcome(work: Work, record: RoundRecord) -> None:
+async def seal_outcome(work: UnitOfWork, record: RoundRecord) -> None:
     """Tell the ledger how a concluded round came out, unless it knows just that already."""
     stored = {audit.id: audit for audit in await _audits(work.tx, record)}
     newer = {audit.id: audit for audit in work.concluded if (audit.epoch, audit.round) == (record.epoch, record.number)}
@@ -95,7 +95,7 @@ async def seal_outcome(work: Work, record: RoundRecord) -> None:
         _queue(work, found, "outcome")
 
 
-async def correct_outcomes(work: Work) -> None:
+async def correct_outcomes(work: UnitOfWork) -> None:
     """Tell the ledger anew about concluded rounds of which this work has ended audits or taken shares back."""
     for epoch, number in sorted(work.reopened):
         record = await work.tx.get(RoundRecord, work.job.id, epoch, number)
@@ -104,7 +104,7 @@ async def correct_outcomes(work: Work) -> None:
     work.reopened.clear()
 
 
-def _queue(work: Work, evidence: RoundEvidence, what: RootOf) -> None:
+def _queue(work: UnitOfWork, evidence: RoundEvidence, what: RootOf) -> None:
     leaves = leaves_of(evidence, what)
     root = root_of(leaves)
     event = ledger_events.Rooted(
@@ -155,9 +155,9 @@ def outer_claim_of(commit: CommitRecord) -> Digest | None:
     return outer_claim(commit.outer, commit.parameters)
 
 
-def place_of(audit: Audit) -> Place:
+def place_of(audit: Audit) -> StepPlace:
     """What an audit looks at, as a bonded dispute on the ledger names it."""
-    return Place(audit.job, audit.epoch, audit.round, audit.stage, audit.replica, audit.step)
+    return StepPlace(audit.job, audit.epoch, audit.round, audit.stage, audit.replica, audit.step)
 
 
 def _draw(record: RoundRecord, drawn: Sequence[Audit]) -> DrawLeaf | None:

@@ -13,7 +13,7 @@ from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.placement import Candidate
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
-from coordinator.services.core.unit_of_work import Desk, Work
+from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.store.ports import Where
 
@@ -25,7 +25,7 @@ REST_SECONDS = 20.0  # After it has failed a job, before it tries that one again
 class Looks:
     """Grants the operator's auditors leases, and ends them. Everything on an open desk."""
 
-    def __init__(self, context: Context, desk: Desk, nodes: Nodes, leases: Leases) -> None:
+    def __init__(self, context: Context, desk: JobDesk, nodes: Nodes, leases: Leases) -> None:
         self._context = context
         self._nodes = nodes
         self._leases = leases
@@ -33,7 +33,7 @@ class Looks:
         self._waiting: dict[str, int] = {}  # Job -> looks that are waited for.
         desk.on_stored(self._notice)
 
-    async def attend(self, work: Work) -> None:
+    async def attend(self, work: UnitOfWork) -> None:
         """Have auditors stand by while looks are waited for, and let them go where another job has waited longer."""
         own = self._context.config.auditors
         if not own or work.run is None:
@@ -64,7 +64,7 @@ class Looks:
         """How many looks are waited for: (metric, labels) -> number."""
         return {("looks_waiting", ""): float(sum(self._waiting.values()))}
 
-    def _is_needed_elsewhere(self, work: Work, lease: Lease, waiting: Sequence[Audit]) -> bool:
+    def _is_needed_elsewhere(self, work: UnitOfWork, lease: Lease, waiting: Sequence[Audit]) -> bool:
         """Whether it has nothing to do here while another job waits, or has done enough here and another has waited longer."""
         elsewhere = min((since for job, since in self._oldest.items() if job != work.job.id), default=None)
         if elsewhere is None or any(audit.auditor_lease == lease.id for audit in work.audits.values()):
@@ -74,7 +74,7 @@ class Looks:
         oldest = min((audit.began for audit in waiting), default=None)
         return oldest is None or (elsewhere < oldest and work.now - lease.granted >= TURN_SECONDS)
 
-    async def _free(self, work: Work) -> list[Candidate]:
+    async def _free(self, work: UnitOfWork) -> list[Candidate]:
         """Auditors that are here and welcome a lease, hold nothing, and have not failed this job lately."""
         of_job: tuple[Where, ...] = (("job", "=", work.job.id), ("ended", ">", work.now - REST_SECONDS))
         failed = await work.tx.find(Lease, *of_job, ("end", "in", tuple(sorted(FAULTS))))
@@ -89,7 +89,7 @@ class Looks:
         able = [auditor for auditor in free if _could(auditor, oldest)]
         return min(able, key=lambda c: (c.env_class != oldest.env_class, -c.flops, c.node), default=None)
 
-    def _notice(self, work: Work) -> None:
+    def _notice(self, work: UnitOfWork) -> None:
         waiting = [audit.began for audit in work.audits.values() if auditors.awaits_look(audit)]
         self._oldest.pop(work.job.id, None)
         self._waiting.pop(work.job.id, None)

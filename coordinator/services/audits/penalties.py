@@ -13,7 +13,7 @@ from coordinator.services.audits import credit
 from coordinator.services.audits.disputes import evidence_digest, outcome
 from coordinator.services.audits.evidence import place_of
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
 from protocol.node import Unpaid
@@ -25,7 +25,7 @@ class Penalties:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def follow(self, work: Work, audit: Audit) -> None:
+    async def follow(self, work: UnitOfWork, audit: Audit) -> None:
         """Of an audit that has just ended."""
         if penalty.falls(audit):
             await self._fall(work, audit)
@@ -56,13 +56,13 @@ class Penalties:
         for node in trust.contradicted(audit):
             await credit.lose(work, node, everywhere=False)
 
-    async def _others_are_looked_at(self, work: Work, audit: Audit) -> bool:
+    async def _others_are_looked_at(self, work: UnitOfWork, audit: Audit) -> bool:
         """Whether the operator's machines have looked at what other nodes of the stage opened in the job."""
         of_stage: tuple[Where, ...] = (("job", "=", work.job.id), ("stage", "=", audit.stage))
         others = [a for a in await work.tx.find(Audit, *of_stage, ("state", "=", "passed")) if a.node != audit.node]
         return any(verdict.own for other in others if other.outer is None for verdict in other.verdicts)
 
-    async def of_accusers(self, work: Work) -> None:
+    async def of_accusers(self, work: UnitOfWork) -> None:
         """Whoever was proven to accuse falsely loses what a prover loses whose lie is proven; of its own the operator is told."""
         accusers, work.false_accusers = work.false_accusers, []
         for node, audit, detail in accusers:
@@ -74,7 +74,7 @@ class Penalties:
             else:
                 await self.ban(work, node, work.audits[audit], f"false accusation: {detail}", slash=True)
 
-    async def of_tampering(self, work: Work) -> None:
+    async def of_tampering(self, work: UnitOfWork) -> None:
         """A node whose agent saw a hand in a job's sandbox is looked at as after a failed audit, and repeated it costs stake."""
         leases, work.tampered = work.tampered, []
         for lease in leases:
@@ -86,7 +86,7 @@ class Penalties:
             await work.tx.update(msgspec.structs.replace(record, faults=faults, tampered=work.now))
             await credit.lose(work, lease.node, everywhere=True)
 
-    async def of_blindness(self, work: Work, node: str, audit: Audit, why: str) -> None:
+    async def of_blindness(self, work: UnitOfWork, node: str, audit: Audit, why: str) -> None:
         """Send an auditor away that does not look, and have others re-run what it alone approved; that may be paid already."""
         await self.ban(work, node, audit, why, slash=False)
         deadline = work.now + self._context.config.audit_patience_seconds
@@ -97,7 +97,7 @@ class Penalties:
                 work.change(audits=work.job.audits + 1)
                 work.note("audit", f"round {again.round + 1}: {again.place} is looked at again")
 
-    async def ban(self, work: Work, node: str, audit: Audit, why: str, slash: bool) -> None:
+    async def ban(self, work: UnitOfWork, node: str, audit: Audit, why: str, slash: bool) -> None:
         """Unpaid work of the job is void, the stake may be slashed, the node leaves everything that it holds."""
         for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", node)):
             await reject(work, commit, "expelled")
@@ -126,7 +126,7 @@ class Penalties:
             detail = f"{node}: {reason}"[:500]
             work.queue(OutboxRecord(key, work.job.id, "slash", payload, work.now, detail=untrusted(detail)))
 
-    async def _fall(self, work: Work, audit: Audit) -> None:
+    async def _fall(self, work: UnitOfWork, audit: Audit) -> None:
         """The prover's standing is gone; what it did later, and nobody has looked at, was drawn as of somebody it is not."""
         record = await work.tx.get(NodeRecord, audit.node)
         faults = record.faults + (audit.blame not in ("unconfirmed", "gone", "unlooked", "vain"))
@@ -140,7 +140,7 @@ class Penalties:
             what = "a later share" if len(unsure) == 1 else f"{len(unsure)} later shares"
             work.note("rejected", f"node {audit.node}: {what}, of work that nobody has looked at, will not be paid")
 
-    async def _of_a_lie(self, work: Work, audit: Audit) -> None:
+    async def _of_a_lie(self, work: UnitOfWork, audit: Audit) -> None:
         """The job goes back before it; who found it right has not looked, if it was proven or the operator's machine saw it."""
         if await _is_in_the_model(work, audit):
             work.forged.append((audit.epoch, audit.round))
@@ -151,17 +151,17 @@ class Penalties:
                 if verdict.verdict == "match" and not (verdict.own or verdict.afar):
                     await self.of_blindness(work, verdict.auditor, audit, "it found right what was forged")
 
-    async def _unpaid(self, work: Work, audit: Audit) -> None:
+    async def _unpaid(self, work: UnitOfWork, audit: Audit) -> None:
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("epoch", "=", audit.epoch), ("round", "=", audit.round))
         for commit in await work.tx.find(CommitRecord, *where, ("lease", "=", audit.lease)):
             await reject(work, commit, why_of(audit))
 
-    def _end(self, work: Work, audit: Audit, how: LeaseEnd) -> None:
+    def _end(self, work: UnitOfWork, audit: Audit, how: LeaseEnd) -> None:
         if audit.lease in work.leases:
             work.end(audit.lease, how, f"audit of round {audit.round + 1}: {audit.detail}")
 
 
-async def _is_in_the_model(work: Work, audit: Audit) -> bool:
+async def _is_in_the_model(work: UnitOfWork, audit: Audit) -> bool:
     """Whether what was forged is in the states since: a step always is, an outer step where the others went on from it."""
     if audit.outer is None:
         return True
@@ -169,7 +169,7 @@ async def _is_in_the_model(work: Work, audit: Audit) -> bool:
     return record.parameters[audit.stage] == audit.outer.parameters
 
 
-async def _remember_evasion(work: Work, audit: Audit) -> None:
+async def _remember_evasion(work: UnitOfWork, audit: Audit) -> None:
     """A node evaded an audit: its owner is told, and a repetition costs stake."""
     record = await work.tx.get(NodeRecord, audit.node)
     (lease,) = await work.tx.find(Lease, ("id", "=", audit.lease))
@@ -183,7 +183,7 @@ async def _remember_evasion(work: Work, audit: Audit) -> None:
     await work.tx.update(msgspec.structs.replace(record, evaded=work.now))
 
 
-def _take(work: Work, how: str, lease: Lease, before: float, share: int, what: str) -> None:
+def _take(work: UnitOfWork, how: str, lease: Lease, before: float, share: int, what: str) -> None:
     """Queue a slash of ``share`` ten-thousandths of a node's stake for what has happened again."""
     told = {"node": lease.node, "lease": lease.id, "before": before, "now": work.now}
     reason = hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()
@@ -199,7 +199,7 @@ def why_of(audit: Audit) -> Unpaid:
     return "expelled" if blame == "" or blame == "blind" else blame
 
 
-async def reject(work: Work, commit: CommitRecord, why: Unpaid) -> None:
+async def reject(work: UnitOfWork, commit: CommitRecord, why: Unpaid) -> None:
     """A share will not be paid: of this job, or one that waits in another job of the account. What is paid stays paid."""
     if commit.bound:
         return

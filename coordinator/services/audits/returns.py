@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 
 from coordinator.domain.job import LIVE
 from coordinator.domain.lease import Lease
-from coordinator.services.artifacts.access import Doors
+from coordinator.services.artifacts.access import ArtifactAccess
 from coordinator.services.core.leases import Leases
-from coordinator.services.core.unit_of_work import Desk, Work
+from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.store.records import CommitRecord
 
@@ -23,7 +23,12 @@ class Returns:
     """Looks at who is back, asks them, and lets them go."""
 
     def __init__(
-        self, desk: Desk, leases: Leases, nodes: Nodes, doors: Doors, advance: Callable[[Work], Awaitable[None]]
+        self,
+        desk: JobDesk,
+        leases: Leases,
+        nodes: Nodes,
+        doors: ArtifactAccess,
+        advance: Callable[[UnitOfWork], Awaitable[None]],
     ) -> None:
         self._desk = desk
         self._leases = leases
@@ -45,7 +50,7 @@ class Returns:
                         "audit", f"node {lease.node} is back with the records of its rounds, and opens what is drawn"
                     )
 
-    def tell(self, work: Work) -> None:
+    def tell(self, work: UnitOfWork) -> None:
         """After each commit: ask those that are back, and let go who has nothing left to open."""
         self._rounds = {lease: rounds for lease, rounds in self._rounds.items() if self._leases.may_return(lease)}
         for lease in self._leases.lost(work.job.id):
@@ -60,7 +65,7 @@ class Returns:
                 self._doors.opens(work, lease, commands)
                 session.tell(lease, commands)
 
-    def _awaits(self, work: Work, lease: Lease) -> bool:
+    def _awaits(self, work: UnitOfWork, lease: Lease) -> bool:
         """Whether something of it is drawn and not opened, or may still be drawn."""
         if any(audit.lease == lease.id and audit.unopened for audit in work.audits.values()):
             return True
@@ -71,7 +76,7 @@ class Returns:
         return not self._rounds.get(lease.id, frozenset()).isdisjoint(still)
 
 
-async def _rounds(work: Work, lease: Lease) -> frozenset[Round]:
+async def _rounds(work: UnitOfWork, lease: Lease) -> frozenset[Round]:
     """What a lease's holder has committed to, the round in flight as well, which may be completed without it."""
     made = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("lease", "=", lease.id))
     over = None if work.run is None else work.run.round

@@ -16,22 +16,22 @@ from coordinator.domain.audits import sampling as draws
 from coordinator.domain.audits.boundary import exchanges
 from coordinator.domain.audits.rate import Exposure
 from coordinator.domain.audits.sampling import WHOLE, Beacon, Drawable, Drawn
-from coordinator.domain.audits.trust import Audit, Auditor, OuterClaim, Side
+from coordinator.domain.audits.trust import Audit, AuditorCandidate, OuterClaim, Side
 from coordinator.domain.lease import Lease
 from coordinator.domain.rounds.run import training_of
 from coordinator.services.audits import credit
 from coordinator.services.audits.auditor_capacity import Watching
 from coordinator.services.audits.evidence import outer_claim_of
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.training.staffing import shape_of
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
-from ledger.addresses import Place
+from ledger.addresses import StepPlace
 from protocol.audit import KEPT_ROUNDS, segment
 from protocol.boundary import comparable_across
 from protocol.ids import NodeAddress
-from protocol.task import Challenge
+from protocol.task import StepChallenge
 
 MAX_ACCUSED = 8  # Open audits of a job that bonds on the ledger asked for; others wait for their turn.
 
@@ -54,10 +54,10 @@ def _outer_claim(record: RoundRecord, commit: CommitRecord, commits: Sequence[Co
     return OuterClaim(given, commit.outer, commit.parameters)
 
 
-def auditor_of(lease: Lease, operators: Collection[NodeAddress]) -> Auditor:
+def auditor_of(lease: Lease, operators: Collection[NodeAddress]) -> AuditorCandidate:
     """The holder of a lease as somebody who could re-run a step. ``operators``: addresses of the operator's auditors."""
     own = lease.node in operators
-    return Auditor(lease.id, lease.node, lease.payout, lease.env_class, lease.seat is None, own)
+    return AuditorCandidate(lease.id, lease.node, lease.payout, lease.env_class, lease.seat is None, own)
 
 
 class Drawing:
@@ -67,7 +67,7 @@ class Drawing:
         self._context = context
         self._watching = watching
 
-    async def prepare(self, work: Work, record: RoundRecord, commits: Sequence[CommitRecord]) -> RoundRecord:
+    async def prepare(self, work: UnitOfWork, record: RoundRecord, commits: Sequence[CommitRecord]) -> RoundRecord:
         """Fix the rates of a complete round before anybody can know its draw. The commits must be stored already."""
         assert work.run is not None
         config = self._context.config
@@ -80,14 +80,14 @@ class Drawing:
         work.change_run(undrawn=(*work.run.undrawn, (record.epoch, record.number)))
         return msgspec.structs.replace(record, beacon=beacon)
 
-    async def note_slot(self, work: Work, epoch: int, number: int, slot: int) -> None:
+    async def note_slot(self, work: UnitOfWork, epoch: int, number: int, slot: int) -> None:
         """Keep the slot after which the draw's block is to be; a later reading changes nothing."""
         record = await work.tx.get(RoundRecord, work.job.id, epoch, number)
         if record.beacon is not None and record.beacon.after is None:
             beacon = msgspec.structs.replace(record.beacon, after=slot)
             await work.tx.update(msgspec.structs.replace(record, beacon=beacon))
 
-    async def draw(self, work: Work, epoch: int, number: int, slot: int, block: str) -> None:
+    async def draw(self, work: UnitOfWork, epoch: int, number: int, slot: int, block: str) -> None:
         """Draw the audits of a round from the block at ``slot``; nothing where that was done before."""
         record = await work.tx.get(RoundRecord, work.job.id, epoch, number)
         if work.run is None or (epoch, number) not in work.run.undrawn or record.beacon is None:
@@ -126,7 +126,7 @@ class Drawing:
         chance = rates.looked_at(commit.look, rate) if commit.look else 0
         return int.from_bytes(self._context.entropy(8), "big") % WHOLE < chance
 
-    async def _look_anywhere(self, work: Work, record: RoundRecord, commit: CommitRecord, audit: Audit) -> None:
+    async def _look_anywhere(self, work: UnitOfWork, record: RoundRecord, commit: CommitRecord, audit: Audit) -> None:
         """Look at any step of a round, too, of which the last was drawn as such: whoever forges all others would pass."""
         step = int.from_bytes(self._context.entropy(8), "big") % commit.leaves
         first, stop = segment(audit.step, work.job.spec.training.commit_every, commit.leaves)
@@ -134,7 +134,7 @@ class Drawing:
             drawn = Drawn(commit.stage, commit.replica, step)
             await self._open(work, record, commit, drawn, self._context.entropy(32), look=True)
 
-    async def _look_beside(self, work: Work, record: RoundRecord, commit: CommitRecord, step: int) -> None:
+    async def _look_beside(self, work: UnitOfWork, record: RoundRecord, commit: CommitRecord, step: int) -> None:
         """Look at a node that is not proven, too, where another one of its pipeline is drawn.
 
         Should that one's part turn out false, or never be shown, this one is paid once its own was found right.
@@ -143,7 +143,7 @@ class Drawing:
             drawn = Drawn(commit.stage, commit.replica, step)
             await self._open(work, record, commit, drawn, self._context.entropy(32), look=True)
 
-    async def challenge(self, work: Work, lease: str, wanted: Challenge) -> None:
+    async def challenge(self, work: UnitOfWork, lease: str, wanted: StepChallenge) -> None:
         """Open an audit that somebody asks for, while the prover still has its records; one of each round for each who asks."""
         asking = work.leases[lease]
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("round", "=", wanted.round))
@@ -166,7 +166,7 @@ class Drawing:
         seed = self._context.entropy(32)
         await self._open(work, record, commit, drawn, seed, asking.node)
 
-    async def accused(self, work: Work, place: Place, node: NodeAddress, accuser: NodeAddress) -> str:
+    async def accused(self, work: UnitOfWork, place: StepPlace, node: NodeAddress, accuser: NodeAddress) -> str:
         """Open an audit of a commitment that somebody has put a bond against on the ledger, where it can still be shown.
 
         Two auditors that nobody could foresee have to find it right.
@@ -203,7 +203,7 @@ class Drawing:
             work.audits[audit.id] = trust.shown_before(audit, opening, deadline)
         return ""
 
-    async def beside(self, work: Work, audit: Audit, side: Side) -> None:
+    async def beside(self, work: UnitOfWork, audit: Audit, side: Side) -> None:
         """Audit the same step of a neighbour of an audited member, unless somebody has looked at it already."""
         of_round: tuple[Where, ...] = (
             ("job", "=", work.job.id),
@@ -224,7 +224,7 @@ class Drawing:
         doubted = (side,) if side.silent else ()
         await self._open(work, records[0], commits[0], drawn, seed, sides=doubted, look=True)
 
-    async def _sides(self, work: Work, record: RoundRecord, audited: CommitRecord) -> tuple[Side, ...]:
+    async def _sides(self, work: UnitOfWork, record: RoundRecord, audited: CommitRecord) -> tuple[Side, ...]:
         """A member and all that it exchanged payloads with in the steps of a round, as far as they are still here."""
         assert work.run is not None
         training, here = training_of(work.run, work.job.spec.training), (audited.stage, audited.replica)
@@ -241,7 +241,9 @@ class Drawing:
         ]  # fmt: skip
         return tuple(sides) if len(sides) > 1 and any(side.seat == here for side in sides) else ()
 
-    async def _refusal(self, work: Work, asking: Lease, commit: CommitRecord | None, wanted: Challenge) -> str:
+    async def _refusal(
+        self, work: UnitOfWork, asking: Lease, commit: CommitRecord | None, wanted: StepChallenge
+    ) -> str:
         """Why a challenge is not taken."""
         if work.run is None or commit is None or wanted.step >= commit.leaves:
             return "there is no such step"
@@ -256,7 +258,7 @@ class Drawing:
 
     async def _open(
         self,
-        work: Work,
+        work: UnitOfWork,
         record: RoundRecord,
         commit: CommitRecord,
         drawn: Drawn,
@@ -315,7 +317,7 @@ class Drawing:
         work.note("audit", f"round {record.number + 1}: {audit.place} {how}")
         return audit
 
-    def _shows_ending(self, work: Work, lease: Lease, watched: bool, asked: NodeAddress | None) -> bool:
+    def _shows_ending(self, work: UnitOfWork, lease: Lease, watched: bool, asked: NodeAddress | None) -> bool:
         """Whether a prover shows what its segment came to as well: machines of other classes have to look at it.
 
         Args:
@@ -329,7 +331,7 @@ class Drawing:
         others = [auditor_of(other, operators) for other in work.leases.values() if other.state == "ready"]
         return asked is None and auditors.alone(lease.env_class, lease.payout, others)
 
-    async def _rate(self, work: Work, record: RoundRecord, commit: CommitRecord) -> int:
+    async def _rate(self, work: UnitOfWork, record: RoundRecord, commit: CommitRecord) -> int:
         """Fix how probable it is that a step is drawn, and that one of the operator's auditors looks at the round."""
         watched = await self._is_watched(work, record, commit)
         standing = await credit.standing_of(work, commit, watched)
@@ -345,7 +347,7 @@ class Drawing:
             exposure = Exposure(commit.amount, due - commit.amount, stake * rates.SLASH_BPS // 10_000)
         return rates.rate(standing, exposure, self._context.config.audit_floor)
 
-    async def _is_watched(self, work: Work, record: RoundRecord, commit: CommitRecord) -> bool:
+    async def _is_watched(self, work: UnitOfWork, record: RoundRecord, commit: CommitRecord) -> bool:
         lease = work.leases.get(commit.lease) or await work.tx.get(Lease, commit.lease)
         if not (self._context.config.auditors and self._context.config.unwatched):
             return bool(self._context.config.auditors)  # Plans have no work that nobody could look at.

@@ -1,6 +1,6 @@
 """Audits: drawn once a round is complete, opened by the prover, re-run by somebody else, and what follows from the verdict.
 
-Everything here happens on an open desk (``Work``). Commitments and rates are stored when the round ends; the draw waits for the
+Everything here happens in an open ``UnitOfWork``. Commitments and rates are stored when the round ends; the draw waits for the
 first block of the ledger after that (``beacons``), so neither can depend on it, and everybody can repeat it.
 """
 
@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from coordinator.domain.audits import answer_time, auditors, returning, trust
-from coordinator.domain.audits.trust import Audit, Auditor
+from coordinator.domain.audits.trust import Audit, AuditorCandidate
 from coordinator.domain.job import JobState
 from coordinator.services.audits import credit
 from coordinator.services.audits.answer_times import Deadlines
 from coordinator.services.audits.auditor_capacity import LONGEST
 from coordinator.services.audits.boundaries import Boundaries
 from coordinator.services.audits.conclusions import Conclusion
-from coordinator.services.audits.disputes import Disputes
+from coordinator.services.audits.disputes import DisputeService
 from coordinator.services.audits.penalties import Penalties
 from coordinator.services.audits.sampling import auditor_of
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.store.ports import Where
 from coordinator.store.records import RoundRecord
@@ -49,7 +49,7 @@ class Verification:
         context: Context,
         nodes: Nodes,
         leases: Leases,
-        disputes: Disputes,
+        disputes: DisputeService,
         boundaries: Boundaries,
         deadlines: Deadlines,
     ) -> None:
@@ -62,7 +62,7 @@ class Verification:
         self._penalties = Penalties(context)
         self._conclusion = Conclusion(context)
 
-    def opened(self, work: Work, lease: str, report: OpeningMade | StepOpened) -> None:
+    def opened(self, work: UnitOfWork, lease: str, report: OpeningMade | StepOpened) -> None:
         """The prover answered, or has made its answer and sends it."""
         audit = work.audits.get(report.audit)
         if audit is None or audit.lease != lease:
@@ -73,11 +73,11 @@ class Verification:
             deadline = work.now + self._context.config.audit_patience_seconds
             work.audits[audit.id] = trust.opened(audit, report, deadline)
 
-    def shown(self, work: Work, lease: str, report: LeafShown) -> None:
+    def shown(self, work: UnitOfWork, lease: str, report: LeafShown) -> None:
         """The prover, or a neighbour, showed its leaf."""
         self._boundaries.shown(work, lease, report)
 
-    def judged(self, work: Work, lease: str, report: AuditReport) -> None:
+    def judged(self, work: UnitOfWork, lease: str, report: AuditReport) -> None:
         """An auditor answered."""
         audit = work.audits.get(report.audit)
         if audit is not None and audit.auditor_lease == lease and audit.auditor is not None:
@@ -91,18 +91,18 @@ class Verification:
             ):
                 self._disputes.open(work, after, audit.auditor)
 
-    def bisected(self, work: Work, lease: str, answer: BisectAnswer) -> None:
+    def bisected(self, work: UnitOfWork, lease: str, answer: BisectAnswer) -> None:
         """A side of a dispute answered."""
         self._disputes.answered(work, lease, answer)
 
-    def extend(self, work: Work) -> None:
+    def extend(self, work: UnitOfWork) -> None:
         """Give every open audit its full time again: nobody could answer while the coordinator was away."""
         deadline = work.now + self._context.config.audit_seconds
         for audit in list(work.audits.values()):
             work.audits[audit.id] = returning.again(audit, work.now, deadline)
         self._disputes.extend(work)
 
-    def may_begin(self, work: Work, number: int) -> bool:
+    def may_begin(self, work: UnitOfWork, number: int) -> bool:
         """Whether beginning round ``number`` leaves provers the records that they still have, or may have, to open.
 
         Rounds that are done again come after all that is still to be opened of the same numbers. Whose lease has run out begins
@@ -117,12 +117,12 @@ class Verification:
         kept = all(number - OPENING_LAG < other < number for other in awaited + undrawn)
         return kept and all(number - SHOWING_LAG < other < number for other in coming)
 
-    def settled(self, work: Work) -> bool:
+    def settled(self, work: UnitOfWork) -> bool:
         """Whether every round so far has been looked at as far as it will be: nothing can turn out to be forged any more."""
         undrawn = () if work.run is None else work.run.undrawn
         return not undrawn and all(audit.canary for audit in work.audits.values())
 
-    async def conclude_all(self, work: Work) -> bool:
+    async def conclude_all(self, work: UnitOfWork) -> bool:
         """Verify what can be before a job rests, and give tests of auditors up; whether nothing is left open."""
         if not self.settled(work):
             return False
@@ -133,7 +133,7 @@ class Verification:
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
         return not work.audits and not await work.tx.find(RoundRecord, *where, limit=1)
 
-    async def advance(self, work: Work) -> None:
+    async def advance(self, work: UnitOfWork) -> None:
         """Bring every open audit as far as it goes now, then conclude rounds whose audits are over."""
         self._disputes.advance(work)
         await self._boundaries.advance(work)
@@ -148,7 +148,7 @@ class Verification:
             await (self._follow_canary if audit.canary else self._follow)(work, audit)
         await self._conclusion.advance(work)
 
-    async def give_up(self, work: Work) -> None:
+    async def give_up(self, work: UnitOfWork) -> None:
         """The job ends early: findings against a prover stand, other open audits are void."""
         for audit in list(work.audits.values()):
             if not audit.over:
@@ -158,7 +158,7 @@ class Verification:
         work.rounds_ended = True
         await self.advance(work)
 
-    async def _step(self, work: Work, audit: Audit, ready: Sequence[Auditor]) -> Audit:
+    async def _step(self, work: UnitOfWork, audit: Audit, ready: Sequence[AuditorCandidate]) -> Audit:
         config = self._context.config
         if audit.canary and work.job.state is JobState.VERIFYING:
             return msgspec.structs.replace(audit, state="void", detail="the job ended")  # Nobody is kept for a test.
@@ -187,7 +187,7 @@ class Verification:
             return trust.prover_gone(audit)
         return trust.overdue(audit) if late else audit
 
-    def _attended(self, work: Work, audit: Audit) -> Audit:
+    def _attended(self, work: UnitOfWork, audit: Audit) -> Audit:
         """What is still to be opened, after a look at whether its prover is here, or may come back."""
         live, most = audit.lease in work.leases, self._context.config.return_seconds
         if not live and (self._nodes.is_banned(audit.node) or not self._leases.may_return(audit.lease, work.ended)):
@@ -197,7 +197,9 @@ class Verification:
         lost = not live and returning.over(audit, work.now, most) and not self._leases.back()
         return trust.prover_gone(audit) if lost else audit
 
-    async def _choose(self, work: Work, audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
+    async def _choose(
+        self, work: UnitOfWork, audit: Audit, ready: Sequence[AuditorCandidate]
+    ) -> AuditorCandidate | None:
         """Who is asked next, of those who are here; the operator's have few steps at a time, those that wait longest."""
         looking = Counter(other.auditor_lease for other in work.audits.values() if other.looking)
         free = [auditor for auditor in ready if looking[auditor.lease] < AT_ONCE]
@@ -208,7 +210,7 @@ class Verification:
         before = await work.tx.find(Audit, *of_owner, newest=True, limit=REMEMBERED)
         return auditors.choose_auditor(audit, free, auditors.shared_history(before, audit.payout))
 
-    async def _auditors(self, work: Work) -> list[Auditor]:
+    async def _auditors(self, work: UnitOfWork) -> list[AuditorCandidate]:
         operators = self._context.config.auditors
         here = [
             auditor_of(lease, operators)
@@ -218,7 +220,7 @@ class Verification:
         known = await credit.of_nodes(work, {auditor.node for auditor in here}) if operators else {}
         return [msgspec.structs.replace(auditor, credit=known.get(auditor.node, 0)) for auditor in here]
 
-    async def _follow_canary(self, work: Work, canary: Audit) -> None:
+    async def _follow_canary(self, work: UnitOfWork, canary: Audit) -> None:
         """Send an auditor away that found a forged step right."""
         if canary.blame == "blind":
             self._context.metrics.count("canaries_caught_total")
@@ -226,7 +228,7 @@ class Verification:
             await self._penalties.of_blindness(work, blind, canary, "it found a forged step right")
         work.conclude(canary)
 
-    async def _follow(self, work: Work, audit: Audit) -> None:
+    async def _follow(self, work: UnitOfWork, audit: Audit) -> None:
         """Draw the consequences of an audit that has just ended."""
         self._count(work, audit)
         place = f"the audit of round {audit.round + 1}, {audit.place},"
@@ -236,7 +238,7 @@ class Verification:
             await self._boundaries.judge(work, audit)
         work.conclude(audit)
 
-    def _count(self, work: Work, audit: Audit) -> None:
+    def _count(self, work: UnitOfWork, audit: Audit) -> None:
         metrics = self._context.metrics
         metrics.count(f"audits_{audit.state}_total")
         metrics.count("audits_distant_total", audit.blame == "distant")

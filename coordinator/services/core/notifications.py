@@ -95,7 +95,7 @@ def sign(secret: str, notice: str, timestamp: int, body: bytes) -> str:
     return SIGNED + base64.b64encode(made).decode()
 
 
-class Notices:
+class NoticeDelivery:
     """Delivers. ``outside`` opens sessions that reach public addresses only; ``mail`` None: no mail can be sent."""
 
     def __init__(self, context: Context, outside: OpenSession, mail: MailConfig | None) -> None:

@@ -1,6 +1,6 @@
 """One job on the desk: loaded whole, changed by pure decisions, stored in one transaction with everything that follows.
 
-Whatever happens to a job happens inside ``Desk.open``. If the body raises, nothing has happened; when it ends, state, timeline
+Whatever happens to a job happens inside ``JobDesk.open``. If the body raises, nothing has happened; when it ends, state, timeline
 and outbox are in the database together, and only then is anybody told.
 """
 
@@ -31,7 +31,7 @@ from protocol.node import Promised
 from protocol.task import Member, Plan, TaskCommand
 
 
-class Work:
+class UnitOfWork:
     """A job's state within one transaction.
 
     Attributes:
@@ -211,21 +211,21 @@ class Work:
         return tuple(self._outbox)
 
 
-class Desk:
+class JobDesk:
     """Opens one job at a time. ``on_stored`` runs after each commit, before anybody else gets the desk."""
 
     def __init__(self, context: Context, leases: Leases) -> None:
         self._context = context
         self._leases = leases
         self._turn = asyncio.Lock()
-        self._listeners: list[Callable[[Work], None]] = []
+        self._listeners: list[Callable[[UnitOfWork], None]] = []
 
-    def on_stored(self, listener: Callable[[Work], None]) -> None:
+    def on_stored(self, listener: Callable[[UnitOfWork], None]) -> None:
         """Call ``listener`` with every piece of work that was stored; it must neither wait nor raise."""
         self._listeners.append(listener)
 
     @asynccontextmanager
-    async def open(self, job: str) -> AsyncIterator[Work]:
+    async def open(self, job: str) -> AsyncIterator[UnitOfWork]:
         """Load a job; store what the body made of it.
 
         Raises:
@@ -242,7 +242,7 @@ class Desk:
                 listener(work)
             self._context.bus.publish(job)
 
-    async def _load(self, tx: Transaction, job: str) -> tuple[Work, "_Before"]:
+    async def _load(self, tx: Transaction, job: str) -> tuple[UnitOfWork, "_Before"]:
         try:
             stored = await tx.get(Job, job)
         except NotFoundError:
@@ -252,7 +252,7 @@ class Desk:
         audits = await tx.find(Audit, ("job", "=", job), ("state", "in", ("drawn", "opening", "showing", "replaying")))
         back = tuple(lease.id for lease in self._leases.back_with() if lease.job == job)
         returned = await tx.find(Lease, ("id", "in", back)) if back else []
-        work = Work(self._context, tx, stored, runs[0].run if runs else None, leases, audits, returned)
+        work = UnitOfWork(self._context, tx, stored, runs[0].run if runs else None, leases, audits, returned)
         for record in await tx.find(DisputeRecord, ("job", "=", job), ("over", "=", False)):
             work.disputes[record.id] = record
         before = _Before(
@@ -270,7 +270,7 @@ class _Before(msgspec.Struct, frozen=True):
     disputes: dict[str, DisputeRecord]
 
 
-async def _save(work: Work, before: _Before) -> None:
+async def _save(work: UnitOfWork, before: _Before) -> None:
     if work.job != before.job:
         work.job = await work.tx.update(work.job)
     if work.run is not None and before.run is None:

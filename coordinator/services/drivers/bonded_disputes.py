@@ -19,13 +19,13 @@ from coordinator.services.audits.disputes import evidence_digest
 from coordinator.services.audits.evidence import place_of
 from coordinator.services.audits.sampling import Drawing
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Desk
-from coordinator.services.payments.chain import Chain
+from coordinator.services.core.unit_of_work import JobDesk
+from coordinator.services.payments.chain import ChainPort
 from coordinator.services.training.runs import ACTIVE
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import DisputeRecord, OutboxRecord
 from ledger import addresses
-from ledger.addresses import Place, audit_of
+from ledger.addresses import StepPlace, audit_of
 from ledger.errors import LedgerError
 from ledger.states import DisputeState
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class Bonds:
     """Looks for bonded disputes, has what they accuse audited, and queues their verdicts."""
 
-    def __init__(self, context: Context, desk: Desk, chain: Chain, drawing: Drawing) -> None:
+    def __init__(self, context: Context, desk: JobDesk, chain: ChainPort, drawing: Drawing) -> None:
         self._context = context
         self._desk = desk
         self._chain = chain
@@ -83,7 +83,7 @@ class Bonds:
         if found is not None:
             await self._rule(known[0].job, audit, state, found)
 
-    async def _look_at(self, place: Place, state: DisputeState) -> None:
+    async def _look_at(self, place: StepPlace, state: DisputeState) -> None:
         """A dispute over a committed step: it is audited for this challenger, once, and the audit's end decides."""
         async with self._context.store.transaction() as tx:
             about: tuple[Where, ...] = (("job", "=", place.job), ("accuser", "=", state.challenger))
@@ -95,7 +95,7 @@ class Bonds:
         elif not mine:
             await self._begin(place, state)
 
-    async def _begin(self, place: Place, state: DisputeState) -> None:
+    async def _begin(self, place: StepPlace, state: DisputeState) -> None:
         try:
             async with self._desk.open(place.job) as work:
                 running = work.job.state in ACTIVE

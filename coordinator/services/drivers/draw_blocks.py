@@ -7,8 +7,8 @@ import logging
 from coordinator.services.audits.evidence import seal_of
 from coordinator.services.audits.sampling import Drawing
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Desk, Work
-from coordinator.services.payments.chain import Chain
+from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
+from coordinator.services.payments.chain import ChainPort
 from coordinator.services.training.runs import Runs
 from coordinator.store.ports import Where
 from coordinator.store.records import OutboxRecord, RoundRecord
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Beacons:
     """Asks the ledger for what open draws wait for."""
 
-    def __init__(self, context: Context, desk: Desk, drawing: Drawing, runs: Runs, chain: Chain) -> None:
+    def __init__(self, context: Context, desk: JobDesk, drawing: Drawing, runs: Runs, chain: ChainPort) -> None:
         self._context = context
         self._desk = desk
         self._drawing = drawing
@@ -78,7 +78,7 @@ class Beacons:
             return await self._chain.slot()
         return await self._chain.slot_of(seal.signature) if seal.state == "confirmed" else None
 
-    def _notice(self, work: Work) -> None:
+    def _notice(self, work: UnitOfWork) -> None:
         undrawn = () if work.run is None else work.run.undrawn
         if not undrawn:
             self._waiting.pop(work.job.id, None)

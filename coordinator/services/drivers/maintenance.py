@@ -4,14 +4,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from coordinator.domain.job import LIVE, RESTING, Action, Job, JobState
+from coordinator.domain.job import LIVE, RESTING, Job, JobAction, JobState
 from coordinator.domain.lease import Lease
 from coordinator.errors import CottageError, FundsError, StoreAwayError
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.audits.returns import Returns
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
-from coordinator.services.core.unit_of_work import Desk, Work
+from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.drivers.node_protocol import Conversation
 from coordinator.services.payments.escrows import ESCROW_MARGIN
 from coordinator.services.payments.settlement import ENDED_EARLY, Settlement
@@ -33,7 +33,7 @@ class Upkeep:
     def __init__(
         self,
         context: Context,
-        desk: Desk,
+        desk: JobDesk,
         leases: Leases,
         conversation: Conversation,
         runs: Runs,
@@ -133,18 +133,18 @@ class Upkeep:
             elif job.halt == "":
                 await self._guarded(job.id, self._go_on)
 
-    async def _end_paused(self, work: Work) -> None:
+    async def _end_paused(self, work: UnitOfWork) -> None:
         if work.job.state is not JobState.PAUSED:
             return
         if work.run is not None and work.run.checkpoints:
             work.change(halt="deadline")
-            await self._runs.ask(work, Action.STOP)
+            await self._runs.ask(work, JobAction.STOP)
         else:
             await self._runs.stop(work, JobState.CANCELLED, "its deadline passed while it was paused")
 
-    async def _go_on(self, work: Work) -> None:
+    async def _go_on(self, work: UnitOfWork) -> None:
         try:
-            await self._runs.ask(work, Action.RESUME)
+            await self._runs.ask(work, JobAction.RESUME)
         except FundsError:
             work.change(halt="budget")  # What was added is not enough for a round.
 
@@ -190,7 +190,7 @@ class Upkeep:
         async with self._desk.open(job) as work:
             await self._runs.stop(work, JobState.FAILED, f"the model could not be put together: {problem}")
 
-    async def _guarded(self, job: str, act: Callable[[Work], Awaitable[None]]) -> None:
+    async def _guarded(self, job: str, act: Callable[[UnitOfWork], Awaitable[None]]) -> None:
         """Open a job and act; a fault in one job must not stop the others, and what failed is not stored."""
         try:
             async with self._desk.open(job) as work:
@@ -200,14 +200,14 @@ class Upkeep:
         except Exception:  # The boundary of one job: logged whole, tried again at the next turn.
             log.exception("job %s", job)
 
-    async def _resume(self, work: Work) -> None:
+    async def _resume(self, work: UnitOfWork) -> None:
         self._runs.resume(work)
 
-    async def _advance(self, work: Work) -> None:
+    async def _advance(self, work: UnitOfWork) -> None:
         self._conversation.final_traffic(work)
         await self._runs.advance(work)
 
-    async def _expire(self, held: Lease, work: Work) -> None:
+    async def _expire(self, held: Lease, work: UnitOfWork) -> None:
         self._conversation.final_traffic(work)
         away, silence = self._leases.was_cut(held.node), self._context.config.lease_seconds
         heard = f"has not been heard of for {silence:g} s"
@@ -216,7 +216,7 @@ class Upkeep:
         work.end(held.id, "expired", "the lease ran out")
         await self._runs.advance(work)
 
-    def _notice(self, work: Work) -> None:
+    def _notice(self, work: UnitOfWork) -> None:
         if work.job.state in LIVE - RESTING:
             self._active[work.job.id] = work.job.created
         else:

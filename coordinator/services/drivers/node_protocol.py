@@ -12,18 +12,18 @@ from coordinator.domain.rounds.round import Round
 from coordinator.domain.rounds.run import training_of
 from coordinator.errors import StoreAwayError
 from coordinator.services.accounts.throttle import Throttle
-from coordinator.services.artifacts.access import Doors
+from coordinator.services.artifacts.access import ArtifactAccess
 from coordinator.services.audits.auditor_capacity import Watching
 from coordinator.services.audits.returns import Returns
 from coordinator.services.audits.verification import Verification
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.logs import JobLogs
-from coordinator.services.core.unit_of_work import Desk, Work
+from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.link_telemetry import Links
-from coordinator.services.network.nodes import Nodes, Session
+from coordinator.services.network.nodes import Nodes, NodeSession
 from coordinator.services.payments import tallies
-from coordinator.services.payments.promises import Promises
+from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, shape_of
@@ -47,13 +47,13 @@ from protocol.node import (
 from protocol.task import (
     AuditReport,
     BisectAnswer,
-    Challenge,
     LeafShown,
     OpeningMade,
     Progress,
     RoundApplied,
     RoundCommit,
     RoundHolding,
+    StepChallenge,
     StepOpened,
     TaskFailed,
     TaskReady,
@@ -86,17 +86,17 @@ class Conversation:
     def __init__(
         self,
         context: Context,
-        desk: Desk,
+        desk: JobDesk,
         leases: Leases,
         nodes: Nodes,
         runs: Runs,
         verification: Verification,
         links: Links,
         settlement: Settlement,
-        promises: Promises,
+        promises: PromiseService,
         logs: JobLogs,
         watching: Watching,
-        doors: Doors,
+        doors: ArtifactAccess,
         returns: Returns,
     ) -> None:
         self._context = context
@@ -120,7 +120,7 @@ class Conversation:
         self._asks = Throttle(context.clock, 1 / ASK_SECONDS, ASKS)
         desk.on_stored(self._tell)
 
-    async def begin(self, session: Session, hello: Hello) -> None:
+    async def begin(self, session: NodeSession, hello: Hello) -> None:
         """Pick up where the node's last connection ended."""
         named = {held.lease for held in hello.leases}
         for lease in self._leases.of_node(session.node):
@@ -135,13 +135,13 @@ class Conversation:
         for promised in await self._promises.of_payee(session.payout):
             session.send(promised)
 
-    def left(self, session: Session) -> None:
+    def left(self, session: NodeSession) -> None:
         """A connection is over."""
         self._nodes.leave(session)
         if self._nodes.session(session.node) is None and not self._leases.of_node(session.node):
             self._links.left(session.node)
 
-    async def receive(self, session: Session, message: NodeMessage, *more: Report) -> None:
+    async def receive(self, session: NodeSession, message: NodeMessage, *more: Report) -> None:
         """Act on one message, and on ``more`` that go ``together`` with it."""
         self._context.metrics.count("messages_total", 1 + len(more))
         match message:
@@ -182,7 +182,7 @@ class Conversation:
             for job in {point.job for point in points}:
                 self._context.bus.publish(job)
 
-    async def _report(self, session: Session, report: Report, *more: Report) -> None:
+    async def _report(self, session: NodeSession, report: Report, *more: Report) -> None:
         lease = self._leases.get(report.lease) or self._leases.returned(report.lease)
         if lease is None or (lease.node, lease.fence) != (session.node, report.fence):
             self._context.metrics.count("reports_stale_total")
@@ -196,7 +196,7 @@ class Conversation:
         if stored is not None:
             session.send(Acknowledged(report.lease, stored))
 
-    async def _store(self, session: Session, known: Lease, reports: Sequence[Report]) -> int | None:
+    async def _store(self, session: NodeSession, known: Lease, reports: Sequence[Report]) -> int | None:
         """Give reports of a lease their effect, once; returns the last number that is stored, None where none was."""
         stored, taken = None, 0
         async with self._desk.open(known.job) as work:
@@ -220,7 +220,7 @@ class Conversation:
                     self._take_late(work, lease.id, body)
                 else:
                     self._take(work, lease.id, msgspec.structs.replace(report, body=body))
-                if isinstance(report.body, Challenge) and own is work.leases:
+                if isinstance(report.body, StepChallenge) and own is work.leases:
                     await self._runs.challenge(work, lease.id, report.body)
                 stored, taken = report.seq, taken + 1
             if taken:
@@ -228,7 +228,7 @@ class Conversation:
         self._context.metrics.count("reports_total", taken)
         return stored
 
-    def _take(self, work: Work, lease: str, report: Report) -> None:
+    def _take(self, work: UnitOfWork, lease: str, report: Report) -> None:
         body = report.body
         match body:
             case TaskReady():
@@ -251,14 +251,14 @@ class Conversation:
                 if body.tampered:
                     work.tampered.append(work.leases[lease])
                 work.end(lease, "failed" if body.cause == "machine" or body.tampered else body.cause, body.reason)
-            case Challenge():
+            case StepChallenge():
                 pass  # Takes reading the round, so ``_store`` sees to it.
             case Progress() | Traffic() | WorkerLog():
                 self._lossy(work.leases[lease], report)
             case _:
                 assert_never(body)
 
-    def _take_late(self, work: Work, lease: str, body: TaskReport) -> None:
+    def _take_late(self, work: UnitOfWork, lease: str, body: TaskReport) -> None:
         """What the holder of a lease says that had run out before it came back: only what was drawn of it counts."""
         match body:
             case OpeningMade() | StepOpened():
@@ -270,7 +270,7 @@ class Conversation:
             case _:
                 self._context.metrics.count("reports_stale_total")
 
-    def _ready(self, work: Work, lease: Lease, body: TaskReady) -> None:
+    def _ready(self, work: UnitOfWork, lease: Lease, body: TaskReady) -> None:
         if lease.state != "starting":
             self._context.metrics.count("reports_stale_total")  # What a worker is, it says once.
             return
@@ -311,7 +311,7 @@ class Conversation:
         now = self._context.clock.time()
         self._points.append(MetricRecord(lease.job, current.number, progress.step, seen, "train", progress.loss, now))
 
-    def _signal(self, session: Session, signal: Signal) -> None:
+    def _signal(self, session: NodeSession, signal: Signal) -> None:
         peer = self._nodes.session(signal.peer)
         if peer is None or not self._leases.share_a_job(session.node, signal.peer):
             self._context.metrics.count("signals_dropped_total")
@@ -319,7 +319,7 @@ class Conversation:
         self._context.metrics.count("signals_total")
         peer.send(Signal(session.node, signal.envelope))
 
-    async def _goodbye(self, session: Session, reason: str) -> None:
+    async def _goodbye(self, session: NodeSession, reason: str) -> None:
         self._leases.forget_all(session.node)
         for lease in self._leases.of_node(session.node):
             async with self._desk.open(lease.job) as work:
@@ -328,7 +328,7 @@ class Conversation:
                 await self._runs.advance(work)
         session.close("goodbye")
 
-    def _tell(self, work: Work) -> None:
+    def _tell(self, work: UnitOfWork) -> None:
         """After each commit: everybody concerned hears what is new to them."""
         for lease in work.ended:
             self._traffic.pop(lease.id, None)
@@ -360,7 +360,7 @@ class Conversation:
             self._leases.expire(lease.id for lease in self._leases.of_node(node))
         self._remember_round(work)
 
-    async def _asked(self, session: Session, message: Claim | Accounts) -> None:
+    async def _asked(self, session: NodeSession, message: Claim | Accounts) -> None:
         """Answer what makes the store search; a node that asks for more of it than an honest one ever does hears nothing."""
         if self._asks.take(session.node):
             self._context.metrics.count("asks_dropped_total")
@@ -393,26 +393,26 @@ class Conversation:
                 if session is not None:
                     session.account(account)
 
-    def _tell_promises(self, work: Work) -> None:
+    def _tell_promises(self, work: UnitOfWork) -> None:
         for session in self._nodes.sessions() if work.promised else ():
             if session.payout in work.promised:
                 session.send(work.promised[session.payout])
 
-    def _time(self, work: Work, lease: Lease, commit: RoundCommit) -> None:
+    def _time(self, work: UnitOfWork, lease: Lease, commit: RoundCommit) -> None:
         """Learn how quick the node is at what it does, for the next look at who sits where."""
         current = work.run.round if work.run is not None else None
         if current is None or lease.stage is None or (commit.epoch, commit.round) != (current.epoch, current.number):
             return
         self._nodes.timed(lease.node, _operations(work, lease.stage, min(commit.leaves, current.steps)), commit.busy)
 
-    def _remember_round(self, work: Work) -> None:
+    def _remember_round(self, work: UnitOfWork) -> None:
         current = work.run.round if work.run is not None and work.job.state is JobState.RUNNING else None
         if current is None:
             self._rounds.pop(work.job.id, None)
         else:
             self._rounds[work.job.id] = (current, work.job.tokens_done)
 
-    def final_traffic(self, work: Work) -> None:
+    def final_traffic(self, work: UnitOfWork) -> None:
         """Keep what leases have moved before they end."""
         for lease in work.leases.values():
             traffic = self._traffic.get(lease.id)
@@ -420,7 +420,7 @@ class Conversation:
                 work.leases[lease.id] = msgspec.structs.replace(lease, traffic=traffic)
 
 
-def _operations(work: Work, stage: int, leaves: int) -> float:
+def _operations(work: UnitOfWork, stage: int, leaves: int) -> float:
     """Of so many steps of a stage."""
     assert work.run is not None
     training, layers = training_of(work.run, work.job.spec.training), work.run.layers
@@ -428,7 +428,7 @@ def _operations(work: Work, stage: int, leaves: int) -> float:
     return placement.operations_of(shape_of(work), training, layers[stage], stage == len(layers) - 1, tokens)
 
 
-def _assignment(work: Work, lease: Lease) -> Assign:
+def _assignment(work: UnitOfWork, lease: Lease) -> Assign:
     spec = without_settings(work.job.spec)
     return Assign(
         lease=lease.id,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from coordinator.domain.forecast import RECENT, Outcome
+from coordinator.domain.forecast import RECENT, JobOutcome
 from coordinator.domain.job import Job, JobState
 from coordinator.services.core.context import Context
 from coordinator.store.ports import Transaction
@@ -16,10 +16,10 @@ class Outlook:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._known: tuple[Outcome, ...] = ()
+        self._known: tuple[JobOutcome, ...] = ()
         self._looked = float("-inf")
 
-    async def outcomes(self) -> Sequence[Outcome]:
+    async def outcomes(self) -> Sequence[JobOutcome]:
         """The latest settled jobs that trained all their rounds, newest first: those that lost parts of them, too."""
         now = self._context.clock.time()
         if now - self._looked > FRESH_SECONDS:
@@ -30,7 +30,7 @@ class Outlook:
         return self._known
 
 
-async def _outcome(tx: Transaction, job: Job) -> Outcome | None:
+async def _outcome(tx: Transaction, job: Job) -> JobOutcome | None:
     first = await tx.find(RoundRecord, ("job", "=", job.id), limit=1)
     last = await tx.find(RoundRecord, ("job", "=", job.id), newest=True, limit=1)
     records = await tx.find(RunRecord, ("job", "=", job.id))
@@ -40,4 +40,4 @@ async def _outcome(tx: Transaction, job: Job) -> Outcome | None:
     if not records or not records[0].run.trained:
         return None  # It was stopped before its end.
     hours = (last[0].ended - first[0].started) / planned
-    return Outcome(hours, job.paid / max(1, job.quote.price), job.quote.replicas)
+    return JobOutcome(hours, job.paid / max(1, job.quote.price), job.quote.replicas)

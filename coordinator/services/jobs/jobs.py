@@ -9,35 +9,35 @@ from common.untrusted_text import untrusted
 from coordinator.client.text import money
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.audits.trust import Audit
-from coordinator.domain.job import LIVE, NEXT, Action, Job, JobState, raised
+from coordinator.domain.job import LIVE, NEXT, Job, JobAction, JobState, raised
 from coordinator.domain.lease import Lease
 from coordinator.errors import ConflictError, CottageError, FundsError, InvalidError, NotFoundError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.base_models import Origins
 from coordinator.services.artifacts.checkpoints import Checkpoints
-from coordinator.services.artifacts.file_ownership import Files
+from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.model_files import ModelFiles
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.core.logs import log_of
-from coordinator.services.core.unit_of_work import Desk
+from coordinator.services.core.unit_of_work import JobDesk
 from coordinator.services.jobs.alternatives import find_choices
 from coordinator.services.jobs.history import Outlook
-from coordinator.services.jobs.ports import MAX_ROWS, Window
+from coordinator.services.jobs.ports import MAX_ROWS, ListWindow
 from coordinator.services.jobs.quotes import impossible, quote
 from coordinator.services.jobs.unpaid import Unpaid
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.market_price import Rates
 from coordinator.services.network.nodes import Nodes
-from coordinator.services.payments.chain import Chain
+from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.escrows import escrow_deadline
 from coordinator.services.payments.payees import ROOM
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.training.pauses import spent
 from coordinator.services.training.runs import Runs
 from coordinator.services.views import resources
-from coordinator.services.views.resources import Standing, TrafficOf
+from coordinator.services.views.resources import JobResources, TrafficOf
 from coordinator.store.kinds import KINDS
 from coordinator.store.ports import R, Transaction, Where
 from coordinator.store.records import (
@@ -61,17 +61,17 @@ FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirm
 
 
 class JobService:
-    """Implements ``ports.Jobs``. ``test_wallet``: address of the wallet that pays for jobs without a submitter, if any."""
+    """Implements ``ports.JobsPort``. ``test_wallet``: address of the wallet that pays for jobs without a submitter, if any."""
 
     def __init__(
         self,
         context: Context,
-        desk: Desk,
+        desk: JobDesk,
         nodes: Nodes,
         links: Links,
         runs: Runs,
         settlement: Settlement,
-        chain: Chain,
+        chain: ChainPort,
         models: ModelWorkshop,
         artifacts: ArtifactStore,
         checkpoints: Checkpoints,
@@ -86,7 +86,7 @@ class JobService:
         self._links = links
         self._runs = runs
         self._settlement = settlement
-        self._files = Files(context.store, context.clock)
+        self._files = FileOwnership(context.store, context.clock)
         self._chain = chain
         self._models = models
         self._artifacts = artifacts
@@ -154,7 +154,7 @@ class JobService:
         )
         await self._store(made)
         self._unpaid.made(made)
-        return resources.job_view(made, (), self._traffic_of, made.reason, Standing(now))
+        return resources.job_view(made, (), self._traffic_of, made.reason, JobResources(now))
 
     async def funding(self, job: str) -> api.Funding:
         """What the submitter's wallet must do."""
@@ -200,7 +200,7 @@ class JobService:
                 await self._runs.stop(work, JobState.CANCELLED, "the submitter cancelled the job")
         return await self.get(job)
 
-    async def ask(self, job: str, action: Action) -> api.JobView:
+    async def ask(self, job: str, action: JobAction) -> api.JobView:
         """Pause, resume, or stop and keep the model; asking for what is so already changes nothing."""
         async with self._desk.open(job) as work:
             await self._runs.ask(work, action)
@@ -283,12 +283,12 @@ class JobService:
         run = runs[0].run if runs else None
         return resources.job_nodes(stored, run, leases, commits, audits, paid, known, self._traffic_of)
 
-    async def rounds(self, job: str, window: Window | None = None) -> Sequence[api.RoundView]:
+    async def rounds(self, job: str, window: ListWindow | None = None) -> Sequence[api.RoundView]:
         """Rounds that count."""
         records = await self._rows(RoundRecord, job, window, lambda record: record.state != "void")
         return [view for record in records if (view := resources.round_view(record)) is not None]
 
-    async def commits(self, job: str, window: Window | None = None) -> Sequence[api.CommitView]:
+    async def commits(self, job: str, window: ListWindow | None = None) -> Sequence[api.CommitView]:
         """Commitments and what they brought."""
         records = await self._rows(CommitRecord, job, window)
         async with self._context.store.transaction() as tx:
@@ -296,14 +296,14 @@ class JobService:
         paid = {row.id: row.signature for row in rows}
         return [resources.commit_view(record, paid.get(record.settlement or 0, "")) for record in records]
 
-    async def audits(self, job: str, window: Window | None = None) -> Sequence[api.AuditView]:
+    async def audits(self, job: str, window: ListWindow | None = None) -> Sequence[api.AuditView]:
         """Audits, drawn and concluded."""
         # An auditor under test must not know it.
         told = await self._rows(Audit, job, window, lambda audit: audit.over or not audit.canary)
         names = await self._names(audit.detail for audit in told)
         return [resources.audit_view(audit, readable(audit.detail, names)) for audit in told]
 
-    async def receipts(self, job: str, window: Window | None = None) -> Sequence[api.Receipt]:
+    async def receipts(self, job: str, window: ListWindow | None = None) -> Sequence[api.Receipt]:
         """Ledger transactions."""
         rows = await self._rows(OutboxRecord, job, window)
         names = await self._names(row.detail for row in rows)
@@ -398,7 +398,7 @@ class JobService:
         standing = await self._standing(tx, job)
         return resources.job_view(shown, leases, self._traffic_of, readable(job.reason, names), standing)
 
-    async def _standing(self, tx: Transaction, job: Job) -> Standing:
+    async def _standing(self, tx: Transaction, job: Job) -> JobResources:
         position = None
         if job.state is JobState.FUNDED:
             before = await tx.find(Job, ("state", "=", JobState.FUNDED), ("created", "<", job.created))
@@ -407,7 +407,7 @@ class JobService:
         checkpoint = runs[0].run.base.done if runs and runs[0].run.checkpoints else 0
         replaying: tuple[Where, ...] = (("job", "=", job.id), ("state", "=", "replaying"))
         looks = await tx.find(Audit, *replaying, ("look", "=", True)) if job.state in LOOKED_AT else []
-        return Standing(self._context.clock.time(), await spent(tx, job.id), position, checkpoint, len(looks))
+        return JobResources(self._context.clock.time(), await spent(tx, job.id), position, checkpoint, len(looks))
 
     async def _weight_names(self, spec: JobSpec, account_id: str) -> Mapping[str, str]:
         return {digest: await self.file_name(account_id, digest) for digest in spec.model.weight_files}
@@ -430,7 +430,7 @@ class JobService:
             return await names_in(tx, texts)
 
     async def _rows(
-        self, kind: type[R], job: str, window: Window | None, shown: Callable[[R], bool] = lambda _row: True
+        self, kind: type[R], job: str, window: ListWindow | None, shown: Callable[[R], bool] = lambda _row: True
     ) -> Sequence[R]:
         """The rows of the window that are shown, oldest first; without a window, the last ones that there are."""
         if window is None:

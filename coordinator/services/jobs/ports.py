@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from coordinator.domain.account import LOCAL_ACCOUNT
-from coordinator.domain.job import Action
+from coordinator.domain.job import JobAction
 from protocol.disputes import DisputeDetail, DisputeView
 from protocol.evidence import RoundEvidence
 from protocol.ids import Digest, NodeAddress
@@ -23,14 +23,14 @@ MAX_ROWS = 5_000  # In one answer.
 
 
 @dataclass(frozen=True)
-class Window:
+class ListWindow:
     """A part of a list: ``limit`` items behind the place ``after`` in its order (None: from its beginning)."""
 
     after: tuple[Any, ...] | None
     limit: int
 
 
-class Jobs(Protocol):
+class JobsPort(Protocol):
     """Everything about jobs. Raises ``coordinator.errors``.
 
     Lists of a job begin with the oldest. Without a window they are what a page shows: the newest 5,000.
@@ -71,7 +71,7 @@ class Jobs(Protocol):
 
     async def cancel(self, job: str) -> api.JobView: ...
 
-    async def ask(self, job: str, action: Action) -> api.JobView:
+    async def ask(self, job: str, action: JobAction) -> api.JobView:
         """Pause, resume, or stop and keep the model; asking for what is so already changes nothing."""
 
     async def add_budget(self, job: str, amount: int) -> api.JobView:
@@ -95,13 +95,13 @@ class Jobs(Protocol):
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]: ...
 
-    async def rounds(self, job: str, window: Window | None = None) -> Sequence[api.RoundView]: ...
+    async def rounds(self, job: str, window: ListWindow | None = None) -> Sequence[api.RoundView]: ...
 
-    async def commits(self, job: str, window: Window | None = None) -> Sequence[api.CommitView]: ...
+    async def commits(self, job: str, window: ListWindow | None = None) -> Sequence[api.CommitView]: ...
 
-    async def audits(self, job: str, window: Window | None = None) -> Sequence[api.AuditView]: ...
+    async def audits(self, job: str, window: ListWindow | None = None) -> Sequence[api.AuditView]: ...
 
-    async def receipts(self, job: str, window: Window | None = None) -> Sequence[api.Receipt]: ...
+    async def receipts(self, job: str, window: ListWindow | None = None) -> Sequence[api.Receipt]: ...
 
     async def metrics(self, job: str, after: int, limit: int = MAX_ROWS) -> Sequence[api.Metric]: ...
 
@@ -114,7 +114,7 @@ class Jobs(Protocol):
         """Yields a job id whenever that job (or, for ``None``, any job or node) changed; coalesced, never unbounded."""
 
 
-class Leavings(Protocol):
+class OutputsPort(Protocol):
     """What a job leaves: checkpoints, a log, a model to try, opened steps. Raises ``coordinator.errors``."""
 
     async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
@@ -141,7 +141,7 @@ class Leavings(Protocol):
         """A page of the log: after an id, or the newest before one."""
 
 
-class Notices(Protocol):
+class NoticesPort(Protocol):
     """What an account is told of its jobs, and where. Raises ``coordinator.errors``."""
 
     async def get(self, account_id: str) -> api.NoticesView: ...
@@ -161,7 +161,7 @@ class Notices(Protocol):
         """What was sent, newest first; ``before``: only those with a smaller id."""
 
 
-class Books(Protocol):
+class LedgerPort(Protocol):
     """What the ledger's pages show: transactions, audits, totals, each round's evidence. Raises ``coordinator.errors``."""
 
     async def entries(
@@ -196,7 +196,7 @@ class Books(Protocol):
         """What is published about a round, for each time that it was completed: once, unless it was lost and done again."""
 
 
-class Network(Protocol):
+class NetworkPort(Protocol):
     """Nodes and relays: what the network page shows, and how relays come into it. Raises ``coordinator.errors``."""
 
     async def view(self) -> api.NetworkView: ...
@@ -212,7 +212,7 @@ class Network(Protocol):
         """Every relay that lives, with credentials for the node that has signed the question to ``host``."""
 
 
-class Doors(Protocol):
+class ArtifactAccessPort(Protocol):
     """What nodes may read and store. Raises ``coordinator.errors``."""
 
     async def check_read(self, node: NodeAddress, artifact: Digest) -> None:
@@ -224,7 +224,7 @@ class Doors(Protocol):
         """Inside, the node may store the artifact that it was asked for; GoneError where it was not."""
 
 
-class Market(Protocol):
+class MarketPort(Protocol):
     """Price, demand, regions, earnings and health: what the market's pages show. Raises ``coordinator.errors``."""
 
     async def regions(self, nodes: Collection[str] | None = None) -> Sequence[market.Region]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from coordinator.client.text import money
 from coordinator.config import Config
 from coordinator.domain import forecast, placement, pricing
-from coordinator.domain.forecast import Outcome
-from coordinator.domain.placement import Network, NoPlacementError, Placement
+from coordinator.domain.forecast import JobOutcome
+from coordinator.domain.placement import MeasuredNetwork, NoPlacementError, Placement
 from coordinator.domain.rounds import period
 from coordinator.errors import CottageError
 from coordinator.services.artifacts.model_files import Model
 from coordinator.services.audits.auditor_capacity import Watching
-from coordinator.services.network.market_price import Rate
+from coordinator.services.network.market_price import MarketRate
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.payees import affordable, payable
 from protocol.job.job import JobSpec, total_steps
@@ -29,9 +29,9 @@ def quote(
     model: Model,
     config_of: Config,
     nodes: Nodes,
-    network: Network | None = None,
-    rate: Rate | None = None,
-    outcomes: Sequence[Outcome] = (),
+    network: MeasuredNetwork | None = None,
+    rate: MarketRate | None = None,
+    outcomes: Sequence[JobOutcome] = (),
 ) -> Quote:
     """Price and plan; everything that forbids the job is in ``problems``.
 
@@ -48,7 +48,7 @@ def quote(
     except (ModelConfigError, CottageError) as error:
         return impossible(str(error), len(nodes.everybody()))
     problems = list(_document_problems(spec))
-    rate = rate or Rate(config_of.price_per_petaflop, "")
+    rate = rate or MarketRate(config_of.price_per_petaflop, "")
     everybody = nodes.everybody()
     willing = affordable(everybody, rate.per_petaflop)
     reasons = [rate.reason] if rate.reason else []
@@ -79,7 +79,7 @@ class _Offer:
     rate: int
     nodes: int
     reasons: tuple[str, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[JobOutcome, ...]
     cards: bool
 
 

@@ -26,11 +26,11 @@ from coordinator.services.accounts.budgets import (
     MAX_PREPARED_WAITING,
     MAX_UNPAID_JOBS,
     MAX_UNPAID_JOBS_OF_ALL,
-    Lane,
+    LaneBudget,
 )
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Desk
+from coordinator.services.core.unit_of_work import JobDesk
 from coordinator.services.payments.settlement import ENDED_EARLY, Settlement
 from coordinator.services.training.job_faults import faulty_jobs
 from coordinator.services.training.runs import Runs
@@ -59,7 +59,7 @@ class Unpaid:
     def __init__(
         self,
         context: Context,
-        desk: Desk,
+        desk: JobDesk,
         runs: Runs,
         settlement: Settlement,
         artifacts: ArtifactStore,
@@ -74,7 +74,7 @@ class Unpaid:
         self._disk = disk or (lambda: shutil.disk_usage(context.config.data).total)
         self._jobs: dict[str, _Made] | None = None
         waiting = MAX_PREPARED_AT_ONCE + MAX_PREPARED_WAITING
-        self._lane = Lane("jobs that are made ready", MAX_PREPARED_EACH, waiting, 30.0)
+        self._lane = LaneBudget("jobs that are made ready", MAX_PREPARED_EACH, waiting, 30.0)
         self._turn = asyncio.Semaphore(MAX_PREPARED_AT_ONCE)
         self._strangers_turn = asyncio.Semaphore(MAX_PREPARED_AT_ONCE - 1)  # Whoever is known waits for no crowd.
 

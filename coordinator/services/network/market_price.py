@@ -13,7 +13,7 @@ MAX_QUEUED = 1000  # Jobs that are counted; a longer queue has long reached the 
 
 
 @dataclass(frozen=True)
-class Rate:
+class MarketRate:
     """The price of 10^15 operations in millionths, with a sentence that says where it comes from."""
 
     per_petaflop: int
@@ -27,7 +27,7 @@ class Rates:
         self._context = context
         self._nodes = nodes
 
-    async def now(self) -> Rate:
+    async def now(self) -> MarketRate:
         """The price at this moment. It continues from an earlier job's, so that neither a restart nor a crowd makes it jump."""
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
@@ -41,7 +41,7 @@ class Rates:
         if before and before[0].quote.rate:
             steps = int(max(0.0, now - before[0].created) / pricing.STEP_SECONDS)
             rate = pricing.stepped(before[0].quote.rate, target, steps)
-        return Rate(rate, _reason(offers, waiting, rate, target))
+        return MarketRate(rate, _reason(offers, waiting, rate, target))
 
 
 def left(job: Job) -> int:

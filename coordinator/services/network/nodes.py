@@ -22,7 +22,7 @@ from coordinator.errors import ForbiddenError
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.network.admission import Crowd, CrowdedError
-from coordinator.services.payments.chain import Chain
+from coordinator.services.payments.chain import ChainPort
 from coordinator.store.records import NodeRecord
 from protocol import identity
 from protocol.codec import encode
@@ -32,11 +32,11 @@ from protocol.node import (
     Beat,
     Command,
     CoordinatorMessage,
-    Earned,
     Hello,
-    IceServer,
+    JobEarned,
     LedgerInfo,
     NodeProfile,
+    OfferedIceServer,
     Unanswered,
     Welcome,
 )
@@ -65,7 +65,7 @@ def candidate_of(node: str, payout: str, profile: NodeProfile, flops: float | No
     )
 
 
-class RefusedError(Exception):
+class NodeRefusedError(Exception):
     """A connection is not taken. ``retry_seconds`` None: not without a change by the owner."""
 
     def __init__(self, reason: str, retry_seconds: float | None = None) -> None:
@@ -74,7 +74,7 @@ class RefusedError(Exception):
         self.retry_seconds = retry_seconds
 
 
-class Session:
+class NodeSession:
     """One connection of a node. ``send`` never waits; ``close`` ends the connection with a reason.
 
     Attributes:
@@ -108,7 +108,7 @@ class Session:
         self.unhandled = 0
         self.send = send
         self.close = close
-        self._accounts: dict[str, Earned] = {}
+        self._accounts: dict[str, JobEarned] = {}
         self._told: dict[str, set[bytes]] = {held.lease: set() for held in hello.leases}
 
     def knows(self, lease: str) -> bool:
@@ -131,7 +131,7 @@ class Session:
                 self.send(Command(lease.id, lease.fence, command))
         self._told[lease.id] = fresh  # What no longer applies need not be remembered.
 
-    def account(self, earned: Earned) -> None:
+    def account(self, earned: JobEarned) -> None:
         """Tell the node how its work in a job stands, where it does not know that already."""
         if self._accounts.get(earned.job) != earned:
             self._accounts.pop(earned.job, None)
@@ -153,21 +153,21 @@ class Nodes:
         self,
         context: Context,
         leases: Leases,
-        chain: Chain,
+        chain: ChainPort,
         coordinator: str,
-        ice_servers: Callable[[str], tuple[IceServer, ...]],
+        ice_servers: Callable[[str], tuple[OfferedIceServer, ...]],
     ) -> None:
         self._context = context
         self._leases = leases
         self._ice_servers = ice_servers
         self._chain = chain
         self._coordinator = coordinator
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, NodeSession] = {}
         self._tokens: dict[str, str] = {}
         self._flips: dict[str, deque[float]] = {}
         self._banned: set[str] = set()
         self._unanswered: dict[str, float] = {}
-        self._crowd: Crowd[Session] = Crowd(context.clock)
+        self._crowd: Crowd[NodeSession] = Crowd(context.clock)
         self._own: dict[str, NodeRecord] = {}  # The operator's own auditors that have ever been here.
         self._speeds: dict[str, float] = {}  # Of nodes that have done rounds since this process began.
         self._newest_speeds: dict[str, float] = {}  # Of their last round alone, in operations a second.
@@ -190,7 +190,7 @@ class Nodes:
         send: Callable[[CoordinatorMessage], None],
         close: Callable[[str], None],
         address: str = "",
-    ) -> Session:
+    ) -> NodeSession:
         """Check a Hello and open the node's session, with Welcome as its first message.
 
         Args:
@@ -208,7 +208,7 @@ class Nodes:
             self._flip(hello.node)
             old.close("another connection with this key has taken over")
             self.leave(old)
-        session = Session(hello, self._context.entropy(24).hex(), send, close)
+        session = NodeSession(hello, self._context.entropy(24).hex(), send, close)
         session.stake, session.began = record.stake, self._context.clock.time()
         session.operator, session.rounds = operator, record.rounds
         session.stake_known = operator or self._context.config.min_stake == 0
@@ -231,7 +231,7 @@ class Nodes:
         self._context.bus.publish(hello.node)
         return session
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: NodeSession) -> None:
         """The connection is gone; leases run on until they expire, which is sooner where it does not come back."""
         self._tokens.pop(session.token, None)
         if self._sessions.get(session.node) is session:
@@ -248,11 +248,11 @@ class Nodes:
         """Hold a connection until it has said who it is; UnavailableError where too many have not."""
         return self._crowd.greeting(address)
 
-    def session(self, node: str) -> Session | None:
+    def session(self, node: str) -> NodeSession | None:
         """The node's connection, if it is here."""
         return self._sessions.get(node)
 
-    def sessions(self) -> tuple[Session, ...]:
+    def sessions(self) -> tuple[NodeSession, ...]:
         """Everybody who is here."""
         return tuple(self._sessions.values())
 
@@ -305,7 +305,7 @@ class Nodes:
             return False
         return session.stake_known and session.stake < self._context.config.min_stake
 
-    def _is_staked(self, session: Session) -> bool:
+    def _is_staked(self, session: NodeSession) -> bool:
         return session.stake_known and session.stake >= self._context.config.min_stake
 
     def speed(self, node: str) -> float | None:
@@ -326,7 +326,7 @@ class Nodes:
         away = [record for node, record in self._own.items() if node not in self._sessions and record.seen > since]
         return [*self.auditors(), *(candidate_of(record.address, record.payout, record.profile) for record in away)]
 
-    def _candidate(self, session: Session, shown: Mapping[str, Collection[float]]) -> Candidate:
+    def _candidate(self, session: NodeSession, shown: Mapping[str, Collection[float]]) -> Candidate:
         speed = self._speeds.get(session.node, session.profile.flops)
         if session.rounds < TRUST:
             speed = believed(speed, session.profile.env_class, shown)
@@ -368,25 +368,25 @@ class Nodes:
 
     def _check(self, hello: Hello, nonce: bytes, host: str) -> None:
         if hello.protocol != PROTOCOL:
-            raise RefusedError(f"protocol {hello.protocol} is not spoken here, only {PROTOCOL}: update the agent")
+            raise NodeRefusedError(f"protocol {hello.protocol} is not spoken here, only {PROTOCOL}: update the agent")
         try:
             identity.verify(hello.node, hello.signature, HELLO_CONTEXT, nonce, host.encode())
             identity.parse_address(hello.payout)
         except IdentityError as error:
-            raise RefusedError(f"the greeting does not hold: {error}") from error
+            raise NodeRefusedError(f"the greeting does not hold: {error}") from error
         if hello.node in self._banned:
-            raise RefusedError(
+            raise NodeRefusedError(
                 f"node {hello.node} is banned: an audit found that its work was not what it had committed to"
             )
         if hello.profile.auditor and hello.node not in self._context.config.auditors:
-            raise RefusedError(
+            raise NodeRefusedError(
                 f"{hello.node} is not named as one of this coordinator's auditors: start it with --auditor {hello.node}",
                 UNNAMED_RETRY,
             )
         if len(self._sessions) >= MAX_NODES_ONLINE and hello.node not in self._sessions:
-            raise RefusedError(f"{MAX_NODES_ONLINE:,} nodes are connected, which is all that fit", FLIP_SECONDS)
+            raise NodeRefusedError(f"{MAX_NODES_ONLINE:,} nodes are connected, which is all that fit", FLIP_SECONDS)
         if hello.node in self._sessions and len(self._recent_flips(hello.node)) >= MAX_FLIPS:
-            raise RefusedError(
+            raise NodeRefusedError(
                 f"the key of {hello.node} is in use on another machine: give each machine a key of its own",
                 FLIP_SECONDS,
             )
@@ -416,7 +416,7 @@ class Nodes:
             try:
                 self._crowd.check(address, new=not before, known=known)
             except CrowdedError as crowded:
-                raise RefusedError(crowded.reason, crowded.retry_s) from None
+                raise NodeRefusedError(crowded.reason, crowded.retry_s) from None
             if not before:
                 return await tx.insert(NodeRecord(hello.node, hello.payout, hello.profile, now, now)), known
             changed = msgspec.structs.replace(before[0], payout=hello.payout, profile=hello.profile, seen=now)
@@ -426,7 +426,7 @@ class Nodes:
         least = self._context.config.min_stake
         return record.rounds > 0 or record.earned > 0 or 0 < least <= record.stake
 
-    def _welcome(self, session: Session) -> Welcome:
+    def _welcome(self, session: NodeSession) -> Welcome:
         config = self._context.config
         return Welcome(
             token=session.token,

@@ -15,7 +15,7 @@ import msgspec
 from common.errors import IceConfigError, IdentityError
 from common.untrusted_text import untrusted
 from coordinator.domain import relays as rules
-from coordinator.domain.relays import Relay
+from coordinator.domain.relays import RelayCandidate
 from coordinator.errors import ConflictError, CottageError, ForbiddenError, InvalidError
 from coordinator.services.core.context import Context
 from coordinator.services.network.link_telemetry import Links
@@ -23,7 +23,7 @@ from coordinator.services.network.relay_probe import probe
 from protocol import identity
 from protocol.codec import MessageError, decode_json
 from protocol.network import MAX_RELAYS, RelayEnvelope, RelayOrder, RelayQuestion, RelayReport
-from protocol.node import MAX_ICE_SERVERS, IceServer, IceServers
+from protocol.node import MAX_ICE_SERVERS, IceServers, OfferedIceServer
 from protocol.rest import api
 from transport.ice.ice import IceServer as CheckedServer
 from transport.ice.ice import parse_ice, turn_credentials
@@ -50,7 +50,7 @@ class _Known:
         self.urls = urls
         self.secret = secret
         self.address = address
-        self.rules = Relay(urls[0])
+        self.rules = RelayCandidate(urls[0])
         self.report: RelayReport | None = None
         self.heard: float | None = None
         self.meter: OrderedDict[str, int] = OrderedDict()
@@ -88,7 +88,7 @@ class _Known:
 
 
 class Relays:
-    """Implements the part of ``ports.Network`` that is about relays."""
+    """Implements the part of ``ports.NetworkPort`` that is about relays."""
 
     def __init__(self, context: Context, links: Links) -> None:
         self._context = context
@@ -120,7 +120,7 @@ class Relays:
             known = self._reporting[report.relay] = _Known(report.urls, report.secret, report.relay)
             log.info("relay %s announces itself at %s", report.relay, report.urls[0])
         elif known.urls[0] != report.urls[0]:
-            known.rules = Relay(report.urls[0])  # It has moved: nothing is known of the new place.
+            known.rules = RelayCandidate(report.urls[0])  # It has moved: nothing is known of the new place.
         relayed = known.take(report, self._context.clock.now(), self._context.clock.time())
         if not known.rules.probed:
             self._new.set()
@@ -163,7 +163,7 @@ class Relays:
         relays = [known.rules for known in self._known()]
         return rules.order(nodes, relays, self._links.map.leg, self._context.clock.now(), before)
 
-    def servers(self, names: tuple[str, ...], node: str, job: str | None = None) -> tuple[IceServer, ...]:
+    def servers(self, names: tuple[str, ...], node: str, job: str | None = None) -> tuple[OfferedIceServer, ...]:
         """These relays with credentials for a node, for its part in a job if one is named; then STUN.
 
         Credentials are good for ``transport.ice.ice.TURN_LIFETIME_S``.
@@ -178,9 +178,9 @@ class Relays:
         for name in names:
             relay = by_name[name]
             username, credential = turn_credentials(relay.secret, user, self._context.clock.time())
-            found.append(IceServer(relay.urls, username, credential))
+            found.append(OfferedIceServer(relay.urls, username, credential))
         stun = [*self._context.config.stun, *(parse_ice(name).stun for name in names if parse_ice(name).udp)]
-        return (*found, *(IceServer((url,)) for url in stun))
+        return (*found, *(OfferedIceServer((url,)) for url in stun))
 
     def credentials(self, question: RelayQuestion, host: str) -> IceServers:
         """Every relay that lives, with credentials for a node that wants to measure them.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ledger.addresses import subject_bytes
-from ledger.client import DisputeState, Earnings, Ledger, PreparedTransaction, StakeState, job_bytes
+from ledger.client import DisputeState, Ledger, PreparedTransaction, PromisedEarnings, StakeState, job_bytes
 from ledger.errors import LedgerError
 from ledger.money import Amount
 from ledger.states import Asked, EscrowState
@@ -29,7 +29,7 @@ class Deposit:
 log = logging.getLogger(__name__)
 
 
-class Chain(Protocol):
+class ChainPort(Protocol):
     """The ledger as services see it: jobs by their id, the coordinator's key already in hand. Raises ``ledger.errors``."""
 
     url: str
@@ -86,7 +86,7 @@ class Chain(Protocol):
     ) -> PreparedTransaction | None:
         """What comes next on the way to making these amounts claimable, maybe a ``step`` only; None where they are for good."""
 
-    def promise(self, cumulative: Mapping[str, int]) -> Earnings:
+    def promise(self, cumulative: Mapping[str, int]) -> PromisedEarnings:
         """Root, sum and proofs of a promise."""
 
     async def prepare_end_of_table(self, table: str, nonce: str = "") -> PreparedTransaction | None:
@@ -129,7 +129,7 @@ class Chain(Protocol):
 
 
 class LedgerChain:
-    """``Chain`` over ``ledger.client``.
+    """``ChainPort`` over ``ledger.client``.
 
     Args:
         url: where nodes and submitters find the ledger.
@@ -218,7 +218,7 @@ class LedgerChain:
         """Promise cumulative amounts."""
         return await self._payouts.prepare_promise(submitter, job_bytes(job), _amounts(cumulative), nonce)
 
-    def promise(self, cumulative: Mapping[str, int]) -> Earnings:
+    def promise(self, cumulative: Mapping[str, int]) -> PromisedEarnings:
         """Root, sum and proofs of a promise."""
         return self._ledger.earnings(_amounts(cumulative))
 

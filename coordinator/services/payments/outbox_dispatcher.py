@@ -20,7 +20,7 @@ import msgspec
 
 from coordinator.domain.job import Job
 from coordinator.services.core.context import Context
-from coordinator.services.payments.chain import Chain, Outcome
+from coordinator.services.payments.chain import ChainPort, Outcome
 from coordinator.store.records import NodeRecord, OutboxRecord
 from ledger.errors import (
     LedgerAnswerError,
@@ -66,7 +66,7 @@ class Carried:
 class Carrier:
     """Signs, stores, sends and follows. One at a time for a row."""
 
-    def __init__(self, context: Context, chain: Chain) -> None:
+    def __init__(self, context: Context, chain: ChainPort) -> None:
         self._context = context
         self._chain = chain
         self._nonces: frozenset[str] | None = None

@@ -16,8 +16,8 @@ from coordinator.domain import pricing
 from coordinator.domain.job import Job
 from coordinator.errors import NotFoundError
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Work
-from coordinator.services.payments.chain import Chain
+from coordinator.services.core.unit_of_work import UnitOfWork
+from coordinator.services.payments.chain import ChainPort
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import CommitRecord, OutboxRecord
 from protocol.node import Promised
@@ -26,14 +26,14 @@ from protocol.rest.ledger import PromisedAmount, PromiseView
 MAX_JOBS = 500  # Of one payee, with promises that were not paid since: of those that it hears after a reconnect.
 
 
-class Promises:
+class PromiseService:
     """Queues promises, and tells everybody what was promised."""
 
-    def __init__(self, context: Context, chain: Chain) -> None:
+    def __init__(self, context: Context, chain: ChainPort) -> None:
         self._context = context
         self._chain = chain
 
-    async def queue(self, work: Work, waiting: Sequence[CommitRecord], *, always: bool = False) -> None:
+    async def queue(self, work: UnitOfWork, waiting: Sequence[CommitRecord], *, always: bool = False) -> None:
         """Promise verified shares that wait to be paid, if together they are worth the one fee; once each.
 
         ``always``: whatever it costs, since they cannot be paid otherwise.

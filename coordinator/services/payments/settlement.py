@@ -21,11 +21,11 @@ from coordinator.domain.job import LIVE, Job, JobState, Wish
 from coordinator.errors import FundsError
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import listed
-from coordinator.services.core.unit_of_work import Desk, Work
-from coordinator.services.payments.chain import Chain, Deposit
+from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
+from coordinator.services.payments.chain import ChainPort, Deposit
 from coordinator.services.payments.escrows import asked_of, escrow_deadline, owed, payable, problem, sum_of, unsecured
 from coordinator.services.payments.outbox_dispatcher import Carrier, totals_of
-from coordinator.services.payments.promises import Promises
+from coordinator.services.payments.promises import PromiseService
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxKind, OutboxRecord
 from ledger import events as ledger_events
@@ -68,7 +68,9 @@ log = logging.getLogger(__name__)
 class Settlement:
     """Queues and carries out payouts, refunds, slashes and lifecycle events."""
 
-    def __init__(self, context: Context, desk: Desk, chain: Chain, coordinator: str, promises: Promises) -> None:
+    def __init__(
+        self, context: Context, desk: JobDesk, chain: ChainPort, coordinator: str, promises: PromiseService
+    ) -> None:
         self._context = context
         self._desk = desk
         self._chain = chain
@@ -82,7 +84,7 @@ class Settlement:
 
     # --- what is due ----------------------------------------------------------------------------------------------------
 
-    async def settle_if_due(self, work: Work) -> None:
+    async def settle_if_due(self, work: UnitOfWork) -> None:
         """Queue payouts once enough rounds are verified; who has earned less than is worth the fee is promised it."""
         commits = await self._unsettled(work)
         if len({(commit.epoch, commit.round) for commit in commits}) >= self._context.config.settle_every:
@@ -91,7 +93,7 @@ class Settlement:
             await self._settle(work, worth)
             await self._promises.queue(work, [commit for commit in commits if commit.payout not in paid])
 
-    async def settle_now(self, work: Work) -> None:
+    async def settle_now(self, work: UnitOfWork) -> None:
         """Queue what is verified and more than its fee: the job rests, and nobody knows for how long."""
         await self._settle(work, self._worth(await self._unsettled(work), pricing.worth_claiming))
 
@@ -125,7 +127,7 @@ class Settlement:
         paid = {who for who, amount in earned.items() if worth(amount, fee, self._context.config.sol_price)}
         return [commit for commit in commits if commit.payout in paid]
 
-    async def finish(self, work: Work) -> None:
+    async def finish(self, work: UnitOfWork) -> None:
         """Queue the last payouts and the refund, once; nothing where no escrow was seen.
 
         An escrow that is spent is refunded as well: only that keeps it from taking deposits that nobody would look for, and
@@ -142,12 +144,12 @@ class Settlement:
             OutboxRecord(key, work.job.id, "refund", {}, work.now, amount=rest, detail=untrusted(detail))
         )
 
-    async def is_done(self, work: Work) -> bool:
+    async def is_done(self, work: UnitOfWork) -> bool:
         """Whether no money of the job is still on its way."""
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("kind", "in", _MONEY), ("state", "in", _OPEN))
         return not await work.tx.find(OutboxRecord, *where, limit=1)
 
-    async def queue_funding(self, work: Work) -> None:
+    async def queue_funding(self, work: UnitOfWork) -> None:
         """Open the escrow from the test wallet, once."""
         key = f"fund:{work.job.id}"
         if not await work.tx.find(OutboxRecord, ("key", "=", key), ("state", "in", (*_OPEN, "confirmed"))):
@@ -158,7 +160,7 @@ class Settlement:
             detail = f"from the test wallet {work.job.submitter}"
             await work.store_now(OutboxRecord(key, work.job.id, "fund", payload, work.now, budget, untrusted(detail)))
 
-    async def queue_deposit(self, work: Work, amount: int) -> None:
+    async def queue_deposit(self, work: UnitOfWork, amount: int) -> None:
         """Add to the escrow from the test wallet; what the row names is the sum of all deposits, so it adds once."""
         total = work.job.spec.budget
         payload: dict[str, str | int] = {"total": total}
@@ -201,7 +203,7 @@ class Settlement:
                 refused = f"the program has refused escrow {state.address} {MAX_ACCEPTANCES} times"
                 raise FundsError(f"{refused}: cancel the job, which returns the deposit, and submit it again", "escrow")
 
-    async def _accept(self, work: Work, state: EscrowState) -> bool:
+    async def _accept(self, work: UnitOfWork, state: EscrowState) -> bool:
         """Queue the acceptance of an escrow with the memo of the funding; False: it was refused too often."""
         job = work.job
         tried = await work.tx.find(OutboxRecord, ("job", "=", job.id), ("kind", "=", "accept"))
@@ -239,7 +241,7 @@ class Settlement:
             if await self._fund(work, state):
                 await _receive(work, state, deposits)
 
-    async def _fund(self, work: Work, state: EscrowState) -> bool:
+    async def _fund(self, work: UnitOfWork, state: EscrowState) -> bool:
         """Follow up on an escrow that was seen; whether it was news. That of a job that waits for it was accepted."""
         if work.job.state is JobState.CREATED:
             work.change(escrow=payable(state))
@@ -259,11 +261,11 @@ class Settlement:
             return True
         return False
 
-    async def _unsettled(self, work: Work) -> list[CommitRecord]:
+    async def _unsettled(self, work: UnitOfWork) -> list[CommitRecord]:
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "verified"), ("settlement", "=", None))
         return await work.tx.find(CommitRecord, *where)
 
-    async def _settle(self, work: Work, commits: Sequence[CommitRecord]) -> None:
+    async def _settle(self, work: UnitOfWork, commits: Sequence[CommitRecord]) -> None:
         """Queue cumulative payouts to everybody who has something new, and mark what they cover."""
         if not commits:
             return
@@ -437,14 +439,14 @@ class Settlement:
                 case _:
                     pass
 
-    async def _close_tables(self, work: Work) -> None:
+    async def _close_tables(self, work: UnitOfWork) -> None:
         """Give back the lookup tables of a job that has ended, and with them their rent."""
         rows = await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "settle"))
         for table in sorted({row.lookup for row in rows} - {""}):
             payload: dict[str, str | int] = {"table": table}
             await work.store_now(OutboxRecord(f"table:{table}", work.job.id, "table", payload, work.now))
 
-    async def _paid(self, work: Work, row: OutboxRecord, left_out: AbstractSet[str]) -> int:
+    async def _paid(self, work: UnitOfWork, row: OutboxRecord, left_out: AbstractSet[str]) -> int:
         """Take note of a payout, and return its amount; who has closed its token account is promised its part."""
         covered = await work.tx.find(CommitRecord, ("job", "=", row.job), ("settlement", "=", row.id))
         unpaid = [commit for commit in covered if commit.payout in left_out]
@@ -475,7 +477,7 @@ def _is_behind(row: OutboxRecord, state: EscrowState) -> bool:
     return (row.kind == "refund" and not state.ended) or state.deposited < int(row.payload.get("total", 0))
 
 
-def _refunded(work: Work, row: OutboxRecord, state: EscrowState) -> OutboxRecord:
+def _refunded(work: UnitOfWork, row: OutboxRecord, state: EscrowState) -> OutboxRecord:
     """Take over what the ledger returned, which includes what was deposited after the escrow had been seen."""
     back = int(state.refunded)
     work.change(refunded=back, escrow=int(state.deposited))
@@ -485,7 +487,7 @@ def _refunded(work: Work, row: OutboxRecord, state: EscrowState) -> OutboxRecord
     return msgspec.structs.replace(row, amount=0, detail="nothing was left: the escrow is closed to new deposits")
 
 
-async def _receive(work: Work, state: EscrowState, deposits: Sequence[Deposit]) -> None:
+async def _receive(work: UnitOfWork, state: EscrowState, deposits: Sequence[Deposit]) -> None:
     """Add the receipts of an escrow that an outside wallet opened; the test wallet's is the row that opened it."""
     where: tuple[Where, ...] = (("job", "=", work.job.id), ("kind", "=", "fund"))
     rows = await work.tx.find(OutboxRecord, *where, ("state", "in", (*_OPEN, "confirmed")))

@@ -12,8 +12,8 @@ import msgspec
 from coordinator.errors import ConflictError
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
-from coordinator.services.network.nodes import Nodes, Session
-from coordinator.services.payments.chain import Chain
+from coordinator.services.network.nodes import Nodes, NodeSession
+from coordinator.services.payments.chain import ChainPort
 from coordinator.store.records import NodeRecord
 from ledger.errors import LedgerError
 from ledger.states import StakeState
@@ -25,10 +25,10 @@ MAX_AT_ONCE = 1_000  # Twenty requests; whoever waits for more than that has com
 log = logging.getLogger(__name__)
 
 
-class Stakes:
+class StakeService:
     """Follows stakes; without a least stake nobody's matters."""
 
-    def __init__(self, context: Context, nodes: Nodes, leases: Leases, chain: Chain, coordinator: str) -> None:
+    def __init__(self, context: Context, nodes: Nodes, leases: Leases, chain: ChainPort, coordinator: str) -> None:
         self._context = context
         self._nodes = nodes
         self._leases = leases
@@ -58,22 +58,22 @@ class Stakes:
         for session in due:
             await self._learn(session, takeable(found[session.node], self._coordinator))
 
-    def _due(self) -> Sequence[Session]:
+    def _due(self) -> Sequence[NodeSession]:
         now, busy = self._context.clock.now(), self._leases.busy()
         here = [session for session in self._nodes.sessions() if not session.operator]
         self._tried = {session.node: self._tried[session.node] for session in here if session.node in self._tried}
         least = self._context.config.min_stake
 
-        def waits(session: Session) -> bool:
+        def waits(session: NodeSession) -> bool:
             watched = session.stake_known and (session.stake >= least or session.node in busy)
             return now - self._tried.get(session.node, -WATCH_SECONDS) >= (WATCH_SECONDS if watched else POLL_SECONDS)
 
-        def order(session: Session) -> tuple[bool, bool, float]:
+        def order(session: NodeSession) -> tuple[bool, bool, float]:
             return session.stake_known, session.node not in busy, self._tried.get(session.node, 0.0)
 
         return sorted(filter(waits, here), key=order)[:MAX_AT_ONCE]
 
-    async def _learn(self, session: Session, stake: int) -> None:
+    async def _learn(self, session: NodeSession, stake: int) -> None:
         changed, session.stake_known = stake != session.stake or not session.stake_known, True
         if not changed:
             return

@@ -9,12 +9,12 @@ from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
 from coordinator.store.ports import Scalar, Transaction, Where
 from coordinator.store.records import CommitRecord, OutboxRecord
-from protocol.node import Earned, SeatState, ShareState, Tally, Unpaid
+from protocol.node import JobEarned, SeatState, ShareState, Tally, Unpaid
 
 _BY = ("node", "state", "why", "settlement", "promised")
 
 
-async def of_nodes(tx: Transaction, job: str, nodes: Collection[str] | None = None) -> dict[str, Earned]:
+async def of_nodes(tx: Transaction, job: str, nodes: Collection[str] | None = None) -> dict[str, JobEarned]:
     """The account of each of these nodes (None: of all) that ever had a lease of the job; empty where there is no such job."""
     jobs = await tx.find(Job, ("id", "=", job))
     if not jobs:
@@ -62,9 +62,9 @@ async def _looked_for(tx: Transaction, job: str) -> dict[tuple[Scalar, ...], tup
 
 def _account(
     job: Job, seat: SeatState, tallies: Mapping[ShareState, tuple[int, int]], receipt: OutboxRecord | None
-) -> Earned:
+) -> JobEarned:
     told = tuple(Tally(state, count, amount) for state, (count, amount) in sorted(tallies.items()))
-    return Earned(
+    return JobEarned(
         job=job.id,
         verified=sum(tally.amount for tally in told if tally.state not in ("unaudited", "looking")),
         paid=sum(tally.amount for tally in told if tally.state == "paid"),

@@ -21,7 +21,7 @@ from coordinator.domain.placement import Candidate
 from coordinator.services.accounts.budgets import FAULTY_SECONDS, MAX_FAULTY_JOBS
 from coordinator.services.audits.credit import have_credit
 from coordinator.services.core.display_names import listed
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Transaction, Where
 
 OWN_FAULT = "the job's own files cannot be used"  # So begins the reason of a job that failed by them.
@@ -40,7 +40,7 @@ async def faulty_jobs(tx: Transaction, account_id: str, now: float) -> list[Job]
     return [job for job in failed if job.reason.startswith(OWN_FAULT)]
 
 
-async def too_many_at_once(work: Work) -> str:
+async def too_many_at_once(work: UnitOfWork) -> str:
     """Why a funded job is given to no machine yet, or an empty text.
 
     So many of an account may try machines before one of them has completed a round, less those that failed by their own files
@@ -62,7 +62,7 @@ async def too_many_at_once(work: Work) -> str:
     )
 
 
-async def too_many_faults(work: Work, able: Sequence[Candidate], auditors: Collection[str]) -> str:
+async def too_many_faults(work: UnitOfWork, able: Sequence[Candidate], auditors: Collection[str]) -> str:
     """Why the job must be given up, or an empty text: tasks kept failing since the last complete round.
 
     Args:
@@ -85,7 +85,7 @@ async def too_many_faults(work: Work, able: Sequence[Candidate], auditors: Colle
     return f"{owners.total()} tasks failed since a round was last completed, at last on node {fresh[-1].node}: {fresh[-1].reason}"
 
 
-async def blamed_files(work: Work, able: Sequence[Candidate], auditors: Collection[str]) -> str:
+async def blamed_files(work: UnitOfWork, able: Sequence[Candidate], auditors: Collection[str]) -> str:
     """Why the job must be given up, or an empty text: before any round was complete, nodes found its own files of no use.
 
     Nobody is believed where another node holds the same stage and was ready with it, as the files are the same.
@@ -109,7 +109,7 @@ async def blamed_files(work: Work, able: Sequence[Candidate], auditors: Collecti
     return _sentence(NOBODY, blames, fresh) if owners and alone else ""
 
 
-async def diverged(work: Work, able: Sequence[Candidate], auditors: Collection[str]) -> str:
+async def diverged(work: UnitOfWork, able: Sequence[Candidate], auditors: Collection[str]) -> str:
     """Why the job must be given up, or an empty text: its numbers grow beyond what a float holds, wherever it is tried.
 
     The next node would come to the same, so three owners, of whom one has standing, or all who are here are enough; each twice,
@@ -138,7 +138,9 @@ def _once(earlier: Iterable[Lease], fresh: Iterable[Lease]) -> list[Lease]:
     return list({lease.id: lease for lease in (*earlier, *fresh)}.values())
 
 
-def _others(work: Work, able: Sequence[Candidate], owners: Collection[str], auditors: Collection[str]) -> set[str]:
+def _others(
+    work: UnitOfWork, able: Sequence[Candidate], owners: Collection[str], auditors: Collection[str]
+) -> set[str]:
     """Owners beside these whom the job could still be given to, or who have it."""
     here = {candidate.owner for candidate in able}
     return (here | {lease.payout for lease in work.leases.values() if lease.node not in auditors}) - set(owners)
@@ -149,6 +151,6 @@ def _sentence(what: str, blames: Sequence[Lease], fresh: Sequence[Lease]) -> str
     return f"{what}, as {listed(nodes)} found: {fresh[-1].reason}"
 
 
-def _beside(work: Work, blame: Lease) -> set[str]:
+def _beside(work: UnitOfWork, blame: Lease) -> set[str]:
     """How the leases of other nodes stand that read the same files as this one."""
     return {x.state for x in work.leases.values() if x.stage == blame.stage and x.node != blame.node}

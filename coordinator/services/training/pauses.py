@@ -1,7 +1,7 @@
 """Pauses and stops: a job comes to rest where nothing is lost, with everything verified that is paid, and goes on from there.
 
 The round in flight is completed first, its state stored, its audits concluded; then nodes are released. A stop gives the round in
-flight up, since nobody wants it any more. Everything here happens on an open desk (``Work``).
+flight up, since nobody wants it any more. Everything here happens on an open desk (``UnitOfWork``).
 """
 
 from collections.abc import Awaitable, Callable
@@ -10,17 +10,17 @@ import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain import pricing
-from coordinator.domain.job import Action, JobState, Pace, Wish, asked
+from coordinator.domain.job import JobAction, JobPace, JobState, Wish, asked
 from coordinator.domain.rounds import run as runs
 from coordinator.domain.rounds.run import Run
 from coordinator.errors import FundsError
 from coordinator.services.audits.verification import Verification
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.payments.settlement import Settlement
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import CommitRecord
 
-Rewind = Callable[[Work], Awaitable[Run]]
+Rewind = Callable[[UnitOfWork], Awaitable[Run]]
 WARN_PARTS = (4, 5)  # Of the budget: then its submitter is told.
 
 
@@ -31,7 +31,7 @@ class Halts:
         self._verification = verification
         self._settlement = settlement
 
-    async def ask(self, work: Work, action: Action) -> None:
+    async def ask(self, work: UnitOfWork, action: JobAction) -> None:
         """Take down what a submitter wishes; ``Runs.advance`` grants it.
 
         Raises:
@@ -39,20 +39,20 @@ class Halts:
         """
         before, run = work.job, work.run
         after = asked(before, action, checkpoint=run is not None and bool(run.checkpoints))
-        if after == before and not (action is Action.RESUME and before.state is JobState.PAUSED):
+        if after == before and not (action is JobAction.RESUME and before.state is JobState.PAUSED):
             return
-        if action is Action.RESUME:
+        if action is JobAction.RESUME:
             await self._resume(work)
             return
         work.change(wish=after.wish, halt=after.halt)
-        if action is Action.STOP:
+        if action is JobAction.STOP:
             work.note("stopping", "the submitter stops the job: the model is made from the newest verified checkpoint")
             return
         work.note("pausing", "the submitter asked for a pause")
         if run is not None and run.round is not None:
             work.change_run(round=msgspec.structs.replace(run.round, store=True))
 
-    async def _resume(self, work: Work) -> None:
+    async def _resume(self, work: UnitOfWork) -> None:
         if work.job.state is not JobState.PAUSED:
             work.change(wish=Wish.NONE, halt="")
             work.note("resumed", "the job goes on: the pause was taken back")
@@ -68,7 +68,7 @@ class Halts:
         work.change_run(advanced=work.now)
         work.advance(JobState.PLANNED, f"the job goes on with round {work.run.done + 1}: it waits for its nodes")
 
-    async def rests(self, work: Work, rewind: Rewind) -> bool:
+    async def rests(self, work: UnitOfWork, rewind: Rewind) -> bool:
         """Whether no round may begin; grants the wish once nothing stands against it any more."""
         run = work.run
         if work.job.wish is Wish.NONE and run is not None and run.round is None and not await self.covers(work):
@@ -95,12 +95,12 @@ class Halts:
         await self._settlement.settle_now(work)
         return True
 
-    def _needs_a_round(self, work: Work, run: Run) -> bool:
+    def _needs_a_round(self, work: UnitOfWork, run: Run) -> bool:
         """Whether the newest state is with the nodes only, and they can store it with the next round's."""
         asked_for = work.job.wish is Wish.PAUSE and work.job.halt == "asked"
         return asked_for and run.done != run.base.done and work.job.state is JobState.RUNNING
 
-    def _pause(self, work: Work, reason: str) -> None:
+    def _pause(self, work: UnitOfWork, reason: str) -> None:
         for lease in list(work.leases.values()):
             work.end(lease.id, "stopped", "the job is paused")
         if work.run is not None:
@@ -108,7 +108,7 @@ class Halts:
         work.change(wish=Wish.NONE)
         work.advance(JobState.PAUSED, reason)
 
-    async def _stop(self, work: Work, run: Run, rewind: Rewind) -> None:
+    async def _stop(self, work: UnitOfWork, run: Run, rewind: Rewind) -> None:
         if run.done != run.base.done:
             run = await rewind(work)  # What came after the newest stored state is paid, and not in the model.
         work.change(wish=Wish.NONE)
@@ -118,21 +118,21 @@ class Halts:
 
     # --- the budget -----------------------------------------------------------------------------------------------------
 
-    async def covers(self, work: Work) -> bool:
+    async def covers(self, work: UnitOfWork) -> bool:
         """Whether what is in escrow covers the most that the next round can cost."""
         return await self._room(work, 1)
 
-    async def must_store(self, work: Work) -> bool:
+    async def must_store(self, work: UnitOfWork) -> bool:
         """Whether the round that begins has to be stored: a pause is wished for, or the budget may end with it."""
         return work.job.wish is Wish.PAUSE or not await self._room(work, 2)
 
-    async def _room(self, work: Work, rounds: int) -> bool:
+    async def _room(self, work: UnitOfWork, rounds: int) -> bool:
         job, run = work.job, work.run
         if run is None or run.trained or job.escrow >= job.quote.price:
             return True
         return await spent(work.tx, work.job.id) + _most(work, run, rounds) <= job.escrow
 
-    async def warn(self, work: Work) -> None:
+    async def warn(self, work: UnitOfWork) -> None:
         """Say once that four fifths of the budget are spent."""
         part, whole = WARN_PARTS
         budget = work.job.spec.budget
@@ -151,7 +151,7 @@ async def spent(tx: Transaction, job: str) -> int:
     return sum(total for _, total in sums.values())
 
 
-def paced(pace: Pace, run: Run, now: float, started: float) -> Pace:
+def paced(pace: JobPace, run: Run, now: float, started: float) -> JobPace:
     """The pace after one more complete round of ``run``, which began at ``started``."""
     fraction = fraction_of(run)
     done = fraction - pace.fraction
@@ -159,7 +159,7 @@ def paced(pace: Pace, run: Run, now: float, started: float) -> Pace:
     if done > 0:
         since = pace.at if pace.at else started
         seconds = (*seconds, max(0.0, now - since) / done)[-runs.MAX_POINTS :]
-    return Pace(now, fraction, seconds)
+    return JobPace(now, fraction, seconds)
 
 
 def fraction_of(run: Run) -> float:
@@ -169,7 +169,7 @@ def fraction_of(run: Run) -> float:
     return min(1.0, run.progress / max(1, run.total_steps * run.replicas))
 
 
-def _most(work: Work, run: Run, rounds: int) -> int:
+def _most(work: UnitOfWork, run: Run, rounds: int) -> int:
     """The most that the next rounds can cost, where every replica takes part in them."""
     training, per_step = work.job.spec.training, work.job.spec.training.batch * work.job.spec.training.sequence
     steps = sum(
@@ -184,7 +184,7 @@ def _most(work: Work, run: Run, rounds: int) -> int:
     )
 
 
-def _reason(work: Work) -> str:
+def _reason(work: UnitOfWork) -> str:
     job, run = work.job, work.run
     why = "the submitter paused the job"
     if job.halt == "budget":

@@ -7,7 +7,7 @@ import msgspec
 from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.domain.audits import trust
-from coordinator.domain.job import Action, Job, JobState, Wish
+from coordinator.domain.job import Job, JobAction, JobState, Wish
 from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.rounds import round as rounds
 from coordinator.domain.rounds import run as runs
@@ -18,7 +18,7 @@ from coordinator.services.audits.operator_audits import Looks
 from coordinator.services.audits.sampling import Drawing
 from coordinator.services.audits.verification import Verification
 from coordinator.services.core.context import Context
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.escrows import closing, owed
 from coordinator.services.payments.settlement import Settlement
@@ -31,7 +31,7 @@ from coordinator.store.records import CommitRecord, RoundRecord
 from ledger import events as ledger_events
 from protocol.ids import Digest
 from protocol.node import Unpaid
-from protocol.task import Challenge, RoundApplied, RoundCommit, RoundHolding, Validation
+from protocol.task import RoundApplied, RoundCommit, RoundHolding, StepChallenge, Validation
 
 MAX_RESTARTS = 20  # A round that fails so often in a row will not come right.
 MAX_ROLLBACKS = 8  # Each costs whoever forged its stake; where stakes are nothing, a job still has to end.
@@ -71,16 +71,16 @@ class Runs:
         """Somebody in the job's round is at work."""
         self._heard[job] = self._context.clock.now()
 
-    def resume(self, work: Work) -> None:
+    def resume(self, work: UnitOfWork) -> None:
         """After a restart of the coordinator: what was due meanwhile gets its full time again."""
         self.heard(work.job.id)
         self._verification.extend(work)
 
-    async def challenge(self, work: Work, lease: str, wanted: Challenge) -> None:
+    async def challenge(self, work: UnitOfWork, lease: str, wanted: StepChallenge) -> None:
         """Somebody asks to audit a finished round."""
         await self._drawing.challenge(work, lease, wanted)
 
-    def fold(self, work: Work, lease: str, report: RoundReport) -> None:
+    def fold(self, work: UnitOfWork, lease: str, report: RoundReport) -> None:
         """Take a report into the round in flight."""
         if work.run is None or work.run.round is None:
             return
@@ -98,7 +98,7 @@ class Runs:
         if after != before:
             self.heard(work.job.id)
 
-    async def advance(self, work: Work) -> None:
+    async def advance(self, work: UnitOfWork) -> None:
         """Bring the job as far as it goes now."""
         verified = work.job.verified
         for _ in range(MAX_PASSES):
@@ -113,7 +113,7 @@ class Runs:
         if work.job.state in ACTIVE and work.job.verified != verified:
             await self._settlement.settle_if_due(work)
 
-    async def ask(self, work: Work, action: Action) -> None:
+    async def ask(self, work: UnitOfWork, action: JobAction) -> None:
         """Pause, resume, or stop and keep the model: what its submitter asks for, as far as it can be done now.
 
         Raises:
@@ -127,7 +127,7 @@ class Runs:
             await self._halts.rests(work, self._rewind)
         await self.advance(work)
 
-    async def stop(self, work: Work, state: JobState, reason: str) -> None:
+    async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
         """End a job before its time: stop tasks, pay what is verified, refund the rest."""
         if work.run is not None and work.run.round is not None:
             await self._store_round(work, work.run.round, "void", "ended")
@@ -138,7 +138,7 @@ class Runs:
         work.advance(state, reason)
         await self._settlement.finish(work)
 
-    async def _pass(self, work: Work) -> None:
+    async def _pass(self, work: UnitOfWork) -> None:
         if work.job.state is JobState.FUNDED and not await self._halts.rests(work, self._rewind):
             await self._staffing.plan(work)
         if work.run is None or work.job.state is JobState.PAUSED:
@@ -164,7 +164,7 @@ class Runs:
                 JobState.VERIFYING, "all rounds are trained: the last audits and the model folder are under way"
             )
 
-    async def _must_stop(self, work: Work) -> bool:
+    async def _must_stop(self, work: UnitOfWork) -> bool:
         reason = ""
         if work.job.state is not JobState.VERIFYING:
             if work.now > work.job.deadline:
@@ -177,7 +177,7 @@ class Runs:
             await self.stop(work, JobState.FAILED, reason)
         return bool(reason)
 
-    async def _own_doing(self, work: Work) -> str:
+    async def _own_doing(self, work: UnitOfWork) -> str:
         if all(lease.end not in FAULTS for lease in work.ended):
             return ""
         own, able = self._context.config.auditors, self._staffing.able(work)
@@ -189,7 +189,7 @@ class Runs:
 
     # --- rounds ---------------------------------------------------------------------------------------------------------
 
-    async def _begin(self, work: Work) -> None:
+    async def _begin(self, work: UnitOfWork) -> None:
         run = work.run
         if run is None or run.round is not None or run.finished or not self._may_begin(work):
             return
@@ -213,7 +213,7 @@ class Runs:
             work.advance(JobState.RUNNING, f"round {begun.number + 1} begins")
         self.heard(work.job.id)
 
-    async def _roll_back(self, work: Work) -> None:
+    async def _roll_back(self, work: UnitOfWork) -> None:
         """Go back before the first round in which a lie was proven: its update is in every state since.
 
         The honest nodes of the rounds that are done again did what they were asked to, so they stay paid.
@@ -234,7 +234,7 @@ class Runs:
         self._context.metrics.count("rollbacks_total")
         await self._go_back(work, f"round {before + 1} was forged", before)
 
-    async def _go_back(self, work: Work, why: str, before: int | None = None) -> Run:
+    async def _go_back(self, work: UnitOfWork, why: str, before: int | None = None) -> Run:
         """Rounds since the last stored point, or the last one before round ``before``, are done again.
 
         What was paid for them stays paid; the rest of the price is spread over all tokens that are to be trained from here.
@@ -249,7 +249,7 @@ class Runs:
         self._context.metrics.count("rounds_lost_total", lost - run.done)
         return run
 
-    async def _rewind(self, work: Work, before: int | None = None) -> Run:
+    async def _rewind(self, work: UnitOfWork, before: int | None = None) -> Run:
         """Put the run back to its last stored point, or the last one before round ``before``."""
         assert work.run is not None
         work.run = runs.go_back(work.run, before)
@@ -262,7 +262,7 @@ class Runs:
         work.change(rounds_done=work.run.done, tokens_done=tokens, pace=pace)
         return work.run
 
-    def _may_begin(self, work: Work) -> bool:
+    def _may_begin(self, work: UnitOfWork) -> bool:
         """In mid-run whole replicas go on at once; at a start they wait a little for the others."""
         assert work.run is not None
         everybody, whole = seats_ready(work)
@@ -280,7 +280,7 @@ class Runs:
         since = self._whole_since.setdefault(work.job.id, self._context.clock.now())
         return self._context.clock.now() - since >= self._context.config.start_grace_seconds
 
-    def _awaits_returners(self, work: Work) -> bool:
+    def _awaits_returners(self, work: UnitOfWork) -> bool:
         """Whether nobody who is here has the anchor in memory, and some of those that are to load it are on their way."""
         assert work.run is not None
         seated = [lease for lease in work.leases.values() if lease.seat]
@@ -291,7 +291,7 @@ class Runs:
         back = any(lease.seat and self._nodes.session(lease.node) is not None for lease in work.ended)
         return back or any(lease.state != "ready" or lease.id in away for lease in seated)
 
-    async def _take(self, work: Work) -> None:
+    async def _take(self, work: UnitOfWork) -> None:
         """Store what became of the round in flight."""
         assert work.run is not None
         over = work.run.round
@@ -307,13 +307,13 @@ class Runs:
         else:
             await self._complete(work, over)
 
-    async def _store_decision(self, work: Work, over: Round) -> None:
+    async def _store_decision(self, work: UnitOfWork, over: Round) -> None:
         record = await work.tx.get(RoundRecord, work.job.id, over.epoch, over.number)
         if record.state == "training":
             decided = msgspec.structs.replace(record, state="applying", contributors=over.contributors or ())
             await work.tx.update(decided)
 
-    async def _void(self, work: Work, over: Round) -> None:
+    async def _void(self, work: UnitOfWork, over: Round) -> None:
         assert work.run is not None
         self._context.metrics.count("rounds_void_total")
         work.note("void", f"round {over.number + 1} has lost all replicas: it is done again from the last checkpoint")
@@ -321,7 +321,7 @@ class Runs:
         _begin_anew(work, runs.beyond_repair(work.run))
         work.run = runs.close(work.run)
 
-    async def _complete(self, work: Work, over: Round) -> None:
+    async def _complete(self, work: UnitOfWork, over: Round) -> None:
         assert work.run is not None
         job, training = work.job, work.job.spec.training
         contributors = over.contributors or ()
@@ -355,7 +355,7 @@ class Runs:
         seal_commitments(work, record, commits)
         self._context.metrics.count("rounds_complete_total")
 
-    async def _store_commits(self, work: Work, over: Round, pot: int, why: Unpaid) -> list[CommitRecord]:
+    async def _store_commits(self, work: UnitOfWork, over: Round, pot: int, why: Unpaid) -> list[CommitRecord]:
         """A record for every member that committed; contributors share the pot by operations, others nothing: ``why``."""
         shape, layers, training = shape_of(work), over.layers, work.job.spec.training
         parameters = [
@@ -389,7 +389,7 @@ class Runs:
             stored.append(await work.tx.insert(msgspec.structs.replace(made, why=unpaid)))
         return stored
 
-    async def _anchors(self, work: Work, over: Round) -> dict[int, Digest]:
+    async def _anchors(self, work: UnitOfWork, over: Round) -> dict[int, Digest]:
         """Parameters that the round before came to, by stage: what everyone begins with who did not take a checkpoint.
 
         A checkpoint's content is vouched for by whoever made it, so its taker is not held to them.
@@ -408,11 +408,11 @@ class Runs:
             if said.count((stage, agreed)) == sum(s == stage for s, _ in said)
         }
 
-    async def _payout(self, work: Work, lease: str) -> str:
+    async def _payout(self, work: UnitOfWork, lease: str) -> str:
         """Where the holder of a lease that ended earlier is paid."""
         return (await work.tx.get(Lease, lease)).payout
 
-    async def _store_round(self, work: Work, over: Round, state: str, why: Unpaid) -> None:
+    async def _store_round(self, work: UnitOfWork, over: Round, state: str, why: Unpaid) -> None:
         """Store the end of a round that trained nothing that counts; ``why`` it is not paid."""
         record = await work.tx.get(RoundRecord, work.job.id, over.epoch, over.number)
         ended = msgspec.structs.replace(
@@ -427,7 +427,7 @@ class Runs:
         if over.steps > 0:
             await self._store_commits(work, msgspec.structs.replace(over, contributors=()), 0, why)
 
-    def _unblock(self, work: Work) -> None:
+    def _unblock(self, work: UnitOfWork) -> None:
         """A round from which nothing was heard for too long goes on without those that it waits for; a start likewise."""
         now, config = self._context.clock.now(), self._context.config
         for lease in list(work.leases.values()):
@@ -449,7 +449,7 @@ class Runs:
 
     # --- the end --------------------------------------------------------------------------------------------------------
 
-    async def _close(self, work: Work) -> None:
+    async def _close(self, work: UnitOfWork) -> None:
         """All audits over: let the nodes go and settle; settled once the model is there and everybody's money is safe."""
         if work.audits or await self._unconcluded(work):
             if work.now > closing(work.job):
@@ -469,12 +469,12 @@ class Runs:
             event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
             work.memo("settled", event)
 
-    async def _unconcluded(self, work: Work) -> bool:
+    async def _unconcluded(self, work: UnitOfWork) -> bool:
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
         return bool(await work.tx.find(RoundRecord, *where, limit=1))
 
 
-def _begin_anew(work: Work, leases: Collection[str]) -> None:
+def _begin_anew(work: UnitOfWork, leases: Collection[str]) -> None:
     """Have workers start again. What they were to open is gone with them, which is not their doing."""
     for audit in [audit for audit in work.audits.values() if audit.lease in leases]:
         work.audits[audit.id] = trust.sent_away(audit)

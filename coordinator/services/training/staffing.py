@@ -18,7 +18,7 @@ from coordinator.domain.rounds.run import Holder, Run, evaluations, lateness_of,
 from coordinator.services.audits.auditor_capacity import Watching
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import listed
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.payees import MAX_PAYEES, affordable, payable, payees_of
@@ -35,7 +35,7 @@ OPENINGS_SECONDS = 5.0  # Moves hold the next round for so long at most, until t
 UNSEEN = "what they compute in this job can be looked at by machines of their kind only, and the operator has none"
 
 
-def shape_of(work: Work) -> ModelShape:
+def shape_of(work: UnitOfWork) -> ModelShape:
     """Sizes of the job's model."""
     return _shape(msgspec.json.encode(work.job.config))
 
@@ -62,7 +62,7 @@ class Staffing:
         ] = {}  # Of each job the leases whose node's stake is too little, and that was said.
         self._looked: dict[str, int] = {}  # Rounds that were done when seats were last compared with what could be.
 
-    async def plan(self, work: Work) -> None:
+    async def plan(self, work: UnitOfWork) -> None:
         """Put nodes on a funded job; it stays funded while there are too few.
 
         All replicas of the quote are waited for a little; then as many as there are nodes for will do.
@@ -115,12 +115,12 @@ class Staffing:
         self._reasons(work, found)
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
 
-    def _wait(self, work: Work, why: str) -> None:
+    def _wait(self, work: UnitOfWork, why: str) -> None:
         if self._told.get(work.job.id) != why:
             work.note("limit", f"the job waits: {why}")
         self._told[work.job.id] = why
 
-    def _reasons(self, work: Work, found: Placement) -> None:
+    def _reasons(self, work: UnitOfWork, found: Placement) -> None:
         """Say what bounds the plan, and why nodes that are free are not in it."""
         work.note("limit", f"the plan is limited by {found.limit}")
         reasons: dict[str, list[str]] = defaultdict(list)
@@ -136,7 +136,7 @@ class Staffing:
         for reason, nodes in list(reasons.items())[:MAX_REASONS]:
             work.note("unused", f"without a seat: {listed(nodes)}: {reason}")
 
-    async def repair(self, work: Work) -> None:
+    async def repair(self, work: UnitOfWork) -> None:
         """Fill empty seats with spares and free nodes, else complete one broken replica with another; then hold spares."""
         assert work.run is not None
         holders = {lease.seat: lease for lease in work.leases.values() if lease.seat}
@@ -176,7 +176,7 @@ class Staffing:
         last = {(own.stage, own.replica): own.kept.holders[0] for own in run.moments}
         return {seat: last[seat] for seat in missing if seat in last and last[seat] in here}
 
-    def _may_return(self, work: Work, holders: Mapping[tuple[int, int], Lease]) -> bool:
+    def _may_return(self, work: UnitOfWork, holders: Mapping[tuple[int, int], Lease]) -> bool:
         """Whether a run that all nodes have left still waits for them to come back to their seats."""
         now, job = self._context.clock.now(), work.job.id
         if not holders and work.run is not None and work.run.moments:
@@ -188,7 +188,7 @@ class Staffing:
 
     async def _improve(
         self,
-        work: Work,
+        work: UnitOfWork,
         holders: Mapping[tuple[int, int], Lease],
         spares: Mapping[str, Lease],
         free: Sequence[Candidate],
@@ -220,7 +220,7 @@ class Staffing:
         self._hand_over(work, seats, spares, (*held.values(), *free))
         return True
 
-    def _warn_unstaked(self, work: Work) -> None:
+    def _warn_unstaked(self, work: UnitOfWork) -> None:
         """Say once of each lease that its node's stake is too little by now; a spare loses it, since nothing waits for it."""
         least = money(self._context.config.min_stake)
         short = [lease for lease in work.leases.values() if self._nodes.short_of_stake(lease.node)]
@@ -236,7 +236,7 @@ class Staffing:
 
     async def _replace_unstaked(
         self,
-        work: Work,
+        work: UnitOfWork,
         holders: Mapping[tuple[int, int], Lease],
         spares: Mapping[str, Lease],
         free: Sequence[Candidate],
@@ -261,7 +261,7 @@ class Staffing:
 
     def _hand_over(
         self,
-        work: Work,
+        work: UnitOfWork,
         seats: Mapping[tuple[int, int], str],
         spares: Mapping[str, Lease],
         candidates: Sequence[Candidate],
@@ -273,7 +273,7 @@ class Staffing:
         by_node = {candidate.node: candidate for candidate in candidates}
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(seats.items())])
 
-    def _merge(self, work: Work, missing: Sequence[tuple[int, int]], memory: placement.Needed) -> None:
+    def _merge(self, work: UnitOfWork, missing: Sequence[tuple[int, int]], memory: placement.Needed) -> None:
         """With no free node left, higher broken replicas give their members to lower ones."""
         known = {c.node: c for c in self._nodes.everybody()}
         holders = {lease.seat: lease for lease in work.leases.values() if lease.seat and lease.node in known}
@@ -287,7 +287,7 @@ class Staffing:
             work.end(holders[source].id, "replaced", "the node completes another replica")
         self._seat(work, moving)
 
-    def _hold_spares(self, work: Work, free: Sequence[Candidate], spares: dict[str, Lease]) -> None:
+    def _hold_spares(self, work: UnitOfWork, free: Sequence[Candidate], spares: dict[str, Lease]) -> None:
         wanted = self._context.config.spares - len(spares)
         memory = self._memory(work)
         stages = range(len(memory[False]))
@@ -296,7 +296,7 @@ class Staffing:
                 work.grant(candidate.node, candidate.owner, None)
                 work.note("spare", f"node {candidate.node} stands by as a spare")
 
-    def _seat(self, work: Work, seating: Sequence[tuple[Candidate, tuple[int, int]]]) -> None:
+    def _seat(self, work: UnitOfWork, seating: Sequence[tuple[Candidate, tuple[int, int]]]) -> None:
         assert work.run is not None
         for candidate, seat in seating:
             work.grant(candidate.node, candidate.owner, seat)
@@ -305,7 +305,7 @@ class Staffing:
         for event in ledger_events.assignments(work.job.id, attempt, [c.node for c, _ in seating]):
             work.memo(f"assigned:{attempt}:{event.nodes[0]}", event)
 
-    def able(self, work: Work) -> list[Candidate]:
+    def able(self, work: UnitOfWork) -> list[Candidate]:
         """Nodes that are here, busy or not, and could take one of the job's seats at its price."""
         training, memory = work.job.spec.training, self._memory(work) if work.run is not None else None
         return [
@@ -315,7 +315,7 @@ class Staffing:
             and (memory is None or any(c.holds(memory, stage) for stage in range(len(memory[False]))))
         ]
 
-    async def _willing(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
+    async def _willing(self, work: UnitOfWork, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that work for the job's price, can be looked at in it, have not failed it lately, and were not sent out of it."""
         if not candidates:
             return []
@@ -335,7 +335,7 @@ class Staffing:
             and self._watching.seats(training, c.env_class)
         ]
 
-    async def _payable(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
+    async def _payable(self, work: UnitOfWork, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those whose accounts the job's escrow can pay beside everybody who has worked for it."""
         if not candidates:
             return []
@@ -353,7 +353,7 @@ class Staffing:
             )
         return admitted
 
-    def _memory(self, work: Work) -> placement.Needed:
+    def _memory(self, work: UnitOfWork) -> placement.Needed:
         assert work.run is not None
         layers, training = work.run.layers, training_of(work.run, work.job.spec.training)
         return {
@@ -364,19 +364,19 @@ class Staffing:
         }
 
 
-def _awaits_openings(work: Work) -> bool:
+def _awaits_openings(work: UnitOfWork) -> bool:
     """Whether somebody still has to open a step, or may have to once its round is drawn."""
     undrawn = work.run is not None and work.run.undrawn
     return bool(undrawn) or any(_is_asked(work, audit) for audit in work.audits.values())
 
 
-def _is_asked(work: Work, audit: Audit) -> bool:
+def _is_asked(work: UnitOfWork, audit: Audit) -> bool:
     """Whether somebody who has a seat still has to open a step; who has lost it may come back, and needs none for that."""
     return audit.state in ("drawn", "opening", "showing") and audit.lease in work.leases
 
 
 def _movable(
-    work: Work, holders: Mapping[tuple[int, int], str], moves: Mapping[tuple[int, int], str]
+    work: UnitOfWork, holders: Mapping[tuple[int, int], str], moves: Mapping[tuple[int, int], str]
 ) -> dict[tuple[int, int], str]:
     """The moves without those that must wait.
 
@@ -413,7 +413,7 @@ def _planned(stages: int, replicas: int) -> str:
     return f"{nodes} nodes are chosen: {replicas} replicas of the model, each in {stages} stages"
 
 
-def seats_ready(work: Work) -> tuple[bool, bool]:
+def seats_ready(work: UnitOfWork) -> tuple[bool, bool]:
     """Whether every seat that is held is ready, and whether some replica is whole."""
     assert work.run is not None
     seated = [lease for lease in work.leases.values() if lease.seat]
@@ -421,7 +421,7 @@ def seats_ready(work: Work) -> tuple[bool, bool]:
     return everybody, bool(whole_replicas(work.run, holders(work)))
 
 
-def holders(work: Work) -> list[Holder]:
+def holders(work: UnitOfWork) -> list[Holder]:
     """Seats whose workers are ready."""
     return [
         Holder(lease.id, lease.node, lease.stage or 0, lease.replica or 0, lease.payout, lease.env_class)

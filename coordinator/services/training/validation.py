@@ -4,12 +4,12 @@ import msgspec
 
 from coordinator.client.text import agreement as in_words
 from coordinator.domain.audits import quorum
-from coordinator.domain.audits.quorum import Outcome
+from coordinator.domain.audits.quorum import QuorumOutcome
 from coordinator.domain.rounds.round import Round, results
 from coordinator.services.audits import credit
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import listed
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.records import MetricRecord, NodeRecord
 from protocol.audit import loss_tolerance
 from protocol.rest.api import Agreement
@@ -21,7 +21,7 @@ class HeldOut:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def weigh(self, work: Work) -> None:
+    async def weigh(self, work: UnitOfWork) -> None:
         """Once all have reported who still can, or the round is over without them: report the loss, and whose word it is.
 
         A round that is void is done again, and its loss with it.
@@ -45,7 +45,7 @@ class HeldOut:
         for replica in outcome.differ:
             await self._distrust(work, current, replica, outcome)
 
-    def _report(self, work: Work, current: Round, loss: float, whose: Agreement) -> None:
+    def _report(self, work: UnitOfWork, current: Round, loss: float, whose: Agreement) -> None:
         job = work.job
         first = job.first_validation_loss if job.first_validation_loss is not None else loss
         work.change(validation_loss=loss, first_validation_loss=first, agreement=whose)
@@ -53,7 +53,7 @@ class HeldOut:
             MetricRecord(job.id, current.number, current.first_step, job.tokens_done, "validation", loss, work.now)
         )
 
-    async def _distrust(self, work: Work, current: Round, replica: int, outcome: Outcome) -> None:
+    async def _distrust(self, work: UnitOfWork, current: Round, replica: int, outcome: QuorumOutcome) -> None:
         """Look at a replica's nodes as at newcomers; a vote proves nothing, so it costs neither pay, nor a place, nor a stake.
 
         It is a fault only where one owner has all of the replica: else somebody has perhaps been given wrong activations.

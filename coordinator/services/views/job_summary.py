@@ -10,7 +10,7 @@ import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain.audits.auditors import MOST_LOOKS
-from coordinator.domain.job import Job, JobState, Pace, Wish
+from coordinator.domain.job import Job, JobPace, JobState, Wish
 from coordinator.domain.lease import Lease
 
 MIN_ROUNDS = 2  # Measured, before a time is named: the first one includes what everybody loads.
@@ -115,7 +115,7 @@ def _nodes(number: int) -> str:
     return "1 node" if number == 1 else f"{number} nodes"
 
 
-def _interval(pace: Pace) -> tuple[float, float]:
+def _interval(pace: JobPace) -> tuple[float, float]:
     cuts = quantiles(pace.seconds, n=TENTHS, method="inclusive")
     return cuts[0], cuts[-1]
 

@@ -16,8 +16,8 @@ from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.core.leases import Leases
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments import tallies
-from coordinator.services.payments.chain import Chain
-from coordinator.services.payments.promises import Promises
+from coordinator.services.payments.chain import ChainPort
+from coordinator.services.payments.promises import PromiseService
 from coordinator.services.views import resources
 from coordinator.store.ports import Scalar, Transaction, Where
 from coordinator.store.records import CommitRecord, DisputeRecord, NodeRecord, OutboxRecord, RoundRecord
@@ -39,10 +39,16 @@ log = logging.getLogger(__name__)
 
 
 class BookService:
-    """Implements ``ports.Books``. Reads only."""
+    """Implements ``ports.LedgerPort``. Reads only."""
 
     def __init__(
-        self, context: Context, chain: Chain, nodes: Nodes, leases: Leases, coordinator: str, promises: Promises
+        self,
+        context: Context,
+        chain: ChainPort,
+        nodes: Nodes,
+        leases: Leases,
+        coordinator: str,
+        promises: PromiseService,
     ) -> None:
         self._context = context
         self._promises = promises

@@ -13,7 +13,7 @@ from coordinator.services.network.link_telemetry import Links, kind_of
 from coordinator.services.network.market_price import QUEUED, Rates, left
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.network.relays import Relays
-from coordinator.services.payments.chain import Chain
+from coordinator.services.payments.chain import ChainPort
 from coordinator.services.views import resources
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord
@@ -35,7 +35,7 @@ INCIDENTS = ("lost", "fault", "void", "rejected", "slashed", "ledger", "failed")
 
 
 class MarketService:
-    """Implements ``ports.Market``."""
+    """Implements ``ports.MarketPort``."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class MarketService:
         leases: Leases,
         links: Links,
         relays: Relays,
-        chain: Chain,
+        chain: ChainPort,
         coordinator: str,
     ) -> None:
         self._context = context

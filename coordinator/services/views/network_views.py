@@ -8,7 +8,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.network.relays import Relays
-from coordinator.services.payments.chain import Chain
+from coordinator.services.payments.chain import ChainPort
 from coordinator.services.views import resources
 from coordinator.store.records import NodeRecord
 from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
@@ -21,14 +21,14 @@ _RUNNING = (JobState.FUNDED, JobState.PLANNED, JobState.RUNNING, JobState.VERIFY
 
 
 class NetworkService:
-    """Implements ``ports.Network``."""
+    """Implements ``ports.NetworkPort``."""
 
     def __init__(
         self,
         context: Context,
         nodes: Nodes,
         leases: Leases,
-        chain: Chain,
+        chain: ChainPort,
         relays: Relays,
         coordinator: str,
         test_wallet: bool,

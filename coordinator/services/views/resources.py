@@ -29,7 +29,7 @@ TrafficOf = Callable[[Lease], Traffic | None]
 NO_TRAFFIC = Traffic(0, 0, 0, 0, 0)
 
 
-class Standing(msgspec.Struct, frozen=True):
+class JobResources(msgspec.Struct, frozen=True):
     """What a job's view takes from beyond the job itself.
 
     Attributes:
@@ -45,7 +45,7 @@ class Standing(msgspec.Struct, frozen=True):
     looks: int = 0
 
 
-def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str, place: Standing) -> api.JobView:
+def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str, place: JobResources) -> api.JobView:
     """A job with everything that its page shows at the top. ``reason``: the job's, as people read it."""
     training, replicas = job.spec.training, job.quote.replicas
     total = total_steps(training, replicas) * training.batch * training.sequence * replicas

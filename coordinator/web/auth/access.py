@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from coordinator.domain.account import Scope
-from coordinator.services.accounts.budgets import CHANGES, Rate
+from coordinator.services.accounts.budgets import CHANGES, RateBudget
 
 H = TypeVar("H", bound=Callable[..., Any])
 _MARK: Final = "cottage_access"
@@ -46,7 +46,7 @@ def needs(scope: Scope) -> Callable[[H], H]:
     return mark
 
 
-def costs(rate: Rate | None, amount: float = 1.0) -> Callable[[H], H]:
+def costs(rate: RateBudget | None, amount: float = 1.0) -> Callable[[H], H]:
     """What a request of an account is counted as; None: nothing here. Unless a handler says so, a change counts as one."""
 
     def mark(handler: H) -> H:
@@ -56,9 +56,9 @@ def costs(rate: Rate | None, amount: float = 1.0) -> Callable[[H], H]:
     return mark
 
 
-def cost_of(handler: Any, changes: bool) -> tuple[Rate | None, float]:
+def cost_of(handler: Any, changes: bool) -> tuple[RateBudget | None, float]:
     """As what a request is counted, and how often."""
-    found: tuple[Rate | None, float] = getattr(handler, _COST, (CHANGES if changes else None, 1.0))
+    found: tuple[RateBudget | None, float] = getattr(handler, _COST, (CHANGES if changes else None, 1.0))
     return found
 
 

@@ -15,7 +15,7 @@ from common.urls import authority, ip_of, is_loopback, parse_url
 from coordinator.config import Config
 from coordinator.domain.account import LOCAL_PRINCIPAL, Principal, Scope
 from coordinator.errors import ConflictError, ForbiddenError, TooManyError, UnauthorisedError, UnavailableError
-from coordinator.services.accounts.accounts import KEY_PREFIX, Accounts
+from coordinator.services.accounts.accounts import KEY_PREFIX, AccountService
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.accounts.challenges import Challenges
 from coordinator.services.accounts.passkeys import Passkeys
@@ -41,7 +41,7 @@ IsShared = Callable[[str], Awaitable[bool]]
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteAddress:
     """Where browsers find this coordinator. ``host`` has no port; ``domain`` may have one."""
 
     origin: str
@@ -69,7 +69,7 @@ class Auth:
     ) -> None:
         self.budgets = budgets or Budgets(store, clock)
         challenges = Challenges(store, clock)
-        self.accounts = Accounts(store, clock)
+        self.accounts = AccountService(store, clock)
         self.setup = SetupCode(config.data / "setup-code")
         self.sign_in = SignIn(store, clock, self.accounts, challenges, self.setup, config.sign_up, passwords)
         self.passkeys = Passkeys(store, clock, self.accounts, challenges)
@@ -79,7 +79,7 @@ class Auth:
         self._by_address = Throttle(clock, ADDRESS_RATE, ADDRESS_BURST)
         self._by_account = Throttle(clock, ACCOUNT_RATE, ACCOUNT_BURST)
 
-    def site(self, request: web.Request) -> Site:
+    def site(self, request: web.Request) -> SiteAddress:
         """What signatures are bound to. What a request says of our name is believed only where it names this machine.
 
         Raises:
@@ -236,5 +236,5 @@ def _as_the_proxy_says(request: web.Request) -> web.Request:
     )
 
 
-def _site(url: URL) -> Site:
-    return Site(str(url.origin()), authority(url), url.raw_host or "")
+def _site(url: URL) -> SiteAddress:
+    return SiteAddress(str(url.origin()), authority(url), url.raw_host or "")

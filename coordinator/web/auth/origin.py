@@ -1,6 +1,6 @@
 """Whether a change is asked for by a page of our own: scheme, host and port must be ours, as browsers send them.
 
-A browser leaves out the port that its scheme has by itself, in ``Origin`` as in ``Host``, and writes an IPv6 address in
+A browser leaves out the port that its scheme has by itself, in ``PageOrigin`` as in ``Host``, and writes an IPv6 address in
 brackets. Source: the Fetch standard, "Origin header", and RFC 6454, section 6.2.
 """
 
@@ -15,7 +15,7 @@ from coordinator.errors import ForbiddenError
 SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 
 
-class Origin(NamedTuple):
+class PageOrigin(NamedTuple):
     """Where a page is from. ``host`` has no brackets, and a port is always said."""
 
     scheme: str
@@ -23,7 +23,7 @@ class Origin(NamedTuple):
     port: int
 
 
-def origin_of(text: str) -> Origin | None:
+def origin_of(text: str) -> PageOrigin | None:
     """What ``scheme://host[:port]`` names; None where that is no page of the web ("null", another scheme, a path)."""
     try:
         url = parse_url(text)
@@ -31,7 +31,7 @@ def origin_of(text: str) -> Origin | None:
         return None
     if text.count("/") != 2 or {"?", "#"} & set(text) or url.raw_host is None or url.port is None:
         return None
-    return Origin(url.scheme, url.raw_host, url.port)
+    return PageOrigin(url.scheme, url.raw_host, url.port)
 
 
 def check_same_origin(request: web.Request, public_url: str | None) -> None:

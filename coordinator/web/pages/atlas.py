@@ -42,7 +42,7 @@ _PLACES: dict[str, tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class Mark:
+class RegionMark:
     """A region on the map: where, and how large its disc is, in user units."""
 
     region: Region
@@ -51,7 +51,7 @@ class Mark:
     radius: float
 
 
-def marks(regions: Sequence[Region]) -> tuple[list[Mark], list[Region]]:
+def marks(regions: Sequence[Region]) -> tuple[list[RegionMark], list[Region]]:
     """The regions that have a place on the map, the largest first so that the small ones lie on top; and the others."""
     largest = max((region.flops for region in regions), default=0.0)
     found, others = [], []
@@ -61,7 +61,7 @@ def marks(regions: Sequence[Region]) -> tuple[list[Mark], list[Region]]:
             others.append(region)
         else:
             part = math.sqrt(region.flops / largest) if largest else 0.0
-            found.append(Mark(region, *project(*place), round(6 + 16 * part, 1)))
+            found.append(RegionMark(region, *project(*place), round(6 + 16 * part, 1)))
     return sorted(found, key=lambda mark: -mark.radius), others
 
 

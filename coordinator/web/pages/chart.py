@@ -53,7 +53,7 @@ _TIME_STEPS = (
 
 
 @dataclass(frozen=True)
-class Point:
+class ChartPoint:
     """One value, and how it is read out."""
 
     x: float
@@ -62,12 +62,12 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A curve. ``look``: its class in the style; ``dots``: single points are marked where there are few."""
 
     name: str
     look: str
-    points: Sequence[Point]
+    points: Sequence[ChartPoint]
     dots: bool = False
 
 
@@ -118,9 +118,9 @@ class _Plane:
         return round(_MARGIN_TOP + room * (self.high - value) / (self.high - self.low), 1)
 
 
-def draw(axes: Axes, lines: Sequence[Line]) -> Markup:
+def draw(axes: Axes, lines: Sequence[ChartLine]) -> Markup:
     """A chart in a wide and a narrow drawing, of which style shows one."""
-    thin = [Line(line.name, line.look, _thin(sorted(line.points, key=lambda p: p.x)), line.dots) for line in lines]
+    thin = [ChartLine(line.name, line.look, _thin(sorted(line.points, key=lambda p: p.x)), line.dots) for line in lines]
     points = [point for line in thin for point in line.points]
     heights = [point.y for point in points] + ([0.0] if axes.zero else [])
     ticks = nice_ticks(min(heights, default=0.0), max(heights, default=1.0), 5)
@@ -213,7 +213,7 @@ def short(number: float) -> str:
     return f"{number:g}"
 
 
-def _thin(points: Sequence[Point]) -> list[Point]:
+def _thin(points: Sequence[ChartPoint]) -> list[ChartPoint]:
     """At most about ``MAX_POINTS`` of the points: every so many, and always the last."""
     stride = max(1, math.ceil(len(points) / MAX_POINTS))
     kept = list(points[::stride])
@@ -222,7 +222,7 @@ def _thin(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def _draw(axes: Axes, plane: _Plane, lines: Sequence[Line], ticks: Sequence[float]) -> Markup:
+def _draw(axes: Axes, plane: _Plane, lines: Sequence[ChartLine], ticks: Sequence[float]) -> Markup:
     size, bottom = plane.size, plane.size.height - _MARGIN_BOTTOM
     parts = []
     if any(line.points for line in lines):
@@ -270,12 +270,12 @@ def _across(axes: Axes, plane: _Plane, bottom: int) -> str:
     return "".join(parts)
 
 
-def _readouts(plane: _Plane, lines: Sequence[Line]) -> str:
+def _readouts(plane: _Plane, lines: Sequence[ChartLine]) -> str:
     points = sorted((point for line in lines for point in line.points), key=lambda point: point.x)
     return json.dumps([[plane.x(p.x), plane.y(p.y), p.text] for p in points], separators=(",", ":"))
 
 
-def _summary(axes: Axes, lines: Sequence[Line]) -> str:
+def _summary(axes: Axes, lines: Sequence[ChartLine]) -> str:
     said = []
     for line in lines:
         if line.points:

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from coordinator.client.text import count, money
 from coordinator.web.pages import chart
-from coordinator.web.pages.chart import Axes, Line, Point
+from coordinator.web.pages.chart import Axes, ChartLine, ChartPoint
 from protocol.job.job import total_steps
 from protocol.job.learning_rate import learning_rate
 from protocol.rest.api import JobView, Metric, RoundView
@@ -21,8 +21,8 @@ def loss_chart(metrics: Sequence[Metric], tokens_total: int) -> Markup:
     return chart.draw(
         Axes("loss", "Chart of the loss over tokens", end=tokens_total, unit="tokens", up=_losses),
         [
-            Line("training loss", "train", _points(metrics, "train", "training loss")),
-            Line("validation loss", "validation", _points(metrics, "validation", "validation loss"), dots=True),
+            ChartLine("training loss", "train", _points(metrics, "train", "training loss")),
+            ChartLine("validation loss", "validation", _points(metrics, "validation", "validation loss"), dots=True),
         ],
     )
 
@@ -36,13 +36,15 @@ def rate_chart(job: JobView) -> Markup:
         step = place * (steps - 1) // max(1, min(RATE_POINTS, steps) - 1)
         rate = learning_rate(training, step, steps)
         tokens = job.tokens_total * step / steps
-        points.append(Point(tokens, rate, f"learning rate {rate:.3g} at {count(tokens)} tokens (step {step + 1})"))
+        points.append(ChartPoint(tokens, rate, f"learning rate {rate:.3g} at {count(tokens)} tokens (step {step + 1})"))
     done = [point for point in points if point.x <= job.tokens_done] if job.tokens_done else []
     axes = Axes(
         "rate", "Chart of the learning rate over tokens", end=job.tokens_total, unit="tokens", up=chart.powers, zero=True,
         sizes=chart.HALF,
     )  # fmt: skip
-    return chart.draw(axes, [Line("planned learning rate", "planned", points), Line("learning rate", "train", done)])
+    return chart.draw(
+        axes, [ChartLine("planned learning rate", "planned", points), ChartLine("learning rate", "train", done)]
+    )
 
 
 def speed_chart(rounds: Sequence[RoundView], tokens_total: int) -> Markup:
@@ -52,18 +54,18 @@ def speed_chart(rounds: Sequence[RoundView], tokens_total: int) -> Markup:
         if one.state == "complete" and one.ended is not None and one.tokens:
             tokens += one.tokens
             speed = one.tokens / max(1e-3, one.ended - one.started)
-            points.append(Point(tokens, speed, f"{count(speed)} tokens/s in round {one.round + 1}"))
+            points.append(ChartPoint(tokens, speed, f"{count(speed)} tokens/s in round {one.round + 1}"))
     axes = Axes(
         "speed", "Chart of the tokens a second of each round", end=tokens_total, unit="tokens", up=chart.shorts, zero=True,
         empty="The first point comes with the first round.", sizes=chart.HALF,
     )  # fmt: skip
-    return chart.draw(axes, [Line("tokens a second", "second", points, dots=True)])
+    return chart.draw(axes, [ChartLine("tokens a second", "second", points, dots=True)])
 
 
 def compare_chart(runs: Sequence[tuple[JobView, Sequence[Metric]]], kind: str) -> Markup:
     """One kind of loss of several jobs over their tokens, each in its own look."""
     lines = [
-        Line(view.name, f"run{place}", _points(metrics, kind, f"{view.name}: loss"), dots=kind == "validation")
+        ChartLine(view.name, f"run{place}", _points(metrics, kind, f"{view.name}: loss"), dots=kind == "validation")
         for place, (view, metrics) in enumerate(runs)
     ]
     end = max((view.tokens_done for view, _ in runs), default=0)
@@ -75,12 +77,12 @@ def compare_chart(runs: Sequence[tuple[JobView, Sequence[Metric]]], kind: str) -
 
 def price_chart(history: Sequence[PricePoint]) -> Markup:
     """What 10^15 operations cost over time."""
-    points = [Point(p.time, p.rate, f"{money(p.rate)} at {chart.dates([p.time])[0]}") for p in history]
+    points = [ChartPoint(p.time, p.rate, f"{money(p.rate)} at {chart.dates([p.time])[0]}") for p in history]
     axes = Axes(
         "price", "Chart of the price of 10 to the 15 operations over time, UTC", start=history[0].time, steps=chart.time_ticks,
         across=chart.dates, up=chart.amounts, zero=True, sizes=chart.FULL,
     )  # fmt: skip
-    return chart.draw(axes, [Line("price", "train", points)])
+    return chart.draw(axes, [ChartLine("price", "train", points)])
 
 
 def earned_chart(days: Sequence[Earned]) -> Markup:
@@ -92,9 +94,9 @@ def earned_chart(days: Sequence[Earned]) -> Markup:
     )
 
 
-def _points(metrics: Sequence[Metric], kind: str, words: str) -> list[Point]:
+def _points(metrics: Sequence[Metric], kind: str, words: str) -> list[ChartPoint]:
     return [
-        Point(m.tokens, m.loss, f"{words} {m.loss:.4f} after {count(m.tokens)} tokens (step {m.step})")
+        ChartPoint(m.tokens, m.loss, f"{words} {m.loss:.4f} after {count(m.tokens)} tokens (step {m.step})")
         for m in metrics
         if m.kind == kind
     ]

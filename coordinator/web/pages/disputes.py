@@ -31,7 +31,7 @@ from protocol.disputes import DisputeEvidence, Side
 
 
 @dataclass
-class Question:
+class DisputeQuestion:
     """A question and what both sides said to it, as the page shows it. ``said``: words, and the digest that is compared."""
 
     asked: str
@@ -49,7 +49,7 @@ class Question:
 class DisputePages:
     """Handlers of the disputes' pages."""
 
-    def __init__(self, books: ports.Books, renderer: Renderer) -> None:
+    def __init__(self, books: ports.LedgerPort, renderer: Renderer) -> None:
         self._books = books
         self._renderer = renderer
 
@@ -100,13 +100,13 @@ ENDINGS: Mapping[str, str] = {
 }
 
 
-def questions_of(evidence: DisputeEvidence) -> list[Question]:
+def questions_of(evidence: DisputeEvidence) -> list[DisputeQuestion]:
     """What both sides were asked one after another, with what each said."""
-    found: list[Question] = []
+    found: list[DisputeQuestion] = []
     for one in evidence.said:
         asked = _asked(one.answer.ask)
         if not found or found[-1].asked != asked or one.side in found[-1].said:
-            found.append(Question(asked))
+            found.append(DisputeQuestion(asked))
         found[-1].said[one.side] = _said(one.answer)
     return found
 

@@ -21,7 +21,7 @@ PART_LOW, PART_HIGH = 0.35, 0.7
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuDataSheet:
     """A card by its maker's data sheet: float32 operations a second, and the board's power in watts."""
 
     name: str
@@ -30,7 +30,7 @@ class Gpu:
 
 
 GPUS = tuple(
-    Gpu(name, teraflops * 1e12, watts)
+    GpuDataSheet(name, teraflops * 1e12, watts)
     for name, teraflops, watts in (
         ("RTX 5090", 104.8, 575), ("RTX 5080", 56.3, 360), ("RTX 5070 Ti", 43.9, 300), ("RTX 5070", 30.9, 250),
         ("RTX 5060 Ti", 23.7, 180), ("RTX 4090", 82.6, 450), ("RTX 4080 SUPER", 52.2, 320), ("RTX 4080", 48.7, 320),
@@ -45,7 +45,7 @@ GPUS = tuple(
 
 
 @dataclass(frozen=True)
-class Question:
+class GpuQuestion:
     """What a visitor typed. ``price_kwh`` and ``token`` in the visitor's own currency; ``watts`` 0: as the data sheet says."""
 
     gpu: str = "RTX 4070"
@@ -66,7 +66,7 @@ class Estimate:
         profit_low, profit_high: what is left of it after electricity, in the visitor's currency.
     """
 
-    gpu: Gpu
+    gpu: GpuDataSheet
     measured: int
     speed: tuple[float, float]
     low: int
@@ -83,7 +83,7 @@ _BOUNDS = {"hours": (0.0, 24.0), "price_kwh": (0.0, 100.0), "token": (0.0, 1e6),
 _NAMES = {"hours": "hours a day", "price_kwh": "price of a kWh", "token": "what one token is worth", "watts": "watts"}
 
 
-def question(typed: dict[str, str]) -> Question:
+def question(typed: dict[str, str]) -> GpuQuestion:
     """What was typed, by field; what is missing has its default.
 
     Raises:
@@ -96,13 +96,13 @@ def question(typed: dict[str, str]) -> Question:
             if not re.fullmatch(r"[0-9]{1,7}(\.[0-9]{1,9})?", text) or not low <= float(text) <= high:
                 raise InvalidError(f"{text[:40]!r} as {_NAMES[name]}: write a number from {low:g} to {high:g}", name)
             values[name] = float(text)
-    gpu = typed.get("gpu", Question.gpu)
+    gpu = typed.get("gpu", GpuQuestion.gpu)
     if gpu not in {card.name for card in GPUS}:
         raise InvalidError(f"{gpu[:40]!r} is not in the list: choose the card that is nearest", "gpu")
-    return Question(gpu=gpu, **values)
+    return GpuQuestion(gpu=gpu, **values)
 
 
-def estimate(asked: Question, market: Market, nodes: Sequence[NodeView]) -> Estimate:
+def estimate(asked: GpuQuestion, market: Market, nodes: Sequence[NodeView]) -> Estimate:
     """What the card would earn in a month."""
     gpu = next(card for card in GPUS if card.name == asked.gpu)
     same = [node.flops for node in nodes if node.kind == "cuda" and card_of(node.device) == gpu.name and node.flops > 0]

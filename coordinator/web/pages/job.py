@@ -8,7 +8,7 @@ from aiohttp import hdrs, web
 
 from coordinator.client.compare import settings
 from coordinator.client.text import parse_amount
-from coordinator.domain.job import Action
+from coordinator.domain.job import JobAction
 from coordinator.errors import CottageError, NotFoundError
 from coordinator.services.jobs import ports
 from coordinator.web.auth import shared, visitor
@@ -39,10 +39,10 @@ class JobPages:
 
     def __init__(
         self,
-        jobs: ports.Jobs,
-        leavings: ports.Leavings,
-        network: ports.Network,
-        market: ports.Market,
+        jobs: ports.JobsPort,
+        leavings: ports.OutputsPort,
+        network: ports.NetworkPort,
+        market: ports.MarketPort,
         renderer: Renderer,
     ) -> None:
         self._jobs = jobs
@@ -106,17 +106,17 @@ class JobPages:
     async def pause(self, request: web.Request) -> web.StreamResponse:
         """Pause once the round in flight is safe."""
         await read_form(request)
-        return await self._change(request, self._jobs.ask(job_id(request), Action.PAUSE))
+        return await self._change(request, self._jobs.ask(job_id(request), JobAction.PAUSE))
 
     async def resume(self, request: web.Request) -> web.StreamResponse:
         """Go on."""
         await read_form(request)
-        return await self._change(request, self._jobs.ask(job_id(request), Action.RESUME))
+        return await self._change(request, self._jobs.ask(job_id(request), JobAction.RESUME))
 
     async def stop(self, request: web.Request) -> web.StreamResponse:
         """End now and keep the model."""
         await read_form(request)
-        return await self._change(request, self._jobs.ask(job_id(request), Action.STOP))
+        return await self._change(request, self._jobs.ask(job_id(request), JobAction.STOP))
 
     async def budget(self, request: web.Request) -> web.StreamResponse:
         """Raise the cap."""
@@ -237,7 +237,7 @@ class JobPages:
         return events
 
 
-async def points_of(jobs: ports.Jobs, job: str) -> list[api.Metric]:
+async def points_of(jobs: ports.JobsPort, job: str) -> list[api.Metric]:
     """All points of a job's curves, which come in parts."""
     points: list[api.Metric] = []
     while len(points) < MAX_POINTS_READ and (part := await jobs.metrics(job, len(points))):

@@ -29,7 +29,7 @@ FILTERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 class LedgerPages:
     """Handlers of the pages about money and what it was paid for."""
 
-    def __init__(self, jobs: ports.Jobs, books: ports.Books, renderer: Renderer) -> None:
+    def __init__(self, jobs: ports.JobsPort, books: ports.LedgerPort, renderer: Renderer) -> None:
         self._jobs = jobs
         self._books = books
         self._renderer = renderer

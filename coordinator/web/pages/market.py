@@ -36,7 +36,7 @@ class Lender:
 class MarketPages:
     """Handlers of the pages about the market."""
 
-    def __init__(self, network: ports.Network, market: ports.Market, renderer: Renderer) -> None:
+    def __init__(self, network: ports.NetworkPort, market: ports.MarketPort, renderer: Renderer) -> None:
         self._network = network
         self._market = market
         self._renderer = renderer
@@ -112,7 +112,7 @@ class MarketPages:
         """What a card would earn."""
         typed = dict(request.query)
         market, nodes = await asyncio.gather(self._market.now(), self._network.nodes())
-        asked, error = gpus.Question(), None
+        asked, error = gpus.GpuQuestion(), None
         try:
             asked = gpus.question(typed)
         except InvalidError as refused:

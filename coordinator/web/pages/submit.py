@@ -69,8 +69,8 @@ class Submit:
 
     def __init__(
         self,
-        jobs: ports.Jobs,
-        network: ports.Network,
+        jobs: ports.JobsPort,
+        network: ports.NetworkPort,
         uploads: UploadService,
         checks: DatasetChecks,
         renderer: Renderer,

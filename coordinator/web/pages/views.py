@@ -19,7 +19,7 @@ JOBS_AT_HOME = 5
 class Views:
     """Handlers of the lists."""
 
-    def __init__(self, jobs: ports.Jobs, network: ports.Network, renderer: Renderer) -> None:
+    def __init__(self, jobs: ports.JobsPort, network: ports.NetworkPort, renderer: Renderer) -> None:
         self._jobs = jobs
         self._network = network
         self._renderer = renderer

@@ -11,7 +11,7 @@ import msgspec
 from common.errors import BadAddressError
 from common.untrusted_text import untrusted
 from desktop.agent.app import status
-from desktop.agent.app.parts import Parts
+from desktop.agent.app.parts import AgentParts
 from desktop.agent.app.views import link_views, task_view
 from desktop.agent.base.activity import Kind, Severity
 from desktop.agent.base.config import Settings
@@ -21,23 +21,23 @@ from desktop.agent.coordinator import network_report
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.nettest import LineTests
 from desktop.agent.coordinator.network_report import usable
-from desktop.agent.coordinator.session import Introduction, Session, TaskMessage
+from desktop.agent.coordinator.session import CoordinatorSession, Introduction, TaskMessage
 from desktop.agent.coordinator.transfer_pacing import Courtesy
 from desktop.agent.earnings import stake_warnings, wallet
-from desktop.agent.earnings.promises import Promises
-from desktop.agent.earnings.records import Books
+from desktop.agent.earnings.promises import PromiseFolder
+from desktop.agent.earnings.records import EarningRecords
 from desktop.agent.errors import GaveUpError, NotConnectedError
 from desktop.agent.hardware import meters
 from desktop.agent.hardware.power import PowerCap
 from desktop.agent.jobs.holdings import Holdings
-from desktop.agent.jobs.line_limits import Limits, LimitsChange, LimitsView
+from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
 from desktop.agent.jobs.peer_audits import Accusation
 from desktop.agent.jobs.peer_router import Peers
 from desktop.agent.jobs.state_replication import States
 from desktop.agent.jobs.state_store import Shelf
 from desktop.agent.jobs.tasks import HeldTask, Tools
-from desktop.agent.jobs.traffic_usage import Share
-from desktop.agent.lending.keeper import Keeper, LendingChange, LendingView
+from desktop.agent.jobs.traffic_usage import LineShare
+from desktop.agent.lending.keeper import LendingChange, LendingKeeper, LendingView
 from desktop.agent.lending.policy import Decision, State
 from ledger.money import show
 from protocol.network import NetworkReport
@@ -48,9 +48,9 @@ from protocol.node import (
     Beat,
     Claim,
     Command,
-    Earned,
     HeldLease,
     IceServers,
+    JobEarned,
     LedgerInfo,
     Promised,
     Signal,
@@ -71,22 +71,22 @@ MAX_FAILURES = 5  # In a row: then something is wrong with this computer, and it
 class Agent:
     """One provider node. ``run`` it once."""
 
-    def __init__(self, parts: Parts, books: Books) -> None:
+    def __init__(self, parts: AgentParts, books: EarningRecords) -> None:
         """Build everything; nothing runs yet. ``books`` stay open."""
         self._parts, self._books = parts, books
         settings, clock = parts.settings, parts.clock
-        self._promises = Promises(parts.home.promises)
-        self._limits = Limits.of(settings)
-        self._share = Share(parts.home.usage, self._limits, clock.time())
+        self._promises = PromiseFolder(parts.home.promises)
+        self._limits = LineLimits.of(settings)
+        self._share = LineShare(parts.home.usage, self._limits, clock.time())
         self._peers = Peers(parts.key.address, clock)
         courtesy, cache = Courtesy(clock, self._share.allowance, self._peers.links), settings.disk_gb * 10**9
         self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, cache, books.keys, courtesy)
         self._states = States(parts.key.address, Shelf(parts.home.states, parts.key.seed), self._peers.carry, clock)
         self._peers.states = self._states
-        self._session = Session(
+        self._session = CoordinatorSession(
             settings.coordinator, Introduction(parts.key, settings.payout, parts.profile), self, clock
         )
-        self._keeper = Keeper(parts.home.lending, parts.readings, clock)
+        self._keeper = LendingKeeper(parts.home.lending, parts.readings, clock)
         self._network: PeerNet | None = None
         self._line: NetworkReport | None = None
         self._tests = LineTests(
@@ -248,7 +248,7 @@ class Agent:
         match message:
             case Assign() | Command() | Acknowledged() | Beat():
                 self._holdings.received(message)
-            case Earned() | Promised():
+            case JobEarned() | Promised():
                 self._earned(message)
             case Unanswered(at=at):
                 self._give_up(stake_warnings.unanswered(self._books.activity, self._parts.clock.time(), at))
@@ -316,7 +316,7 @@ class Agent:
                 continue
             self._ordered.add(peer)
 
-    def _earned(self, earned: Earned | Promised) -> None:
+    def _earned(self, earned: JobEarned | Promised) -> None:
         if isinstance(earned, Promised):
             if self.ledger is not None:
                 self._promises.keep(self.ledger, earned)

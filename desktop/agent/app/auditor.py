@@ -13,13 +13,13 @@ from typing import Any
 
 from common.clock import backoff, within
 from desktop.agent.app import startup
-from desktop.agent.app.parts import Parts
+from desktop.agent.app.parts import AgentParts
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOGGER, printable
 from desktop.agent.coordinator.artifacts import Artifacts
-from desktop.agent.coordinator.session import Introduction, Session, TaskMessage
-from desktop.agent.errors import RefusedError, SandboxError
+from desktop.agent.coordinator.session import CoordinatorSession, Introduction, TaskMessage
+from desktop.agent.errors import CoordinatorRefusedError, SandboxError
 from desktop.agent.jobs.holdings import Holdings
 from desktop.agent.jobs.peer_router import Peers
 from desktop.agent.jobs.state_replication import States
@@ -30,9 +30,9 @@ from protocol.node import (
     Assign,
     Beat,
     Command,
-    Earned,
     HeldLease,
     IceServers,
+    JobEarned,
     Promised,
     Report,
     Signal,
@@ -52,13 +52,13 @@ LEAVING = "the auditor was stopped"
 class Auditor:
     """One connection's worth of looking. ``work`` it once."""
 
-    def __init__(self, parts: Parts, keys: dict[str, bytes]) -> None:
+    def __init__(self, parts: AgentParts, keys: dict[str, bytes]) -> None:
         """Build everything; nothing runs yet. ``keys``: of what this process has cached already."""
         settings, clock, address = parts.settings, parts.clock, parts.key.address
         self._parts = parts
         self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, settings.disk_gb * 10**9, keys)
         introduction = Introduction(parts.key, settings.payout, parts.profile)
-        self._session = Session(settings.coordinator, introduction, self, clock)
+        self._session = CoordinatorSession(settings.coordinator, introduction, self, clock)
         peers = Peers(address, clock)
         tools = Tools(
             parts.sandbox,
@@ -141,7 +141,7 @@ class Auditor:
                 self._take(message)
             case Assign() | Command() | Acknowledged() | Beat():
                 self._holdings.received(message)
-            case Earned() | Promised() | Unanswered() | Signal() | IceServers():
+            case JobEarned() | Promised() | Unanswered() | Signal() | IceServers():
                 pass  # Nothing is earned, shown or linked here.
 
     # --- looking --------------------------------------------------------------------------------------------------------
@@ -240,13 +240,13 @@ async def look(home: Home, settings: Settings, stop: asyncio.Event, hurry: async
             if parts is None:
                 return
             await Auditor(parts, keys).work(stop, hurry)
-        except (SandboxError, RefusedError) as error:
+        except (SandboxError, CoordinatorRefusedError) as error:
             LOGGER.error("%s; next try in %.0f s", error, RETRY_S)
             with contextlib.suppress(TimeoutError):
                 await within(RETRY_S, stop.wait())
 
 
-async def _or_stop(preparing: Coroutine[Any, Any, Parts], stop: asyncio.Event) -> Parts | None:
+async def _or_stop(preparing: Coroutine[Any, Any, AgentParts], stop: asyncio.Event) -> AgentParts | None:
     """What ``preparing`` comes to, or None where ``stop`` is set first."""
     work, ending = asyncio.create_task(preparing, name="prepare"), asyncio.create_task(stop.wait(), name="stop")
     try:

@@ -38,7 +38,7 @@ Seed = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file. ``address``: whose it is, for its owner to find it; ``cost``, ``salt``: scrypt's; ``data``: a sealed ``Kept``."""
+    """The file. ``address``: whose it is, for its owner; ``cost``, ``salt``: scrypt's; ``data``: a sealed ``BackupContent``."""
 
     cottage: Literal["node backup 1"]
     address: Annotated[str, Meta(max_length=44)]
@@ -48,7 +48,7 @@ class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: Annotated[bytes, Meta(max_length=MAX_FILE)]
 
 
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BackupContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a backup holds."""
 
     seed: Seed
@@ -67,7 +67,7 @@ def write(home: Home, file: Path, passphrase: str) -> str:
             f"a passphrase of {len(passphrase)} characters is guessed too soon: at least {MIN_PASSPHRASE}"
         )
     key = home.key()
-    kept = Kept(key.seed, home.settings(), load(home.lending).rules)
+    kept = BackupContent(key.seed, home.settings(), load(home.lending).rules)
     salt, nonce = secrets.token_bytes(16), secrets.token_bytes(12)
     data = AESGCM(_stretch(passphrase, salt, COST)).encrypt(nonce, encode_json(kept), _head(key.address, COST, salt))
     sealed = Sealed("node backup 1", key.address, COST, salt, nonce, data)
@@ -82,7 +82,7 @@ def write(home: Home, file: Path, passphrase: str) -> str:
     return key.address
 
 
-def read(file: Path, passphrase: str) -> Kept:
+def read(file: Path, passphrase: str) -> BackupContent:
     """Open a backup.
 
     Raises:
@@ -98,7 +98,7 @@ def read(file: Path, passphrase: str) -> Kept:
     try:
         key = _stretch(passphrase, sealed.salt, sealed.cost)
         data = AESGCM(key).decrypt(sealed.nonce, sealed.data, _head(sealed.address, sealed.cost, sealed.salt))
-        kept: Kept = decode_json(data, Kept)
+        kept: BackupContent = decode_json(data, BackupContent)
     except InvalidTag:
         raise SettingsError(
             f"the passphrase does not open {file} (node {sealed.address}), or the file is damaged"
@@ -108,7 +108,7 @@ def read(file: Path, passphrase: str) -> Kept:
     return kept
 
 
-def restore(home: Home, kept: Kept) -> str:
+def restore(home: Home, kept: BackupContent) -> str:
     """Make ``home`` the node of a backup; returns its address. The same node's settings are replaced.
 
     Raises:

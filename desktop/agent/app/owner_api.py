@@ -15,16 +15,16 @@ from common.untrusted_text import untrusted
 from desktop.agent.app import backup, support
 from desktop.agent.app import settings as owner
 from desktop.agent.app import status as local
-from desktop.agent.app.selftest import Means, SelfTest, Steps
+from desktop.agent.app.selftest import SelfTest, SelfTestMeans, Steps
 from desktop.agent.base.activity import Activity, Events
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import NOTHING, Device
 from desktop.agent.earnings import wallet
 from desktop.agent.earnings.earnings import Summary
-from desktop.agent.earnings.records import Books
+from desktop.agent.earnings.records import EarningRecords
 from desktop.agent.errors import AgentError, NotConnectedError, SettingsError, UpdateError
 from desktop.agent.hardware.power import PowerCap
-from desktop.agent.jobs.line_limits import Limits, LimitsChange, LimitsView
+from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
 from desktop.agent.jobs.traffic_usage import load_usage
 from desktop.agent.lending.keeper import LendingChange, LendingView, change_kept
 from desktop.agent.lending.policy import State
@@ -89,7 +89,7 @@ class Handles:
 
     switch: Callable[[bool], None]
     restart: Callable[[], None]
-    means: Callable[[Settings], Means]
+    means: Callable[[Settings], SelfTestMeans]
     update: Callable[[UpdateOrder], Awaitable[UpdateView]] | None = None
     login: Callable[[], None] = lambda: None
     newest: Callable[[], UpdateView] = lambda: UpdateView("off", "")
@@ -97,7 +97,7 @@ class Handles:
     leave: Callable[[], None] = lambda: None
 
 
-class Desk:
+class OwnerApi:
     """The agent's local interface; used as an async context manager, open as long as that."""
 
     def __init__(self, home: Home, version: str, handles: Handles) -> None:
@@ -108,7 +108,7 @@ class Desk:
         """
         self.home, self.version, self.handles = home, version, handles
         self.address = home.key().address
-        self.books = Books.at(home)
+        self.books = EarningRecords.at(home)
         self.agent: Live | None = None
         self.device: Device | None = None
         self.on, self.preparing, self.renews = True, False, False
@@ -124,7 +124,7 @@ class Desk:
         """What has happened."""
         return self.books.activity
 
-    async def __aenter__(self) -> "Desk":
+    async def __aenter__(self) -> "OwnerApi":
         gets: local.Gets = {
             "status": self.status, "earnings": self.earnings, "limits": self.limits, "lending": self.lending,
             "settings": self.settings, "activity": self.events, "selftest": lambda: self._test, "support": self.support,
@@ -216,7 +216,7 @@ class Desk:
         if self.agent is not None:
             return self.agent.limits()
         usage = load_usage(self.home.usage, time.time())
-        return LimitsView(Limits.of(self.home.settings()), usage.month, usage.used, applied=True)
+        return LimitsView(LineLimits.of(self.home.settings()), usage.month, usage.used, applied=True)
 
     def lending(self) -> LendingView:
         """When."""
@@ -231,7 +231,7 @@ class Desk:
         if self.agent is not None:
             return self.agent.change_limits(change)
         kept = self.home.settings()
-        self.home.remember(change.apply(Limits.of(kept)).into(kept))
+        self.home.remember(change.apply(LineLimits.of(kept)).into(kept))
         return self.limits()
 
     def lend(self, change: LendingChange) -> LendingView:

@@ -12,7 +12,7 @@ from protocol.node import NodeProfile
 
 
 @dataclass(frozen=True)
-class Parts:
+class AgentParts:
     """What the agent is built from."""
 
     home: Home

@@ -18,9 +18,9 @@ from desktop.agent.app import status
 from desktop.agent.base.config import Home
 from desktop.agent.base.log import LOGGER
 from desktop.agent.errors import AgentError, UpdateError
-from desktop.agent.updates.folder import AGENT, Folder
+from desktop.agent.updates.folder import AGENT, InstallationFolder
 from desktop.agent.updates.keeper import mark_failed
-from desktop.agent.updates.setup import Setup
+from desktop.agent.updates.setup import SetupFile
 
 TRIAL = "--trial"
 ANSWER_S = 90.0  # Five seconds on a quiet computer.
@@ -28,7 +28,7 @@ END_S = 30.0
 ASK_EVERY_S = 0.2
 
 
-def replace_self(folder: Folder, version: str, home: Home, arguments: Sequence[str]) -> NoReturn:
+def replace_self(folder: InstallationFolder, version: str, home: Home, arguments: Sequence[str]) -> NoReturn:
     """Become ``version``, or this one again where that does not start; never returns. The home must not be locked.
 
     Args:
@@ -48,7 +48,7 @@ def replace_self(folder: Folder, version: str, home: Home, arguments: Sequence[s
     os.execv(program, [program, *arguments])  # noqa: S606 - a program of ours, without a shell
 
 
-def install(setup: Setup, version: str, home: Home, arguments: Sequence[str], *, stays: bool) -> None:
+def install(setup: SetupFile, version: str, home: Home, arguments: Sequence[str], *, stays: bool) -> None:
     """Windows: have ``version`` installed in this one's place, after this process has ended; where that fails, begin anew.
 
     The version counts as one that does not start here until it does: it is not tried again unasked.

@@ -53,7 +53,7 @@ class Speed:
 
 
 @dataclass
-class Means:
+class SelfTestMeans:
     """What the steps ask: replaced in tests where a machine lacks it.
 
     ``measure``: how quick it is, in the sandbox; raises SandboxError. ``line``: tests the line; raises NettestError.
@@ -67,7 +67,7 @@ class Means:
 class Steps:
     """One run; ``results`` yields the whole after each change."""
 
-    def __init__(self, home: Home, settings: Settings, means: Means) -> None:
+    def __init__(self, home: Home, settings: Settings, means: SelfTestMeans) -> None:
         """Nothing is asked yet."""
         self._home, self._settings, self._means = home, settings, means
         self._checks = {name: Check(name) for name in NAMES}

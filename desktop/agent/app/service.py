@@ -22,8 +22,8 @@ from common.shutdown_signals import on_end
 from desktop.agent.app import startup
 from desktop.agent.app.agent import Agent
 from desktop.agent.app.autostart import MOVED, UNIT, AtLogin
-from desktop.agent.app.owner_api import Desk, Handles
-from desktop.agent.app.selftest import Means, SelfTest, Speed, Steps
+from desktop.agent.app.owner_api import Handles, OwnerApi
+from desktop.agent.app.selftest import SelfTest, SelfTestMeans, Speed, Steps
 from desktop.agent.app.status import Order
 from desktop.agent.base import loop_watchdog
 from desktop.agent.base.config import Home, Settings
@@ -31,13 +31,13 @@ from desktop.agent.base.gpu import Device
 from desktop.agent.base.log import LOGGER, printable
 from desktop.agent.coordinator.nettest import LineTests
 from desktop.agent.errors import AgentError, SandboxError, SettingsError, UpdateError
-from desktop.agent.jobs.line_limits import Limits
-from desktop.agent.jobs.traffic_usage import Share
-from desktop.agent.updates.folder import Folder
+from desktop.agent.jobs.line_limits import LineLimits
+from desktop.agent.jobs.traffic_usage import LineShare
+from desktop.agent.updates.folder import InstallationFolder
 from desktop.agent.updates.keeper import UpdateOrder, Updates, UpdateView
 from desktop.agent.updates.release import Release, Way, installation, this_release, version
-from desktop.agent.updates.replaced import LOOK_S, Place
-from desktop.agent.updates.setup import Setup
+from desktop.agent.updates.replaced import LOOK_S, ProgramPlace
+from desktop.agent.updates.setup import SetupFile
 from transport.nettest.result import NetTest
 
 Kind = Literal["end", "version", "anew", "unit"]
@@ -54,8 +54,8 @@ class Next:
 
     kind: Kind = "end"
     version: str = ""
-    folder: Folder | None = None
-    setup: Setup | None = None
+    folder: InstallationFolder | None = None
+    setup: SetupFile | None = None
 
 
 class Service:
@@ -68,8 +68,8 @@ class Service:
         *,
         stays: bool = False,
         release: Release | None = None,
-        way: tuple[Way, Folder | None] | None = None,
-        place: Place | None = None,
+        way: tuple[Way, InstallationFolder | None] | None = None,
+        place: ProgramPlace | None = None,
     ) -> None:
         """``stays``: go on when lending is off, by the switch that is remembered; otherwise lend now, and end with that.
         A home on trial only answers. ``release``, ``way`` and ``place``: this program's own by default.
@@ -85,10 +85,10 @@ class Service:
             self.switch, self._restart, self._means, self._update, self._login_changed, lambda: self._updates.view,
             lambda: self.between_jobs(Next("anew")), self.leave,
         )  # fmt: skip
-        self.desk = Desk(home, version(), handles)
+        self.desk = OwnerApi(home, version(), handles)
         self.desk.on = not home.trial and (not stays or _remembered(home))
         self.after = Next()
-        self._place = place or Place()
+        self._place = place or ProgramPlace()
         self._end, self._wake, self._login = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._at_login, self._entry_too = AtLogin.of(home), False
         self._stopped = False
@@ -285,8 +285,8 @@ class Service:
             yield found
         self.desk.books.close()
 
-    def _means(self, settings: Settings) -> Means:
-        return Means(lambda: startup.chosen(settings.gpu), self._speed, self._line)
+    def _means(self, settings: Settings) -> SelfTestMeans:
+        return SelfTestMeans(lambda: startup.chosen(settings.gpu), self._speed, self._line)
 
     async def _speed(self, device: Device) -> Speed:
         if self._agent is not None:
@@ -303,7 +303,7 @@ class Service:
         if self._agent is not None:
             return await self._agent.test_line(Order())
         settings, clock = self._home.settings(), SystemClock()
-        share = Share(self._home.usage, Limits.of(settings), clock.time())
+        share = LineShare(self._home.usage, LineLimits.of(settings), clock.time())
         tests = LineTests(self._home, self._home.key(), settings.coordinator, share.allowance, clock, lambda _: None)
         return await tests.run()
 

@@ -11,13 +11,13 @@ import msgspec
 from common.clock import SystemClock
 from common.untrusted_text import untrusted
 from common.urls import is_loopback, parse_url
-from desktop.agent.app.parts import Parts
+from desktop.agent.app.parts import AgentParts
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import Device, detect, processor
 from desktop.agent.base.log import LOGGER
 from desktop.agent.errors import SandboxError
 from desktop.agent.hardware.benchmark import Benchmark, default_cache, measure
-from desktop.agent.sandbox.base import Limits, Sandbox
+from desktop.agent.sandbox.base import Sandbox, SandboxLimits
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sensors.here import sensors
 from desktop.agent.updates.release import this_release, version
@@ -36,7 +36,7 @@ AUDITS_UNPROTECTED = (
 
 def make_sandbox(settings: Settings, home: Home, device: Device, worker_arguments: Sequence[str] = ()) -> Sandbox:
     """The sandbox that the settings ask for."""
-    limits = Limits(memory_mb=settings.memory_mb, threads=settings.threads)
+    limits = SandboxLimits(memory_mb=settings.memory_mb, threads=settings.threads)
     if settings.sandbox == "process" and getattr(sys, "frozen", False):
         raise SandboxError("--sandbox process needs Cottage installed with pip: this program has no trainer of its own")
     if settings.sandbox == "docker":
@@ -58,7 +58,7 @@ def make_sandbox(settings: Settings, home: Home, device: Device, worker_argument
 
 async def prepare(
     home: Home, settings: Settings, worker_arguments: Sequence[str] = (), *, auditor: bool = False
-) -> Parts:
+) -> AgentParts:
     """Check and measure everything; what remains to be done is to run ``Agent(parts)``, or ``Auditor(parts)``.
 
     Raises:
@@ -95,7 +95,7 @@ async def prepare(
         auditor=auditor,
     )
     readings = None if settings.always else sensors(home.path, device.gpu)
-    return Parts(home, settings, key, profile, sandbox, SystemClock(), device, readings)
+    return AgentParts(home, settings, key, profile, sandbox, SystemClock(), device, readings)
 
 
 def chosen(gpu: int | str) -> Device:
@@ -125,7 +125,7 @@ def without_coordinator(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, coordinator="http://localhost")
 
 
-async def inspect(home: Home, settings: Settings) -> Parts:
+async def inspect(home: Home, settings: Settings) -> AgentParts:
     """What ``prepare`` finds, with everything let go again; raises as it does. A coordinator need not be set."""
     if not settings.coordinator:
         settings = without_coordinator(settings)

@@ -28,7 +28,7 @@ from desktop.agent.errors import AgentError, NoAgentError, SettingsError
 from desktop.agent.hardware.meters import Meters
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView
 from desktop.agent.lending.keeper import LendingChange, LendingView
-from desktop.agent.lending.policy import Reason, State
+from desktop.agent.lending.policy import LendingReason, State
 from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.ids import NodeAddress
@@ -130,7 +130,7 @@ class Status(View, frozen=True):
     trouble: Untrusted = Untrusted("")
     trouble_cause: str = ""
     trouble_detail: dict[str, str] = msgspec.field(default_factory=dict)
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[LendingReason, ...] = ()
     today: int = 0
     week: int = 0
     meters: Meters | None = None

@@ -28,7 +28,7 @@ FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Content(Protocol):
+class SignedContent(Protocol):
     """``number`` grows with every document; at ``expires`` (Unix seconds) it ends."""
 
     @property
@@ -37,12 +37,12 @@ class Content(Protocol):
     def expires(self) -> int: ...
 
 
-T = TypeVar("T", bound=Content)
+T = TypeVar("T", bound=SignedContent)
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class DocumentKind(Generic[T]):
     """One kind of document.
 
     Attributes:
@@ -110,6 +110,6 @@ class Kind(Generic[T]):
             raise self.error(f"{draft} cannot be written: {error.strerror}") from error
 
 
-def digest_of(content: Content) -> str:
+def digest_of(content: SignedContent) -> str:
     """Names what a document says."""
     return hashlib.sha256(encode_json(content)).hexdigest()

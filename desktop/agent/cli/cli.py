@@ -33,7 +33,7 @@ from desktop.agent.cli.lending_cli import add_words
 from desktop.agent.cli.nettest_screen import show as show_test
 from desktop.agent.cli.nettest_screen import show_link, with_bar
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
-from desktop.agent.jobs.line_limits import Limits, LimitsChange, LimitsView, show_quantity, show_rate
+from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits, show_quantity, show_rate
 from desktop.agent.jobs.traffic_usage import load_usage
 from ledger.errors import AmountError
 from ledger.money import parse, show
@@ -168,7 +168,7 @@ def _settings(options: argparse.Namespace, home: Home) -> Settings:
         settings: Settings = convert(msgspec.to_builtins(home.settings()) | given, Settings)
     except (MessageError, AmountError) as error:
         raise SettingsError(f"a setting cannot be used: {error}") from error
-    return _change(options).apply(Limits.of(settings)).into(settings)
+    return _change(options).apply(LineLimits.of(settings)).into(settings)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -306,10 +306,10 @@ def _limits_of(home: Home, change: LimitsChange | None) -> LimitsView:
         with home.locked():  # Raises HomeBusyError where an agent is only just starting.
             settings = home.settings()
             if change is not None:
-                settings = change.apply(Limits.of(settings)).into(settings)
+                settings = change.apply(LineLimits.of(settings)).into(settings)
                 home.remember(settings)
             usage = load_usage(home.usage, time.time())
-            return LimitsView(Limits.of(settings), usage.month, usage.used, applied=False)
+            return LimitsView(LineLimits.of(settings), usage.month, usage.used, applied=False)
 
 
 def _logs(options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from desktop.agent.base.config import Home
 from desktop.agent.base.log import printable
 from desktop.agent.earnings import pay_sentences
 from desktop.agent.earnings.earnings import JobEarnings, Summary
-from desktop.agent.earnings.records import Books
+from desktop.agent.earnings.records import EarningRecords
 from desktop.agent.errors import NoAgentError
 from desktop.agent.lending.keeper import LendingChange
 from ledger.money import UNIT, show
@@ -180,7 +180,7 @@ def _name(job: JobEarnings) -> str:
 
 
 def _kept_earnings(home: Home) -> Summary:
-    with contextlib.closing(Books.at(home)) as books:
+    with contextlib.closing(EarningRecords.at(home)) as books:
         return books.earnings.summary(time.time())
 
 

@@ -11,7 +11,7 @@ from common.terminal import say_json
 from common.untrusted_text import View
 from desktop.agent.base.config import Home
 from desktop.agent.base.log import LOGGER, printable
-from desktop.agent.earnings.promises import Kept, Promises
+from desktop.agent.earnings.promises import KeptPromise, PromiseFolder
 from desktop.agent.errors import AgentError
 from ledger.client import Ledger, LedgerConfig, job_bytes
 from ledger.errors import LedgerAnswerError, LedgerError
@@ -22,7 +22,7 @@ NEEDED_LAMPORTS = 3_000_000  # A fee, and the rent of a token account where the 
 Outcome = Literal["paid", "nothing", "outdated", "failed"]
 
 
-class Withdrawal(View, frozen=True):
+class PaidPromise(View, frozen=True):
     """What became of one job's promise. ``amount``: what has just come in, in millionths of the token."""
 
     job: str
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     return int(any(one.outcome == "failed" for one in done))
 
 
-async def withdraw(home: Home, job: str | None = None, rpc: str | None = None) -> list[Withdrawal]:
+async def withdraw(home: Home, job: str | None = None, rpc: str | None = None) -> list[PaidPromise]:
     """Claim everything that was promised to this node's payees.
 
     Args:
@@ -52,37 +52,37 @@ async def withdraw(home: Home, job: str | None = None, rpc: str | None = None) -
     Raises:
         AgentError: there is no such promise, or the node's key cannot be read.
     """
-    promises, key = Promises(home.promises), home.key()
+    promises, key = PromiseFolder(home.promises), home.key()
     jobs = [name for name in promises.jobs() if job in (None, name)]
     if job is not None and not jobs:
         raise AgentError(f"nothing was promised by job {job}: what it owes is paid without being asked for")
     return [await _claim(promises.of_job(name), key, rpc) for name in jobs]
 
 
-async def _claim(kept: list[Kept], key: NodeKey, rpc: str | None) -> Withdrawal:
+async def _claim(kept: list[KeptPromise], key: NodeKey, rpc: str | None) -> PaidPromise:
     newest = kept[0]
     job, info = newest.promised.job, newest.ledger
     try:
         async with await Ledger.connect(LedgerConfig(rpc or info.url, info.program, info.mint)) as ledger:
             state = await ledger.escrow(newest.promised.submitter, job_bytes(job))
             if state is None or state.closed:
-                return Withdrawal(job, "outdated", 0, "", "its escrow is closed: everything has left it")
+                return PaidPromise(job, "outdated", 0, "", "its escrow is closed: everything has left it")
             found = next((one for one in kept if one.promised.root == state.earnings_root.hex()), None)
             if found is None:
                 detail = "the ledger has a newer promise: connect to the coordinator, or make the proof from its list"
-                return Withdrawal(job, "outdated", 0, "", f"{detail} (cottage ledger claim)")
+                return PaidPromise(job, "outdated", 0, "", f"{detail} (cottage ledger claim)")
             promised = found.promised
             missing = promised.cumulative - state.paid_to.get(ledger.wallet(promised.payee), ZERO)
             if missing <= 0:
-                return Withdrawal(job, "nothing", 0, "", f"all of {show(promised.cumulative)} has been paid")
+                return PaidPromise(job, "nothing", 0, "", f"all of {show(promised.cumulative)} has been paid")
             await _fill(ledger, key)
             claim = await ledger.prepare_claim(
                 key.seed, promised.submitter, job_bytes(job), promised.payee, Amount(promised.cumulative), found.proof
             )
             signature = await ledger.confirm(claim)
-            return Withdrawal(job, "paid", missing, signature, f"to {promised.payee}")
+            return PaidPromise(job, "paid", missing, signature, f"to {promised.payee}")
     except LedgerError as error:
-        return Withdrawal(job, "failed", 0, "", str(error))
+        return PaidPromise(job, "failed", 0, "", str(error))
 
 
 async def _fill(ledger: Ledger, key: NodeKey) -> None:
@@ -95,7 +95,7 @@ async def _fill(ledger: Ledger, key: NodeKey) -> None:
         LOGGER.warning("%s has less than %d lamports for fee and rent: fund it", key.address, NEEDED_LAMPORTS)
 
 
-def _print(done: list[Withdrawal]) -> None:
+def _print(done: list[PaidPromise]) -> None:
     console = Terminal()
     if not done:
         console.print("nothing was promised to this node: small earnings are, once a few rounds are verified")

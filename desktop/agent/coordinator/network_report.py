@@ -8,7 +8,7 @@ from common.errors import IceConfigError
 from common.untrusted_text import untrusted
 from desktop.agent.base.log import LOGGER, printable
 from protocol.network import MAX_PEERS_MEASURED, NetworkReport, PeerMeasure
-from protocol.node import IceServer as OfferedIceServer
+from protocol.node import OfferedIceServer
 from transport.ice.ice import IceServer
 from transport.ice.stats import LinkState, LinkStats
 

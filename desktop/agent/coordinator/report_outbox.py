@@ -13,7 +13,7 @@ REPORTS_BURST = 150.0
 LOG_COST = 20.0  # Of a bucket of their own: one message with lines of a log a second, seven at once.
 
 
-class Pace:
+class ReportPace:
     """Lets ``REPORTS_BURST`` reports pass at once and ``REPORTS_PER_S`` in the long run: a talkative worker waits.
 
     Otherwise one worker could have the connection closed that all the leases of its node share.
@@ -46,7 +46,7 @@ class Pace:
         self._at = now
 
 
-class Outbox:
+class ReportOutbox:
     """The reports of one lease that are not acknowledged, in order."""
 
     def __init__(self, lease: HeldLease) -> None:

@@ -20,7 +20,7 @@ from common.untrusted_text import untrusted
 from common.urls import at, names, parse_url
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOGGER, printable
-from desktop.agent.errors import AgentError, NotConnectedError, RefusedError
+from desktop.agent.errors import AgentError, CoordinatorRefusedError, NotConnectedError
 from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
 from protocol.identity import NodeKey
 from protocol.node import (
@@ -31,12 +31,12 @@ from protocol.node import (
     Challenge,
     Command,
     CoordinatorMessage,
-    Earned,
     Goodbye,
     Heartbeat,
     HeldLease,
     Hello,
     IceServers,
+    JobEarned,
     NodeMessage,
     NodeProfile,
     Promised,
@@ -54,7 +54,7 @@ SILENT_MIN_S = 10.0  # A coordinator that beats every second may still stall for
 GOODBYE_S = 3.0
 RECONNECT_MAX_S = 2.0  # While leases are held: they expire within seconds.
 
-TaskMessage = Assign | Command | Acknowledged | Beat | Earned | Promised | Signal | IceServers | Unanswered
+TaskMessage = Assign | Command | Acknowledged | Beat | JobEarned | Promised | Signal | IceServers | Unanswered
 
 
 class Listener(Protocol):
@@ -96,7 +96,7 @@ class Introduction:
     profile: NodeProfile
 
 
-class Session:
+class CoordinatorSession:
     """Keeps one connection to the coordinator alive, for as long as ``run`` runs."""
 
     def __init__(self, url: str, introduction: Introduction, listener: Listener, clock: Clock) -> None:
@@ -268,7 +268,7 @@ class Session:
                 return answer
             case Refused(reason=reason, retry_seconds=None):
                 self.state, self.reason = "refused", printable(reason)
-                raise RefusedError(f"the coordinator {self._url} refuses this node: {printable(reason)}")
+                raise CoordinatorRefusedError(f"the coordinator {self._url} refuses this node: {printable(reason)}")
             case Refused(reason=reason, retry_seconds=seconds):
                 self.state = "refused"
                 self._wait_after_refusal = seconds or 0.0
@@ -299,7 +299,9 @@ class Session:
                 case Refused(reason=reason, retry_seconds=seconds):
                     self.state = "refused"
                     if seconds is None:
-                        raise RefusedError(f"the coordinator {self._url} ended this session: {printable(reason)}")
+                        raise CoordinatorRefusedError(
+                            f"the coordinator {self._url} ended this session: {printable(reason)}"
+                        )
                     self._wait_after_refusal = seconds
                     raise _ConnectionEndedError(f"refused: {printable(reason)}")
                 case Beat(next_seconds=seconds):

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, assert_never, get_args
 import msgspec
 
 from common.untrusted_text import Untrusted, View, untrusted
-from protocol.node import MAX_ACCOUNTS, Due, Earned, ShareState
+from protocol.node import MAX_ACCOUNTS, Due, JobEarned, ShareState
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS earned (
@@ -59,7 +59,7 @@ _DUE = frozenset(get_args(Due))
 _OVER = frozenset({"settled", "failed", "cancelled"})
 
 
-class Reason(View, frozen=True):
+class PayReason(View, frozen=True):
     """``shares`` stand so, worth ``amount`` in millionths; 0 shares: of the whole job. ``detail``: how it failed here."""
 
     why: Why
@@ -88,7 +88,7 @@ class JobEarnings(View, frozen=True):
     name: Untrusted = Untrusted("")
     seconds: float = 0.0
     standing: Standing = "pending"
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[PayReason, ...] = ()
     proof: str = ""
 
 
@@ -126,7 +126,7 @@ class Grown(NamedTuple):
     paid: int
 
 
-class Earnings:
+class EarningsFile:
     """The file of earnings."""
 
     def __init__(self, path: Path) -> None:
@@ -139,7 +139,7 @@ class Earnings:
         """Close the file."""
         self._database.close()
 
-    def record(self, coordinator: str, earned: Earned, now: float) -> Grown | None:
+    def record(self, coordinator: str, earned: JobEarned, now: float) -> Grown | None:
         """Take over the totals of a job; amounts never fall, whatever a coordinator says later.
 
         Returns:
@@ -232,10 +232,10 @@ class Earnings:
             days,
         )
 
-    def _accounts(self) -> dict[tuple[str, str], Earned]:
+    def _accounts(self) -> dict[tuple[str, str], JobEarned]:
         """What each coordinator has said last of each job."""
         rows = self._database.execute("SELECT coordinator, job, told FROM account")
-        return {(row[0], row[1]): msgspec.json.decode(row[2], type=Earned) for row in rows}
+        return {(row[0], row[1]): msgspec.json.decode(row[2], type=JobEarned) for row in rows}
 
     def _seats(self) -> dict[tuple[str, str], tuple[str, float, float, str]]:
         """For each job its name, when it began, seconds in all, and the trouble of the newest seat."""
@@ -261,7 +261,7 @@ class Earnings:
 def _job(
     row: tuple[str, str, int, int, str, float, float],
     seat: tuple[str, float, float, str] | None,
-    account: Earned | None,
+    account: JobEarned | None,
     working: bool,
     rpc: str,
     heard: bool,
@@ -273,8 +273,8 @@ def _job(
 
 
 def standing_of(
-    verified: int, paid: int, account: Earned | None, working: bool, trouble: Untrusted, heard: bool
-) -> tuple[Standing, tuple[Reason, ...]]:
+    verified: int, paid: int, account: JobEarned | None, working: bool, trouble: Untrusted, heard: bool
+) -> tuple[Standing, tuple[PayReason, ...]]:
     """How a job stands for its lender, and why.
 
     Args:
@@ -285,26 +285,26 @@ def standing_of(
     """
     tallies = () if account is None else tuple(t for t in account.tallies if t.state != "paid" and t.shares)
     over = account is not None and account.state in _OVER
-    reasons = [Reason(tally.state, tally.shares, tally.amount) for tally in tallies]
+    reasons = [PayReason(tally.state, tally.shares, tally.amount) for tally in tallies]
     waits = _DUE - {"unaudited", "looking"} if over else _DUE
     due = any(tally.state in waits for tally in tallies) or (account is None and verified > paid)
     if working:
         return "working", tuple(reasons)
     if not reasons and verified == 0:
-        reasons.append(Reason(_without(account, trouble), detail=trouble))
+        reasons.append(PayReason(_without(account, trouble), detail=trouble))
         due = not over and reasons[0].why in ("no round: paused", "nothing told", "no round yet")
     elif not reasons and verified > paid:
-        reasons.append(Reason("saving", amount=verified - paid))
+        reasons.append(PayReason("saving", amount=verified - paid))
     elif trouble:
-        reasons.append(Reason("failed", detail=trouble))
+        reasons.append(PayReason("failed", detail=trouble))
     if due and not heard:
-        reasons.append(Reason("unheard"))
+        reasons.append(PayReason("unheard"))
     if due:
         return "pending", tuple(reasons)
     return ("paid" if verified else "not paid"), tuple(reasons)
 
 
-def _without(account: Earned | None, trouble: str) -> Why:
+def _without(account: JobEarned | None, trouble: str) -> Why:
     """Why there is no share at all: what happened here comes first, then to the seat, then to the job."""
     if trouble:
         return "failed"
@@ -337,6 +337,6 @@ _NO_ROUND: Mapping[str, Why] = {
 }
 
 
-def _is_closed(account: Earned | None) -> bool:
+def _is_closed(account: JobEarned | None) -> bool:
     """Whether nothing can follow what a coordinator said of a job."""
     return account is not None and account.state in _OVER and not any(t.state in _DUE for t in account.tallies)

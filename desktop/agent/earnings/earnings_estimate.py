@@ -17,7 +17,7 @@ PROCESSOR_WATTS = 65.0  # What desktop processors are built for; a processor doe
 MAX_BUSY = 0.95  # Of the time: rounds wait for peers and begin with a download.
 
 
-class Network(msgspec.Struct, frozen=True):
+class NetworkPrices(msgspec.Struct, frozen=True):
     """What a coordinator says of its network; it says more, which is of no interest here."""
 
     nodes_online: int
@@ -41,7 +41,7 @@ class Prediction(msgspec.Struct, frozen=True):
     nodes_busy: int
 
 
-async def ask_network(coordinator: str) -> Network:
+async def ask_network(coordinator: str) -> NetworkPrices:
     """The network as it is.
 
     Raises:
@@ -56,14 +56,14 @@ async def ask_network(coordinator: str) -> Network:
         async with open_session(timeout=timeout) as http, http.get(at(url, PATH)) as answer:
             answer.raise_for_status()
             body = await answer.content.read(1 << 20)
-        network: Network = decode_json(body, Network)
+        network: NetworkPrices = decode_json(body, NetworkPrices)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, MessageError) as error:
         reason = f"{through(url)}: {error or type(error).__name__}"
         raise NotConnectedError(f"{coordinator} does not tell its prices{reason}") from error
     return network
 
 
-def predict(flops: float, network: Network, watts: float | None, electricity: int) -> Prediction:
+def predict(flops: float, network: NetworkPrices, watts: float | None, electricity: int) -> Prediction:
     """Args:
     flops: operations a second, as measured here.
     watts: what the device may draw; None where it does not tell.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from desktop.agent.earnings.earnings import Reason
+from desktop.agent.earnings.earnings import PayReason
 from ledger.money import show
 from protocol.pay_reasons import SHARES
 
@@ -28,7 +28,7 @@ _OTHERS: dict[str, str] = {
 _WORDS: Mapping[str, str] = _OTHERS | {str(share): words for share, words in SHARES.items()}
 
 
-def said(reason: Reason) -> str:
+def said(reason: PayReason) -> str:
     """One reason as a sentence: how many rounds, how much, and why."""
     words = _WORDS[reason.why]
     rounds = f"{reason.shares} round{'' if reason.shares == 1 else 's'}" if reason.shares else ""

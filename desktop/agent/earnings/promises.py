@@ -15,7 +15,7 @@ MAX_OF_JOB = 4  # The ledger holds the newest root of a job; a few older ones ma
 MAX_BYTES = 64 << 10
 
 
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KeptPromise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A promise, and the ledger that it was made on."""
 
     ledger: LedgerInfo
@@ -27,7 +27,7 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return MerkleProof(self.promised.index, self.promised.count, self.promised.path)
 
 
-class Promises:
+class PromiseFolder:
     """A folder with one file for each promise that may still be claimed."""
 
     def __init__(self, folder: Path) -> None:
@@ -39,7 +39,7 @@ class Promises:
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             draft = path.with_suffix(".new")
-            draft.write_bytes(encode_json(Kept(ledger, promised)))
+            draft.write_bytes(encode_json(KeptPromise(ledger, promised)))
             draft.replace(path)
             kept = self.of_job(promised.job)
             for old in kept[MAX_OF_JOB:]:
@@ -47,7 +47,7 @@ class Promises:
         except OSError as error:
             LOGGER.error("the promise of job %s cannot be kept in %s: %s", promised.job[:8], self._folder, error)
 
-    def of_job(self, job: str) -> list[Kept]:
+    def of_job(self, job: str) -> list[KeptPromise]:
         """Promises of a job, the largest first."""
         found = [_read(path) for path in self._folder.glob(f"{job}-*.json")]
         return sorted(found, key=lambda kept: kept.promised.cumulative, reverse=True)
@@ -57,9 +57,9 @@ class Promises:
         return sorted({path.name.split("-")[0] for path in self._folder.glob("*-*.json")})
 
 
-def _read(path: Path) -> Kept:
+def _read(path: Path) -> KeptPromise:
     try:
-        kept: Kept = decode_json(path.read_bytes()[:MAX_BYTES], Kept)
+        kept: KeptPromise = decode_json(path.read_bytes()[:MAX_BYTES], KeptPromise)
     except (OSError, MessageError) as error:
         raise SettingsError(f"{path} is no promise: {error}; remove it, or restore it from a backup") from error
     return kept

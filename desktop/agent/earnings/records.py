@@ -4,21 +4,21 @@ from dataclasses import dataclass, field
 
 from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import Home
-from desktop.agent.earnings.earnings import Earnings
+from desktop.agent.earnings.earnings import EarningsFile
 
 
 @dataclass(frozen=True)
-class Books:
+class EarningRecords:
     """Both files of one home; ``keys``: of the artifacts that this process has cached, which end with it."""
 
-    earnings: Earnings
+    earnings: EarningsFile
     activity: Activity
     keys: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def at(cls, home: Home) -> "Books":
+    def at(cls, home: Home) -> "EarningRecords":
         """Open them, or make them."""
-        return cls(Earnings(home.earnings), Activity(home.activity))
+        return cls(EarningsFile(home.earnings), Activity(home.activity))
 
     def close(self) -> None:
         """Close both."""

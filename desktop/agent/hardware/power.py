@@ -30,7 +30,7 @@ Held = Literal["", "driver", "pauses", "not"]
 """How a cap is held: by nothing, since there is none or no job may compute; by the driver; by pauses; not at all."""
 
 
-class Job(Protocol):
+class PausableJob(Protocol):
     """What computes."""
 
     async def rest(self, resting: bool) -> None:
@@ -40,7 +40,7 @@ class Job(Protocol):
 class PowerCap:
     """The cap of one GPU; ``run`` it beside the jobs."""
 
-    def __init__(self, gpu: str, jobs: Callable[[], Sequence[Job]], clock: Clock) -> None:
+    def __init__(self, gpu: str, jobs: Callable[[], Sequence[PausableJob]], clock: Clock) -> None:
         """``jobs``: those of now."""
         self._gpu, self._jobs, self._clock = gpu, jobs, clock
         self._watts, self._share, self._before = 0, 1.0, 0

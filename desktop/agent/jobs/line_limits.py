@@ -19,7 +19,7 @@ _QUANTITY = re.compile(
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LineLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the owner grants; bytes a second and bytes a calendar month (UTC), None: as much as there is.
 
     ``polite``: yield to the household's own traffic within moments.
@@ -31,7 +31,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     polite: bool = False
 
     @classmethod
-    def of(cls, settings: Settings) -> "Limits":
+    def of(cls, settings: Settings) -> "LineLimits":
         """The limits among the settings."""
         return cls(settings.up or None, settings.down or None, settings.month or None, settings.polite)
 
@@ -50,13 +50,13 @@ class LimitsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     month: str | None = None
     polite: bool | None = None
 
-    def apply(self, limits: Limits) -> Limits:
+    def apply(self, limits: LineLimits) -> LineLimits:
         """The limits after the change.
 
         Raises:
             SettingsError: a value cannot be used; the text names it.
         """
-        return Limits(
+        return LineLimits(
             up=limits.up if self.up is None else parse_rate("--up", self.up),
             down=limits.down if self.down is None else parse_rate("--down", self.down),
             month=limits.month if self.month is None else parse_quantity("--month", self.month),
@@ -67,7 +67,7 @@ class LimitsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LimitsView(View, frozen=True):
     """The limits in force, and the bytes ``used`` in this ``month``, both ways. ``applied``: an agent runs and keeps to them."""
 
-    limits: Limits
+    limits: LineLimits
     month: str
     used: int
     applied: bool

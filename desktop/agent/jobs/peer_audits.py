@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from desktop.agent.jobs.routing import Plans
-from protocol.task import AuditReport, BeginRound, Challenge, ReplayStep, RoundApplied, TaskCommand, TaskReport
+from protocol.task import AuditReport, BeginRound, ReplayStep, RoundApplied, StepChallenge, TaskCommand, TaskReport
 
 DOUBTED = 8  # One round in so many is doubted, by lot: who lies in every round is asked about it soon, and work costs an eighth.
 MAX_ASKED = 16  # Challenges whose end is still awaited; older ones were refused.
@@ -30,7 +30,7 @@ class Doubts:
     seat: tuple[int, int]
     chance: Callable[[int], int]
     _rounds: dict[tuple[int, int], int] = field(default_factory=dict)
-    _asked: list[Challenge] = field(default_factory=list)
+    _asked: list[StepChallenge] = field(default_factory=list)
     _replays: dict[str, str] = field(default_factory=dict)
 
     def told(self, command: TaskCommand) -> None:
@@ -48,7 +48,7 @@ class Doubts:
             case _:
                 pass
 
-    def wonder(self, report: TaskReport) -> Challenge | None:
+    def wonder(self, report: TaskReport) -> StepChallenge | None:
         """After a round that the worker has applied: which step of a neighbour to ask about, if any."""
         if not isinstance(report, RoundApplied):
             return None
@@ -57,7 +57,7 @@ class Doubts:
         if steps == 0 or not near or self.chance(DOUBTED) != 0:
             return None
         stage, replica = near[self.chance(len(near))]
-        asked = Challenge(report.round, stage, replica, self.chance(steps))
+        asked = StepChallenge(report.round, stage, replica, self.chance(steps))
         self._asked = [*self._asked[1 - MAX_ASKED :], asked]
         return asked
 

@@ -32,7 +32,7 @@ _LANES = {
 }
 
 
-class Network(Protocol):
+class PeerNetwork(Protocol):
     """What is used of ``transport.peer.peer.PeerNet``."""
 
     async def allow(self, peers: set[str]) -> None:
@@ -53,7 +53,7 @@ class Peers:
         self._address = address
         self._clock = clock
         self._bridges: dict[str, Bridge] = {}
-        self._network: Network | None = None
+        self._network: PeerNetwork | None = None
         self._allowed: set[str] = set()
         self._allowing = asyncio.Lock()
         self._wire: dict[str, int] = {}
@@ -62,7 +62,7 @@ class Peers:
         self.states: States | None = None
         self.dropped: Counter[str] = Counter()
 
-    async def connect(self, network: Network) -> None:
+    async def connect(self, network: PeerNetwork) -> None:
         """Use ``network`` from now on."""
         self._network = network
         self._allowed = set()

@@ -8,7 +8,7 @@ from protocol.worker import PeerHeader
 KEPT_PLANS = 4  # The plan in force, and those whose last messages may still be on the way.
 
 
-class Verdict(Enum):
+class RoutingVerdict(Enum):
     """What becomes of a payload that a peer sent."""
 
     TAKE = "take"
@@ -65,14 +65,14 @@ class Plans:
             or (member.stage == stage and member.replica != replica)
         }
 
-    def judge(self, sender: str, header: PeerHeader) -> Verdict:
+    def judge(self, sender: str, header: PeerHeader) -> RoutingVerdict:
         """Whether ``sender`` may deliver a payload with ``header`` to this lease, and whether its time has come."""
         epoch = header.name.epoch
         if epoch > self.newest.epoch:
-            return Verdict.EARLY
+            return RoutingVerdict.EARLY
         plan = self._by_epoch.get(epoch)
         if plan is None or epoch < self.newest.epoch:
-            return Verdict.STALE
+            return RoutingVerdict.STALE
         if plan.node_of(header.from_stage, header.from_replica) != sender:
-            return Verdict.FOREIGN
-        return Verdict.TAKE
+            return RoutingVerdict.FOREIGN
+        return RoutingVerdict.TAKE

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from common.clock import Clock
 from common.errors import MessageRefusedError, TransportError
 from desktop.agent.base.log import LOGGER
-from desktop.agent.errors import StateError
+from desktop.agent.errors import PeerStateError
 from desktop.agent.jobs.state_store import Shelf
 from protocol.codec import MessageError, decode, encode
 from protocol.state import PREFIX, Manifest, StateAsk, StateGive, StateMessage, header, read_manifest
@@ -107,7 +107,7 @@ class States:
         await self._gather(digest, partial, peers)
         if not partial.is_whole:
             have, of = len(partial.done), len(partial.manifest.pieces)
-            raise StateError(
+            raise PeerStateError(
                 f"the state {digest[:16]} could not be had: {have} of {of} pieces came from {len(peers)} peers"
             )
         del self._partial[digest]
@@ -136,7 +136,9 @@ class States:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        raise StateError(f"none of the {len(peers)} peers that should keep the state {digest[:16]} gave its manifest")
+        raise PeerStateError(
+            f"none of the {len(peers)} peers that should keep the state {digest[:16]} gave its manifest"
+        )
 
     async def _gather(self, digest: str, partial: Partial, peers: list[str]) -> None:
         """Let all peers work until the state is whole, or none of them can go on."""

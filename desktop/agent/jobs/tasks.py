@@ -24,14 +24,14 @@ from common.untrusted_text import untrusted
 from desktop.agent.base.log import LOGGER, printable
 from desktop.agent.base.unixsocket import listen
 from desktop.agent.coordinator.artifacts import Artifacts
-from desktop.agent.coordinator.report_outbox import LOG_COST, Outbox, Pace
+from desktop.agent.coordinator.report_outbox import LOG_COST, ReportOutbox, ReportPace
 from desktop.agent.errors import AgentError, NotConnectedError, TamperedError, WorkerError
 from desktop.agent.jobs.peer_audits import Accusation, Doubts
 from desktop.agent.jobs.peer_router import Peers
 from desktop.agent.jobs.state_replication import States
 from desktop.agent.jobs.weights import StageWeights
 from desktop.agent.jobs.worker_bridge import Bridge, Outside
-from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, Worker
+from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign, HeldLease, Report
 from protocol.task import (
@@ -86,12 +86,12 @@ class HeldTask:
     cause: FailureCause = "machine"
     pid: int | None = None
     bridge: Bridge = field(init=False)
-    outbox: Outbox = field(init=False)
+    outbox: ReportOutbox = field(init=False)
 
     def __post_init__(self) -> None:
         """Prepare the door, so that peers and commands can arrive before the worker does."""
         self.lease = HeldLease(self.assign.lease, self.assign.fence)
-        self.outbox = Outbox(self.lease)
+        self.outbox = ReportOutbox(self.lease)
         self.bridge = Bridge(
             self.assign,
             Outside(
@@ -108,11 +108,11 @@ class HeldTask:
             seat = (self.assign.stage, self.assign.replica)
             self._doubts = Doubts(self.bridge.plans, seat, secrets.randbelow)
         self._stopping = asyncio.Event()
-        self._worker: Worker | None = None
+        self._worker: SandboxWorker | None = None
         self._frozen = self._resting = self._held = False
         self._holding = asyncio.Lock()
         self._told_failure = False
-        self._pace, self._log_pace = Pace(self.tools.clock), Pace(self.tools.clock)
+        self._pace, self._log_pace = ReportPace(self.tools.clock), ReportPace(self.tools.clock)
         self._lines_dropped = 0
         self._last_progress = -PROGRESS_S
         self._folder = self.tools.folder / f"{self.assign.lease}-{self.assign.fence}"
@@ -286,7 +286,7 @@ class HeldTask:
             await asyncio.to_thread(_place, cached.path, self._folder / name)
             self._keys[name] = cached.key
 
-    async def _talk(self, worker: Worker, server: socket.socket | None) -> None:
+    async def _talk(self, worker: SandboxWorker, server: socket.socket | None) -> None:
         connection = worker.connection if server is None else await self._accept(worker, server)
         reader, writer = await asyncio.open_connection(sock=connection, limit=READ_AHEAD)
         spec = self.assign
@@ -310,7 +310,7 @@ class HeldTask:
         finally:
             writer.close()
 
-    async def _accept(self, worker: Worker, server: socket.socket) -> socket.socket:
+    async def _accept(self, worker: SandboxWorker, server: socket.socket) -> socket.socket:
         """The worker's one connection; the listening socket closes behind it."""
         loop = asyncio.get_running_loop()
         accepting = loop.create_task(loop.sock_accept(server), name=f"accept-{self.assign.lease[:8]}")
@@ -330,7 +330,7 @@ class HeldTask:
         connection.setblocking(False)
         return connection
 
-    async def _last_words(self, worker: Worker) -> WorkerError:
+    async def _last_words(self, worker: SandboxWorker) -> WorkerError:
         deadline = self.tools.clock.now() + LAST_WORDS_S
         while self.tools.clock.now() < deadline:
             ended = await worker.ended()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from desktop.agent.base.log import LOGGER
-from desktop.agent.jobs.line_limits import Limits
+from desktop.agent.jobs.line_limits import LineLimits
 from protocol.codec import MessageError, decode_json, encode_json
 from transport.sctp.allowance import Allowance, Usage, month_of
 
@@ -27,10 +27,10 @@ def load_usage(path: Path, now: float) -> Usage:
     return usage if usage.month >= month and usage.used >= 0 else Usage(month, 0)
 
 
-class Share:
+class LineShare:
     """What links may use of the line: ``allowance`` is what they ask."""
 
-    def __init__(self, path: Path, limits: Limits, now: float) -> None:
+    def __init__(self, path: Path, limits: LineLimits, now: float) -> None:
         """Go on from what ``path`` holds; ``now`` in unix seconds."""
         self._path = path
         usage = load_usage(path, now)
@@ -42,7 +42,7 @@ class Share:
         """This month so far."""
         return self.allowance.usage
 
-    def change(self, limits: Limits) -> None:
+    def change(self, limits: LineLimits) -> None:
         """Keep to other limits from now on."""
         self.allowance.change(limits.up, limits.down, limits.month)
 

@@ -15,8 +15,8 @@ import msgspec
 from desktop.agent.base.budget import ByteBudget
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOGGER
-from desktop.agent.errors import ArtifactError, StateError, UnwantedError, WorkerError, WorkerProtocolError
-from desktop.agent.jobs.routing import Plans, Verdict
+from desktop.agent.errors import ArtifactError, PeerStateError, UnwantedError, WorkerError, WorkerProtocolError
+from desktop.agent.jobs.routing import Plans, RoutingVerdict
 from desktop.agent.jobs.weights import StageWeights
 from protocol.artifacts import audit_answer, inputs_answer, state_answer
 from protocol.audit import InputsAnswer
@@ -121,7 +121,7 @@ class Bridge:
     plans: Plans = field(init=False)
     weights: StageWeights | None = None
     traffic: TaskTraffic = field(default_factory=TaskTraffic)
-    dropped: Counter[Verdict] = field(default_factory=Counter)
+    dropped: Counter[RoutingVerdict] = field(default_factory=Counter)
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -169,9 +169,9 @@ class Bridge:
             WorkerBusyError: no room now; the sender keeps it and tries again.
         """
         verdict = self.plans.judge(sender, header)
-        if verdict is Verdict.EARLY:
+        if verdict is RoutingVerdict.EARLY:
             self._keep_early(sender, header, payload)
-        elif verdict is Verdict.TAKE:
+        elif verdict is RoutingVerdict.TAKE:
             try:
                 async with asyncio.timeout(DELIVERY_WAIT_S):
                     await self._undelivered.take(len(payload))
@@ -193,9 +193,9 @@ class Bridge:
         waiting, self._early, self._early_bytes = self._early, deque(), 0
         for sender, header, payload in waiting:
             verdict = self.plans.judge(sender, header)
-            if verdict is Verdict.EARLY:
+            if verdict is RoutingVerdict.EARLY:
                 self._keep_early(sender, header, payload)
-            elif verdict is Verdict.TAKE:
+            elif verdict is RoutingVerdict.TAKE:
                 self._undelivered.force(len(payload))
                 self._put_delivery(header, payload)
             else:
@@ -299,12 +299,12 @@ class Bridge:
         if begin.moments is not None:
             try:
                 own = await self.outside.fetch_state(begin.moments)
-            except StateError as error:
+            except PeerStateError as error:
                 LOGGER.info("%s; the optimizer's moments of this seat begin at zero", error)
         if begin.kept is not None:
             try:
                 state = await self.outside.fetch_state(begin.kept)
-            except StateError as error:
+            except PeerStateError as error:
                 if begin.state is None:
                     raise
                 LOGGER.info("%s; the coordinator has it", error)

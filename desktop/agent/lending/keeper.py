@@ -16,8 +16,8 @@ from common.untrusted_text import View
 from desktop.agent.base.log import LOGGER
 from desktop.agent.errors import SettingsError
 from desktop.agent.lending.facts import Facts
-from desktop.agent.lending.policy import Decision, Memory, State, decide
-from desktop.agent.lending.rules import ALWAYS, Celsius, Gigabytes, Hours, Minutes, Rules, Wish
+from desktop.agent.lending.policy import Decision, PolicyMemory, State, decide
+from desktop.agent.lending.rules import ALWAYS, Celsius, Gigabytes, Hours, Minutes, OwnerWish, Rules
 from desktop.agent.lending.words import describe
 from protocol.codec import MessageError, decode_json, encode_json
 
@@ -42,7 +42,7 @@ class Readings(Protocol):
         """The facts of Unix time ``at``; may block for some milliseconds."""
 
 
-class Work(Protocol):
+class LendingAgent(Protocol):
     """What the agent has to say and to do."""
 
     def workers(self) -> tuple[bool, tuple[int, ...]]:
@@ -83,7 +83,7 @@ class LendingChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the owner asks for now.
 
     ``pause_s``: 0 ends a pause; ``here_s``: lend for so long although somebody is at the computer; ``finish``: complete what
-    runs, then stop; ``on``: the switch, which ``Desk`` sees to.
+    runs, then stop; ``on``: the switch, which ``OwnerApi`` sees to.
     """
 
     on: bool | None = None
@@ -100,7 +100,7 @@ class LendingView(View, frozen=True):
     sentence: str
     decision: Decision
     rules: Rules
-    wish: Wish
+    wish: OwnerWish
     bound: bool = True
 
 
@@ -109,7 +109,7 @@ class _Kept(msgspec.Struct, frozen=True):
     paused_until: float = 0.0
 
 
-class Keeper:
+class LendingKeeper:
     """Decides about one computer. ``run`` it for ever; ``change`` it at any time."""
 
     def __init__(self, file: Path, readings: Readings | None, clock: Clock) -> None:
@@ -121,13 +121,13 @@ class Keeper:
         self._file, self._readings, self._clock = file, readings, clock
         kept = load(file)
         self._rules = kept.rules
-        self._wish = Wish(on=True, paused_until=kept.paused_until)
-        self._memory = Memory()
+        self._wish = OwnerWish(on=True, paused_until=kept.paused_until)
+        self._memory = PolicyMemory()
         self._offset = 0
         self._changed = asyncio.Event()
         self.decision = Decision(State.LENDING)
 
-    async def run(self, work: Work) -> None:
+    async def run(self, work: LendingAgent) -> None:
         """Look, decide, and have ``work`` follow each change; returns once it is off."""
         while self.decision.state is not State.OFF:
             await self.look(work)
@@ -136,7 +136,7 @@ class Keeper:
                     await self._changed.wait()
             self._changed.clear()
 
-    async def look(self, work: Work) -> None:
+    async def look(self, work: LendingAgent) -> None:
         """Look once."""
         busy, jobs = work.workers()
         facts = msgspec.structs.replace(await self._read(busy, jobs), cap_used=work.cap_used())
@@ -205,7 +205,7 @@ class Keeper:
 
 
 def change_kept(file: Path, change: LendingChange, now: float) -> LendingView:
-    """The same as ``Keeper.change`` where nothing is lent: for the next start; ``now`` in Unix seconds. Raises SettingsError."""
+    """As ``LendingKeeper.change`` where nothing is lent: for the next start; ``now``: Unix seconds. Raises SettingsError."""
     kept = load(file)
     rules = kept.rules if change.rules is None else change.rules.apply(kept.rules)
     until = kept.paused_until
@@ -213,7 +213,7 @@ def change_kept(file: Path, change: LendingChange, now: float) -> LendingView:
         until = now + change.pause_s if change.pause_s else 0.0
     if (rules, until) != (kept.rules, kept.paused_until):
         store(file, rules, until)
-    return LendingView(State.OFF, "", Decision(State.OFF), rules, Wish(paused_until=until))
+    return LendingView(State.OFF, "", Decision(State.OFF), rules, OwnerWish(paused_until=until))
 
 
 def load(file: Path) -> _Kept:

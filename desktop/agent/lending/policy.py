@@ -21,7 +21,7 @@ import msgspec
 
 from common.untrusted_text import View
 from desktop.agent.lending.facts import Facts
-from desktop.agent.lending.rules import HOURS, Rules, Wish
+from desktop.agent.lending.rules import HOURS, OwnerWish, Rules
 
 GB = 10**9
 HOUR_S = 3600.0
@@ -66,7 +66,7 @@ LINGER_S: dict[Cause, float] = {  # How long a cause must have been away; the ot
 }
 
 
-class Reason(View, frozen=True):
+class LendingReason(View, frozen=True):
     """A cause that holds. ``detail``: the program, degrees, gigabytes; ``until``: when it ends by itself (Unix seconds)."""
 
     cause: Cause
@@ -74,7 +74,7 @@ class Reason(View, frozen=True):
     until: float | None = None
 
 
-class Memory(msgspec.Struct, frozen=True):
+class PolicyMemory(msgspec.Struct, frozen=True):
     """What the next decision needs of those before.
 
     Attributes:
@@ -92,7 +92,7 @@ class Decision(msgspec.Struct, frozen=True):
     """What to do, and why, the reason to show first. ``look_again``: Unix seconds at which time alone changes it."""
 
     state: State
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[LendingReason, ...] = ()
     look_again: float | None = None
 
     @property
@@ -106,7 +106,7 @@ class Decision(msgspec.Struct, frozen=True):
         return self.state is State.LENDING
 
 
-def decide(rules: Rules, wish: Wish, facts: Facts, memory: Memory) -> tuple[Decision, Memory]:
+def decide(rules: Rules, wish: OwnerWish, facts: Facts, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
     """Decide for the moment ``facts.at``.
 
     What a sensor cannot tell does not keep the computer from lending, with one exception: where lending depends on nobody being
@@ -114,7 +114,7 @@ def decide(rules: Rules, wish: Wish, facts: Facts, memory: Memory) -> tuple[Deci
     """
     ends = wish.finish or wish.renew
     if not wish.on or (ends and not facts.busy):
-        return Decision(State.OFF), Memory()
+        return Decision(State.OFF), PolicyMemory()
     seen = {reason.cause: reason for reason in _causes(rules, wish, facts, memory)}
     held = dict.fromkeys(seen, facts.at)
     lingering = []
@@ -122,53 +122,53 @@ def decide(rules: Rules, wish: Wish, facts: Facts, memory: Memory) -> tuple[Deci
         over = last + LINGER_S.get(cause, 0.0)
         if cause not in seen and facts.at < over:
             held[cause] = last
-            lingering.append(Reason(cause, memory.details.get(cause, ""), over))
+            lingering.append(LendingReason(cause, memory.details.get(cause, ""), over))
     reasons = tuple(sorted((*seen.values(), *lingering), key=lambda reason: list(Cause).index(reason.cause)))
     if not reasons:
-        return Decision(State.FINISHING if ends else State.LENDING, (), _closing(rules, facts)), Memory()
+        return Decision(State.FINISHING if ends else State.LENDING, (), _closing(rules, facts)), PolicyMemory()
     since = memory.since if memory.since is not None and memory.held else facts.at
     details = {reason.cause: reason.detail for reason in reasons}
     away = facts.at >= since + HOLD_S or not facts.busy
     moments = [reason.until for reason in reasons if reason.until is not None]
     again = min(moments if away else [*moments, since + HOLD_S], default=None)
-    return Decision(State.AWAY if away else State.PAUSED, reasons, again), Memory(held, details, since)
+    return Decision(State.AWAY if away else State.PAUSED, reasons, again), PolicyMemory(held, details, since)
 
 
-def _causes(rules: Rules, wish: Wish, facts: Facts, memory: Memory) -> Iterator[Reason]:
+def _causes(rules: Rules, wish: OwnerWish, facts: Facts, memory: PolicyMemory) -> Iterator[LendingReason]:
     """What speaks against lending at this moment."""
     if facts.at < wish.paused_until:
-        yield Reason(Cause.OWNER, until=wish.paused_until)
+        yield LendingReason(Cause.OWNER, until=wish.paused_until)
     if rules.for_games and (game := _game(rules, facts)):
-        yield Reason(Cause.GAME, game)
+        yield LendingReason(Cause.GAME, game)
     if rules.idle_minutes and facts.at >= wish.here_until:
         needed = rules.idle_minutes * 60
         if facts.idle_s is None:
-            yield Reason(Cause.IDLE_UNKNOWN)
+            yield LendingReason(Cause.IDLE_UNKNOWN)
         elif facts.idle_s < needed:
-            yield Reason(Cause.IN_USE, until=facts.at + needed - facts.idle_s)
+            yield LendingReason(Cause.IN_USE, until=facts.at + needed - facts.idle_s)
     if facts.on_battery and not rules.on_battery:
-        yield Reason(Cause.BATTERY)
+        yield LendingReason(Cause.BATTERY)
     if not _open(rules, facts, 0):
-        yield Reason(Cause.HOURS, until=_next_hour(rules, facts, wanted=True))
+        yield LendingReason(Cause.HOURS, until=_next_hour(rules, facts, wanted=True))
     if facts.metered and not rules.on_metered:
-        yield Reason(Cause.METERED)
+        yield LendingReason(Cause.METERED)
     if facts.cap_used:
-        yield Reason(Cause.CAP, until=_next_month(facts.at))
+        yield LendingReason(Cause.CAP, until=_next_month(facts.at))
     yield from _measured(rules, facts, memory)
 
 
-def _measured(rules: Rules, facts: Facts, memory: Memory) -> Iterator[Reason]:
+def _measured(rules: Rules, facts: Facts, memory: PolicyMemory) -> Iterator[LendingReason]:
     """Causes with two levels: one at which it stops, one at which it goes on."""
     if facts.celsius is not None:
         limit = rules.max_celsius - (rules.band_celsius if Cause.TEMPERATURE in memory.held else 0)
         if facts.celsius > limit or (facts.celsius == limit and Cause.TEMPERATURE not in memory.held):
-            yield Reason(Cause.TEMPERATURE, f"{facts.celsius:.0f}")
+            yield LendingReason(Cause.TEMPERATURE, f"{facts.celsius:.0f}")
     kept = rules.own_vram * GB * (VRAM_MARGIN if Cause.VRAM in memory.held else 1)
     if facts.own_vram is not None and facts.own_vram > kept:
-        yield Reason(Cause.VRAM, f"{facts.own_vram / GB:.1f}")
+        yield LendingReason(Cause.VRAM, f"{facts.own_vram / GB:.1f}")
     needed = rules.free_disk * GB * (DISK_MARGIN if Cause.DISK in memory.held else 1)
     if facts.free_disk is not None and facts.free_disk < needed:
-        yield Reason(Cause.DISK, f"{facts.free_disk / GB:.1f}")
+        yield LendingReason(Cause.DISK, f"{facts.free_disk / GB:.1f}")
 
 
 def _game(rules: Rules, facts: Facts) -> str:

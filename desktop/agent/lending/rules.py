@@ -42,7 +42,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own_vram: Gigabytes = 2.0
 
 
-class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OwnerWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the owner asked for by hand, or a new version.
 
     Attributes:

@@ -15,7 +15,7 @@ MAX_LOG_BYTES = 16 * 1024  # The end of what a worker printed, for the reason of
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """What one job may use.
 
     Attributes:
@@ -40,7 +40,7 @@ class Exit:
     tampered: bool = False
 
 
-class Worker(Protocol):
+class SandboxWorker(Protocol):
     """One running worker."""
 
     @property
@@ -69,7 +69,7 @@ class Sandbox(Protocol):
 
     Attributes:
         kind: its name in ``NodeProfile``.
-        stdio: workers speak over their standard streams (``Worker.connection``) rather than over a socket in their folder.
+        stdio: workers speak over their standard streams (``SandboxWorker.connection``) rather than over a socket in their folder.
     """
 
     kind: SandboxKind
@@ -92,7 +92,7 @@ class Sandbox(Protocol):
             SandboxError: it failed, or took longer than ``timeout`` seconds.
         """
 
-    async def start(self, lease: str, folder: Path) -> Worker:
+    async def start(self, lease: str, folder: Path) -> SandboxWorker:
         """Start a worker that sees ``folder`` (read-only) and connects to the socket in it, or with ``stdio`` speaks at once.
 
         Raises:

@@ -20,7 +20,7 @@ from desktop.agent.base.log import LOGGER, printable
 from desktop.agent.errors import NoEngineError, NoImageError, SandboxError
 from desktop.agent.sandbox import egress, toolkit
 from desktop.agent.sandbox.attached import Attached
-from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, WORKER_BY_STDIO, Exit, Limits
+from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, WORKER_BY_STDIO, Exit, SandboxLimits
 from desktop.agent.sandbox.restrictions import (
     HOME_LABEL,
     INSIDE,
@@ -141,7 +141,7 @@ class DockerSandbox:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: SandboxLimits,
         image: str,
         *,
         owner: Path,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.clock import within
 from desktop.agent.errors import SandboxError
-from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, Limits
+from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, SandboxLimits
 from protocol.node import SandboxKind
 
 assert sys.platform != "win32", "``start.make_sandbox`` refuses it there: Windows has no groups of processes to end"
@@ -88,7 +88,7 @@ class ProcessSandbox:
     stdio = False
 
     def __init__(
-        self, limits: Limits, extra: Sequence[str] = (), command: Sequence[str] | None = None, gpu: str = ""
+        self, limits: SandboxLimits, extra: Sequence[str] = (), command: Sequence[str] | None = None, gpu: str = ""
     ) -> None:
         """``extra`` is appended to a worker's arguments; ``command``: this Python's ``-m trainer``; ``gpu``: all it sees."""
         self._limits = limits

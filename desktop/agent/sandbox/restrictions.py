@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
-from desktop.agent.sandbox.base import Limits
+from desktop.agent.sandbox.base import SandboxLimits
 
 USER = "10001:10001"  # Nobody on the host or in the image; without the right to become anybody.
 INSIDE = "/job"
@@ -53,7 +53,12 @@ def own_groups(file: Path = Path("/proc/self/cgroup")) -> str:
 
 
 def container_options(
-    limits: Limits, folder: Path | None, labels: Mapping[str, str], gpu: str, group: str = "", stdio: bool = False
+    limits: SandboxLimits,
+    folder: Path | None,
+    labels: Mapping[str, str],
+    gpu: str,
+    group: str = "",
+    stdio: bool = False,
 ) -> dict[str, Any]:
     """Arguments of ``docker.containers.create`` for a container that may do nothing but compute and use its socket.
 
@@ -120,7 +125,7 @@ def engine_faults(info: Attributes) -> list[str]:
 
 
 def container_faults(
-    attributes: Attributes, limits: Limits, folder: Path | None, gpu: str, group: str = "", stdio: bool = False
+    attributes: Attributes, limits: SandboxLimits, folder: Path | None, gpu: str, group: str = "", stdio: bool = False
 ) -> list[str]:
     """Which restrictions are not in force for a container (``docker inspect``); empty where all are."""
     host, config = attributes["HostConfig"], attributes["Config"]
@@ -164,7 +169,7 @@ def container_faults(
     return [f"{name} is {_short(found)}, not {_short(asked)}" for name, found, asked in wanted if found != asked]
 
 
-def _temporary(limits: Limits) -> dict[str, str]:
+def _temporary(limits: SandboxLimits) -> dict[str, str]:
     """All that a job can write to, with its quota; the rest of its disk is read-only."""
     return {"/tmp": f"size={limits.temporary_mb}m,mode=1777,nosuid,nodev,noexec"}  # noqa: S108 - the container's own
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from desktop.agent.base.signed_documents import FileName, Kind, Number, Sha256, Signature, Unix, digest_of
+from desktop.agent.base.signed_documents import DocumentKind, FileName, Number, Sha256, Signature, Unix, digest_of
 from desktop.agent.errors import UnsignedImageError
 from protocol.identity import NodeKey
 
@@ -27,7 +27,7 @@ class Archive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: Annotated[int, Meta(ge=1, le=MAX_ARCHIVE)]
 
 
-class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SandboxImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One image. ``number`` grows with every statement; ``key``: who signs (base58); ``made``, ``expires``: Unix seconds.
 
     ``ids``: how engines name it: by the digest of its configuration, or of its manifest where containerd keeps the images.
@@ -45,7 +45,7 @@ class Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The document on the web server."""
 
-    image: Image
+    image: SandboxImage
     signature: Signature
 
 
@@ -56,7 +56,7 @@ class Newest(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-STATEMENT: Kind[Image] = Kind(
+STATEMENT: DocumentKind[SandboxImage] = DocumentKind(
     context="cottage/image/1",
     envelope=Signed,
     limit=MAX_DOCUMENT,
@@ -68,14 +68,14 @@ STATEMENT: Kind[Image] = Kind(
 )
 
 
-def sign(image: Image, key: NodeKey) -> bytes:
+def sign(image: SandboxImage, key: NodeKey) -> bytes:
     """The document for the web server; raises UnsignedImageError where the statement names another key."""
     if image.key != key.address:
         raise UnsignedImageError(f"the statement names the key {image.key}, and {key.address} would sign it")
     return STATEMENT.sign(image, key)
 
 
-def read(document: bytes, address: str) -> Image:
+def read(document: bytes, address: str) -> SandboxImage:
     """The statement in ``document``, if the key ``address`` (base58) has signed it and the statement says so.
 
     Raises:
@@ -89,7 +89,7 @@ def read(document: bytes, address: str) -> Image:
     return image
 
 
-def judge(image: Image, newest: Newest, now: float) -> Newest:
+def judge(image: SandboxImage, newest: Newest, now: float) -> Newest:
     """``newest`` with this statement.
 
     Raises:

@@ -15,7 +15,7 @@ SLOW_S = 10.0  # Temperatures and disks change slowly; asking for the network co
 _T = TypeVar("_T")
 
 
-class Screen(Protocol):
+class ScreenSensor(Protocol):
     """The people in front of this computer."""
 
     def idle_s(self) -> float | None:
@@ -41,7 +41,7 @@ class Machine(Protocol):
         """Bytes that are free on the disk of ``folder``."""
 
 
-class Gpu(Protocol):
+class GpuSensor(Protocol):
     """The GPU that is lent."""
 
     def celsius(self) -> float | None:
@@ -80,9 +80,9 @@ class _Probe(Generic[_T]):
 class Sensors:
     """All of them; ``read`` takes a few milliseconds and may block, so call it in a thread."""
 
-    screen: Screen
+    screen: ScreenSensor
     machine: Machine
-    gpu: Gpu
+    gpu: GpuSensor
     folder: Path
     now: Callable[[], float] = time.monotonic
     jobs: frozenset[int] = field(default=frozenset(), init=False)

@@ -12,7 +12,7 @@ from common.errors import UrlError
 from common.http_sessions import open_session, through
 from common.urls import at
 from desktop.agent.errors import UpdateError
-from desktop.agent.updates.manifest import MANIFEST, Manifest
+from desktop.agent.updates.manifest import MANIFEST, UpdateManifest
 from desktop.agent.updates.release import checked_url
 
 STALL_S = 60.0
@@ -31,7 +31,7 @@ class Stated(Protocol):
     def size(self) -> int: ...
 
 
-async def manifest_at(url: str, key: str) -> Manifest:
+async def manifest_at(url: str, key: str) -> UpdateManifest:
     """The manifest at ``url``.
 
     Raises:

@@ -24,7 +24,7 @@ MAX_FILES = 20_000  # The bundle has 400.
 
 
 @dataclass(frozen=True)
-class Folder:
+class InstallationFolder:
     """An installation that can replace itself; ``versions`` is its folder of versions."""
 
     versions: Path

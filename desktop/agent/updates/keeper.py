@@ -15,11 +15,11 @@ from desktop.agent.base.config import Home
 from desktop.agent.base.log import LOGGER
 from desktop.agent.errors import UnsignedImageError, UpdateError
 from desktop.agent.updates import fetch, manifest
-from desktop.agent.updates.folder import Folder
+from desktop.agent.updates.folder import InstallationFolder
 from desktop.agent.updates.manifest import Seen
 from desktop.agent.updates.release import Release, Way, platform_name
 from desktop.agent.updates.sandbox_images import Images
-from desktop.agent.updates.setup import Setup
+from desktop.agent.updates.setup import SetupFile
 from protocol.codec import encode_json
 
 FIRST_S = 300.0  # A computer that has just started has other things to do.
@@ -56,13 +56,13 @@ class Updates:
         self,
         home: Home,
         release: Release,
-        way: tuple[Way, Folder | None],
+        way: tuple[Way, InstallationFolder | None],
         clock: Clock,
         note: Callable[[str, str], None],
     ) -> None:
         self._home, self._release, self._clock, self._note = home, release, clock, note
         self._way, self.folder = way
-        self.setup: Setup | None = None
+        self.setup: SetupFile | None = None
         self._looking = asyncio.Lock()
         self.view = UpdateView("none" if release.follows else "off", release.version)
         if not release.follows:
@@ -118,7 +118,7 @@ class Updates:
         self.view = told
         file = await fetch.fetch(release.url, package, self._home.updates)
         if self.folder is None:
-            self.setup = Setup(file.replace(self._home.setup), package)
+            self.setup = SetupFile(file.replace(self._home.setup), package)
         else:
             await asyncio.to_thread(self.folder.unpack, file, found.version, package.unpacked)
             await asyncio.to_thread(self.folder.tidy, frozenset({found.version}))

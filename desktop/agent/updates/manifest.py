@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from desktop.agent.base.signed_documents import FileName, Kind, Number, Sha256, Signature, Unix, digest_of
+from desktop.agent.base.signed_documents import DocumentKind, FileName, Number, Sha256, Signature, Unix, digest_of
 from desktop.agent.errors import UpdateError
 
 MAX_MANIFEST = 64 << 10  # Sixteen packages take 5 KB.
@@ -30,7 +30,7 @@ class Package(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unpacked: Annotated[int, Meta(ge=1, le=MAX_UNPACKED)]
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class UpdateManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What there is. ``number`` grows with every manifest; ``minimum``: the oldest version that may follow it by itself."""
 
     number: Number
@@ -43,7 +43,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The document on the web server."""
 
-    manifest: Manifest
+    manifest: UpdateManifest
     signature: Signature
 
 
@@ -56,7 +56,7 @@ class Seen(msgspec.Struct, frozen=True):
     failed: tuple[str, ...] = ()
 
 
-MANIFEST: Kind[Manifest] = Kind(
+MANIFEST: DocumentKind[UpdateManifest] = DocumentKind(
     context="cottage/update/1",
     envelope=Signed,
     limit=MAX_MANIFEST,
@@ -68,7 +68,7 @@ MANIFEST: Kind[Manifest] = Kind(
 )
 
 
-def judge(manifest: Manifest, running: str, platform: str, seen: Seen, now: float) -> Package | None:
+def judge(manifest: UpdateManifest, running: str, platform: str, seen: Seen, now: float) -> Package | None:
     """The package to fetch; None where this version is the newest.
 
     Raises:
@@ -94,7 +94,7 @@ def judge(manifest: Manifest, running: str, platform: str, seen: Seen, now: floa
     return found[0]
 
 
-def remembered(seen: Seen, manifest: Manifest) -> Seen:
+def remembered(seen: Seen, manifest: UpdateManifest) -> Seen:
     """``seen`` with a manifest that was judged."""
     newest = max(manifest.version, seen.version, key=parts)
     return msgspec.structs.replace(seen, number=manifest.number, version=newest, digest=digest_of(manifest))

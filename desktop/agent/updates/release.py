@@ -18,7 +18,7 @@ from yarl import URL
 from common.errors import UrlError
 from common.urls import is_loopback, parse_url
 from desktop.agent.errors import UpdateError
-from desktop.agent.updates.folder import Folder
+from desktop.agent.updates.folder import InstallationFolder
 from desktop.layout import VERSIONS
 from protocol.codec import MessageError, decode_json
 
@@ -83,7 +83,7 @@ def platform_name() -> str:
     return f"{system}-{platform.machine().lower()}"
 
 
-def installation(program: Path | None = None) -> tuple[Way, Folder | None]:
+def installation(program: Path | None = None) -> tuple[Way, InstallationFolder | None]:
     """How the running program came here: ``folder`` can replace itself, ``setup`` is replaced by an installer, ``deb`` is apt's,
     ``other`` is its owner's.
 
@@ -96,7 +96,7 @@ def installation(program: Path | None = None) -> tuple[Way, Folder | None]:
     program = program.resolve()
     versions = program.parent.parent
     if versions.name == VERSIONS and os.access(versions, os.W_OK):
-        return "folder", Folder(versions)
+        return "folder", InstallationFolder(versions)
     if sys.platform == "win32" and program.with_name(UNINSTALLER).exists():
         return "setup", None
     if program.is_relative_to("/opt/cottage"):

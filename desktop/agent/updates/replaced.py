@@ -13,7 +13,7 @@ LOOK_S = 5.0
 MAX_NOTE = 200
 
 
-class Place:
+class ProgramPlace:
     """Where this program lies, as it was when this was made."""
 
     def __init__(self, program: Path | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from common.urls import at
 from desktop.agent.base.config import DEFAULT_IMAGE, Home
 from desktop.agent.errors import NoEngineError, SandboxError, SettingsError, UnsignedImageError
-from desktop.agent.sandbox.statement import MAX_DOCUMENT, STATEMENT, Image, Newest, judge, read
+from desktop.agent.sandbox.statement import MAX_DOCUMENT, STATEMENT, Newest, SandboxImage, judge, read
 from desktop.agent.updates import fetch
 from desktop.agent.updates.release import Release, checked_url
 from protocol.codec import encode_json
@@ -60,7 +60,7 @@ class Images:
             )
         return f"the image {name} is {stated.name}, as {stated.key} signed it (statement {stated.number})"
 
-    def stated(self) -> Image | None:
+    def stated(self) -> SandboxImage | None:
         """The newest statement that came with this build or was kept later; raises UnsignedImageError where it cannot be used."""
         file = self._home.image_statement
         try:
@@ -74,14 +74,14 @@ class Images:
         self._remember(judge(newest, self._newest(), self._now()))
         return newest
 
-    def keep(self, document: bytes) -> Image:
+    def keep(self, document: bytes) -> SandboxImage:
         """Believe ``document`` from now on, if it may be believed; raises UnsignedImageError."""
         image = read(document, self._release.key)
         self._remember(judge(image, self._newest(), self._now()))
         STATEMENT.keep(self._home.image_statement, document)
         return image
 
-    async def refresh(self) -> Image:
+    async def refresh(self) -> SandboxImage:
         """Fetch the present statement, from beside the update manifest, and keep it.
 
         Raises:
@@ -135,7 +135,7 @@ def _shipped() -> bytes:
     return file.read_bytes() if file.is_file() else b""
 
 
-def _load(archive: Path, image: Image, name: str) -> str:
+def _load(archive: Path, image: SandboxImage, name: str) -> str:
     """In a thread: load, compare what came of it, and only then give it the name that jobs run under."""
     import requests
     from docker.errors import DockerException

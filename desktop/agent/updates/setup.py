@@ -22,7 +22,7 @@ else:
 
 
 @dataclass(frozen=True)
-class Setup:
+class SetupFile:
     """An installer on the disk, and what its manifest says of it."""
 
     file: Path

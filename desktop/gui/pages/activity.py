@@ -11,7 +11,7 @@ from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import Event, Events, Support, plain, read
 from desktop.gui.sentences import moment, money
-from desktop.gui.widgets import Card, Choice, Text, button
+from desktop.gui.widgets import Card, ChoiceButtons, Text, button
 
 SIGNS = {"info": "·", "warning": "!", "error": "✕"}
 JOBS = frozenset({"job began", "job ended", "job failed"})
@@ -27,7 +27,7 @@ class ActivityPage(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         card, row, last = Card(), QHBoxLayout(), QHBoxLayout()
-        self.filter = Choice(
+        self.filter = ChoiceButtons(
             self.tr("What is shown"),
             ((self.tr("Everything"), "all"), (self.tr("Problems"), "problems"), (self.tr("Jobs"), "jobs"),
              (self.tr("Money"), "money")),

@@ -5,11 +5,11 @@ from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QGuiApplica
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from desktop.gui.charts import Gauge, ProgressLine, Reading
-from desktop.gui.model import GpuMeter, Meters, Phase, Snapshot, Status, UpdateView, plain
+from desktop.gui.model import AgentPhase, GpuMeter, Meters, Snapshot, Status, UpdateView, plain
 from desktop.gui.pages.money import EarningsCard
 from desktop.gui.pausing import PauseMenu
 from desktop.gui.sentences import Sentences
-from desktop.gui.widgets import Card, Flow, MoodMark, Rows, Switch, Text, button
+from desktop.gui.widgets import Card, FlowBox, MoodMark, Rows, Switch, Text, button
 
 UNKNOWN = "–"
 ROOMY = 500  # Pixels, from which on a button fits beside the switch and its sentence.
@@ -95,7 +95,7 @@ class HomePage(QWidget):
             "heat": Gauge(self.tr("Temperature")), "power": Gauge(self.tr("Power")), "line": Gauge(self.tr("Line")),
         }  # fmt: skip
         self.meters.body.addWidget(self.device)
-        self.meters.body.addWidget(Flow(list(self.gauges.values()), 0))
+        self.meters.body.addWidget(FlowBox(list(self.gauges.values()), 0))
         return self.meters
 
     def _computer_card(self) -> Card:
@@ -128,7 +128,7 @@ class HomePage(QWidget):
         self.reason.say(sentence.reason)
         self.switch.setChecked(snapshot.is_on)
         self.switch.setAccessibleDescription(f"{sentence.headline} {sentence.reason}")
-        self.anew.setVisible(snapshot.phase is Phase.TROUBLE)
+        self.anew.setVisible(snapshot.phase is AgentPhase.TROUBLE)
         self.pauses.show_snapshot(snapshot)
         self.pause.setVisible(self.pauses.isEnabled())
         self._status = snapshot.status or self._status

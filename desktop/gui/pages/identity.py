@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QDialog, QFileDialog, QHBoxLayout, QLineEdit, QPla
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import BackupDone, Words, read
-from desktop.gui.widgets import Card, Flow, Text, button
+from desktop.gui.widgets import Card, FlowBox, Text, button
 
 PATIENCE_MS = 20_000  # scrypt takes a third of a second, on a crowded machine some.
 MIN_PASSPHRASE = 8
@@ -35,7 +35,7 @@ class IdentityCard(Card):
             button(self.tr("Br&ing one back…"), lambda: RestoreSheet(calls, self).open()),
         )
         self.body.addWidget(text)
-        self.body.addWidget(Flow(ways, 8))
+        self.body.addWidget(FlowBox(ways, 8))
 
 
 class _Sheet(QDialog):

@@ -30,7 +30,7 @@ from desktop.gui.errors import AnswerError
 from desktop.gui.model import Day, JobEarnings, PayReason, Status, Summary, Withdrawal, plain, read
 from desktop.gui.paywords import PayWords
 from desktop.gui.sentences import moment, money
-from desktop.gui.widgets import Card, Choice, Flow, Text, button
+from desktop.gui.widgets import Card, ChoiceButtons, FlowBox, Text, button
 from ledger.money import show
 
 SEND_PATIENCE_MS = 90_000  # The ledger confirms within sixty seconds, or says that it has not.
@@ -73,7 +73,7 @@ class EarningsCard(Card):
         last.addWidget(more)
         last.addStretch()
         last.addWidget(self.withdraw)
-        self.body.addWidget(Flow(pairs, 16))
+        self.body.addWidget(FlowBox(pairs, 16))
         self.body.addWidget(self.bars)
         self.body.addLayout(last)
         self.show_status(None)
@@ -152,7 +152,9 @@ class EarningsPage(QWidget):
     def _chart_card(self) -> Card:
         card, row = Card(), QHBoxLayout()
         self.total = Text(size=4, bold=True)
-        self.span = Choice(self.tr("Days that are shown"), ((self.tr("7 days"), "7"), (self.tr("30 days"), "30")))
+        self.span = ChoiceButtons(
+            self.tr("Days that are shown"), ((self.tr("7 days"), "7"), (self.tr("30 days"), "30"))
+        )
         self.span.picked.connect(lambda _: self._show_chart())
         self.bars = Bars(self.tr("What was verified each day"))
         self.power = Text(dim=True)
@@ -184,7 +186,7 @@ class EarningsPage(QWidget):
         self.copy = button(self.tr("Copy the &proof's command"), self._copy)
         self.copy.setEnabled(False)
         self.export = button(self.tr("Save as CS&V…"), self._save)
-        buttons = Flow([self.copy, self.export, button(self.tr("&Withdraw…"), self.withdraw_asked.emit)], 8)
+        buttons = FlowBox([self.copy, self.export, button(self.tr("&Withdraw…"), self.withdraw_asked.emit)], 8)
         for part in (self.none, self.table, self.why, buttons):
             card.body.addWidget(part)
         return card

@@ -11,11 +11,11 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QStackedWidget, 
 
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.fields import ChoiceRow, HoursRow, NumberRow, Row, TextRow, ToggleRow, Value
+from desktop.gui.fields import ChoiceRow, HoursRow, NumberRow, SettingRow, TextRow, ToggleRow, Value
 from desktop.gui.model import LimitsView, RulesView, SettingsView, plain, read
 from desktop.gui.notices import NOTICES, notice_key
 from desktop.gui.pages.identity import IdentityCard
-from desktop.gui.widgets import Card, Choice, Text, button
+from desktop.gui.widgets import Card, ChoiceButtons, Text, button
 from ledger.money import UNIT, show
 
 THEME, LANGUAGE = "window/theme", "window/language"
@@ -42,7 +42,7 @@ class SettingsPages(QWidget):
     def __init__(self, calls: Calls, window: QSettings) -> None:
         super().__init__()
         self._calls, self._window = calls, window
-        self._rows: dict[tuple[str, str], Row] = {}
+        self._rows: dict[tuple[str, str], SettingRow] = {}
         self._last: Change | None = None
         self.stack = QStackedWidget()
         pages = (
@@ -50,7 +50,7 @@ class SettingsPages(QWidget):
             (self.tr("Notifications"), self._notifications), (self.tr("Privacy & about"), self._privacy),
         )  # fmt: skip
         names = [(name.replace("&", "&&"), str(number)) for number, (name, _) in enumerate(pages)]
-        self.pages = Choice(self.tr("Settings"), names)
+        self.pages = ChoiceButtons(self.tr("Settings"), names)
         self.pages.picked.connect(lambda value: self.stack.setCurrentIndex(int(value)))
         for _, build in pages:
             self.stack.addWidget(_scrolled(build()))
@@ -66,7 +66,7 @@ class SettingsPages(QWidget):
         column.addLayout(last)
         self.said.say(self.tr("Changes are in force at once."))
 
-    def row(self, source: str, key: str) -> Row:
+    def row(self, source: str, key: str) -> SettingRow:
         """The row of ``key`` in the agent's document ``source``: settings, rules, limits, or window."""
         return self._rows[source, key]
 
@@ -190,7 +190,7 @@ class SettingsPages(QWidget):
         card.body.addWidget(folder)
         return _stacked(name, card)
 
-    def _page(self, source: str, rows: Sequence[Row]) -> Card:
+    def _page(self, source: str, rows: Sequence[SettingRow]) -> Card:
         card = Card()
         for row in rows:
             self._rows[source, row.key] = row

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import (
 from desktop.gui.checkwords import CheckWords
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import Check, Phase, SelfTest, Snapshot, plain, read
+from desktop.gui.model import AgentPhase, Check, SelfTest, Snapshot, plain, read
 from desktop.gui.pages.identity import BackupSheet, RestoreSheet
 from desktop.gui.widgets import Card, CheckMark, Switch, Text, button
 
@@ -24,7 +24,7 @@ LOOK_MS = 400  # How often the steps of the self-test are asked for.
 NAMES = ("gpu", "sandbox", "speed", "disk", "memory", "coordinator", "line", "earnings")
 
 
-class Welcome(QWidget):
+class WelcomePage(QWidget):
     """Three steps; ``done`` once the switch was flipped, or the owner leaves it for later."""
 
     done = Signal()
@@ -163,7 +163,7 @@ class Welcome(QWidget):
         """The agent answers: test what there is, once."""
         status = snapshot.status
         self._has_agent = status is not None
-        if not self.is_done and snapshot.detail and snapshot.phase in (Phase.OFF, Phase.TROUBLE):
+        if not self.is_done and snapshot.detail and snapshot.phase in (AgentPhase.OFF, AgentPhase.TROUBLE):
             self._say_trouble(snapshot.detail)
         if status is None or self.is_done:
             return

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from coordinator.app import Parts, add_interface
+from coordinator.app import CoordinatorParts, add_interface
 from coordinator.domain.audits.dispute import Dispute
 from coordinator.domain.audits.trust import Audit
 from coordinator.errors import UnavailableError
@@ -73,7 +73,7 @@ class Town:
     jobs: dict[str, str]
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> CoordinatorParts:
         assert self.world.parts is not None
         return self.world.parts
 

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
-from coordinator.domain.rounds.run import Base, Point, Run
+from coordinator.domain.rounds.run import Base, Run, RunPoint
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.retention import (
     DAY,
@@ -129,7 +129,7 @@ async def test_states_that_a_run_cannot_go_back_to_any_more_go(cellar: Cellar) -
     job = await cellar.job("j")
     run = Run(
         (Layers(0, 4),), 1, 8, 2, (), checkpoints=(sha("state 3"),),
-        points=(Point(Base(2), (sha("state 2"),)), Point(Base(3), (sha("state 3"),))),
+        points=(RunPoint(Base(2), (sha("state 2"),)), RunPoint(Base(3), (sha("state 3"),))),
     )  # fmt: skip
     async with cellar.bench.store.transaction() as tx:
         await tx.insert(RunRecord(job.id, run))

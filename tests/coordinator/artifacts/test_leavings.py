@@ -20,7 +20,7 @@ from coordinator.services.core.logs import JobLogs
 from coordinator.store.records import LogRecord
 from protocol.job.job import LoraSpec
 from protocol.rest.api import TrialRequest
-from protocol.task import LogLine, WorkerLog
+from protocol.task import WorkerLog, WorkerLogLine
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import FakeModels, digest
 from tests.sim.test_everybody_leaves import calm, until_rounds
@@ -90,7 +90,9 @@ async def test_a_log_has_the_coordinators_words_and_the_workers_and_is_searched_
     log = JobLogs(bench.parts.context)
     job = await bench.job()
     now = bench.clock.time()
-    written = WorkerLog((LogLine(now, "info", "round 1: 2 steps"), LogLine(now, "warning", "Slow disk\x1b[2J\n")), 3)
+    written = WorkerLog(
+        (WorkerLogLine(now, "info", "round 1: 2 steps"), WorkerLogLine(now, "warning", "Slow disk\x1b[2J\n")), 3
+    )
     log.offer(msgspec.structs.replace(LEASE, job=job), written)
     assert log.waiting
     await flushed(bench, log)
@@ -114,9 +116,9 @@ async def test_a_talkative_worker_pushes_out_its_oldest_lines_and_no_other_jobs(
     bench = Bench()
     log = JobLogs(bench.parts.context)
     other = msgspec.structs.replace(LEASE, job="8" * 32)
-    log.offer(other, WorkerLog((LogLine(0.0, "info", "quiet"),)))
+    log.offer(other, WorkerLog((WorkerLogLine(0.0, "info", "quiet"),)))
     for part in range(5):
-        log.offer(LEASE, WorkerLog(tuple(LogLine(0.0, "info", f"line {part}.{n}") for n in range(5))))
+        log.offer(LEASE, WorkerLog(tuple(WorkerLogLine(0.0, "info", f"line {part}.{n}") for n in range(5))))
         await flushed(bench, log)
     async with bench.store.transaction() as tx:
         kept = await tx.find(LogRecord, ("job", "=", LEASE.job))

@@ -8,7 +8,7 @@ import pytest
 
 from common.console import Terminal
 from coordinator.client import cli
-from coordinator.client.cli import UsageError
+from coordinator.client.cli import CliUsageError
 from coordinator.client.datasets import DatasetError
 from coordinator.client.folders import MAX_FILE_BYTES, tokenizer_files
 from coordinator.client.options import parser
@@ -68,7 +68,7 @@ async def test_a_folder_brings_config_tokenizer_and_settings(
 
 async def test_a_folder_without_its_config_is_told_before_anything_is_uploaded(tmp_path: Path) -> None:
     weights = str(folder(tmp_path, config=None))
-    with pytest.raises(UsageError, match=r"holds weights and no config\.json: download that too"):
+    with pytest.raises(CliUsageError, match=r"holds weights and no config\.json: download that too"):
         await document(tmp_path, {}, "--weights", weights)
     made, _ = await document(tmp_path, {"model": {"config": CONFIG}}, "--weights", weights)
     assert made["model"]["config"] == CONFIG

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from common.clock import SystemClock
 from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
-from coordinator.services.artifacts.file_ownership import Files
+from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.models import TrainerTools, _pack
 from coordinator.store.memory import MemoryStore
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
@@ -130,7 +130,7 @@ async def test_a_fault_is_told_with_the_name_that_its_owner_gave_the_file(tmp_pa
 
 
 async def test_a_file_has_the_name_that_each_account_gave_it_without_what_cannot_be_shown() -> None:
-    files = Files(MemoryStore(), SystemClock())
+    files = FileOwnership(MemoryStore(), SystemClock())
     await files.keep("one", "a" * 64, NewUpload(5, "stories\x1b[31m.txt"))
     await files.keep("two", "a" * 64, NewUpload(5, "x" * 200))
     assert await files.name("one", "a" * 64) == "stories\N{REPLACEMENT CHARACTER}[31m.txt"

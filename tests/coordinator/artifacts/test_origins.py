@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from coordinator.domain.job import Job, JobState
-from coordinator.domain.rounds.run import Base, Point, Run
+from coordinator.domain.rounds.run import Base, Run, RunPoint
 from coordinator.errors import ConflictError, InvalidError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.base_models import Origins
@@ -120,7 +120,7 @@ async def test_a_quote_needs_no_archive_to_know_the_models_size(tmp_path: Path) 
 async def test_a_checkpoint_is_started_from_whatever_became_of_its_job(tmp_path: Path) -> None:
     bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
     job = await finished(bench, artifacts, tmp_path, state=JobState.FAILED, model=None)
-    points = (Point(Base(2), ("a" * 64,)), Point(Base(4), ("b" * 64,)))
+    points = (RunPoint(Base(2), ("a" * 64,)), RunPoint(Base(4), ("b" * 64,)))
     run = Run(layers=(Layers(0, 4),), replicas=1, total_steps=16, inner_steps=2, evaluate=(), points=points)
     async with bench.store.transaction() as tx:
         await tx.insert(RunRecord(job, run))

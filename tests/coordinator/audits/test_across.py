@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from coordinator.domain.audits import penalty, trust
 from coordinator.domain.audits.auditors import alone, choose_auditor
-from coordinator.domain.audits.trust import Audit, Auditor
+from coordinator.domain.audits.trust import Audit, AuditorCandidate
 from protocol.boundary import comparable_across
 from protocol.job.job import TrainingSpec
 from protocol.task import OpenStep, ReplayAcross, ReplayStep, StepOpened
 from tests.coordinator.audits.test_trust import AUDIT, OPENING, SECOND, address, report
 
-AFAR = [Auditor(f"far{n}", address(20 + n), address(120 + n), "gpu", spare=False) for n in range(3)]
+AFAR = [AuditorCandidate(f"far{n}", address(20 + n), address(120 + n), "gpu", spare=False) for n in range(3)]
 ALONE = msgspec.structs.replace(AUDIT, ending=True)
 
 

@@ -148,7 +148,7 @@ def test_whoever_opens_its_step_but_keeps_its_leaf_back_is_not_passed() -> None:
     opened = trust.opened(asked, StepOpened(AUDIT.id, digest("opening")), 20.0)
     assert (opened.state, opened.unopened) == ("opening", False), "it waits for the leaves"
     replaying = trust.compared(boundary.overdue(opened), 20.0)
-    auditor = trust.Auditor("lease", "node", "payout", AUDIT.env_class, spare=True)
+    auditor = trust.AuditorCandidate("lease", "node", "payout", AUDIT.env_class, spare=True)
     passed = trust.judged(trust.assigned(replaying, auditor, 30.0), "node", trust.AuditReport(AUDIT.id, "match"), 40.0)
     assert (passed.state, passed.blame) == ("failed", "refused")
 

@@ -21,10 +21,10 @@ from protocol.audit import (
     BisectAnswer,
     BisectQuery,
     InputsAnswer,
+    MemoryRegion,
     NoAnswer,
     OperationAnswer,
     OperationRecord,
-    Region,
     ReplayStep,
     StateAnswer,
     StepLeaf,
@@ -41,7 +41,7 @@ from protocol.plan import Layers, Plan
 from tests.coordinator.fakes import digest
 
 BEGIN = digest("begin")
-REGION = Region(0, 0, "float32", (1,), (1,))
+REGION = MemoryRegion(0, 0, "float32", (1,), (1,))
 ID = "a" * 32
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.domain.audits import rate as rates
 from coordinator.domain.audits import sampling as draws
-from coordinator.domain.audits.rate import FLOOR, Exposure, Standing
+from coordinator.domain.audits.rate import FLOOR, Exposure, NodeStanding
 from coordinator.domain.audits.sampling import WHOLE, Drawable
 from tests.coordinator.fakes import digest
 
@@ -24,7 +24,7 @@ commitments = st.lists(st.tuples(st.integers(0, 20), st.integers(0, WHOLE)), min
 seeds = st.binary(min_size=32, max_size=32)
 amounts = st.integers(0, 10**12)
 exposures = st.builds(Exposure, share=st.integers(1, 10**9), unpaid=amounts, slashable=amounts)
-standings = st.builds(Standing, credit=amounts, share=st.integers(1, 10**9), faults=st.integers(0, 30))
+standings = st.builds(NodeStanding, credit=amounts, share=st.integers(1, 10**9), faults=st.integers(0, 30))
 
 
 @given(seeds, commitments, st.integers(0, 6), st.integers(0, WHOLE))
@@ -131,14 +131,14 @@ def test_a_draw_that_was_published_is_the_same_in_every_version() -> None:
 
 @given(standings, st.one_of(st.none(), exposures), st.integers(1, WHOLE))
 def test_nobody_is_ever_below_the_floor_or_above_certainty(
-    standing: Standing, exposure: Exposure | None, floor: int
+    standing: NodeStanding, exposure: Exposure | None, floor: int
 ) -> None:
     assert floor <= rates.rate(standing, exposure, floor) <= WHOLE
 
 
 @given(standings, exposures)
 def test_the_rate_never_falls_with_faults_or_with_what_is_to_be_won_nor_rises_with_credit_or_stake(
-    standing: Standing, exposure: Exposure
+    standing: NodeStanding, exposure: Exposure
 ) -> None:
     here = rates.rate(standing, exposure)
     worse = msgspec.structs.replace(standing, faults=standing.faults + 1)
@@ -150,25 +150,25 @@ def test_the_rate_never_falls_with_faults_or_with_what_is_to_be_won_nor_rises_wi
 
 
 def test_new_nodes_are_drawn_in_every_round_and_old_ones_once_in_twenty() -> None:
-    seen = [rates.rate(Standing(rounds * 100, 100), None) for rounds in (0, 21, 63, 399, 10**6)]
+    seen = [rates.rate(NodeStanding(rounds * 100, 100), None) for rounds in (0, 21, 63, 399, 10**6)]
     assert seen == [WHOLE, WHOLE // 2, WHOLE // 4, FLOOR, FLOOR]
-    assert rates.rate(Standing(10**9, 100, faults=1), None) == 2 * FLOOR
+    assert rates.rate(NodeStanding(10**9, 100, faults=1), None) == 2 * FLOOR
 
 
 def test_credit_counts_in_rounds_of_the_size_that_is_at_stake() -> None:
     """Many small rounds are no reason to look less at a large one."""
-    small, large = Standing(credit=400_000, share=1_000), Standing(credit=400_000, share=400_000)
+    small, large = NodeStanding(credit=400_000, share=1_000), NodeStanding(credit=400_000, share=400_000)
     assert (small.rounds, large.rounds) == (400, 1)
     assert rates.look(small) == -(-WHOLE * 21 // 421)
     assert rates.look(large) == -(-WHOLE * 21 // 22)
     assert not large.proven
-    assert Standing(credit=21, share=1).proven
-    assert not Standing(credit=20, share=1).proven
+    assert NodeStanding(credit=21, share=1).proven
+    assert not NodeStanding(credit=20, share=1).proven
 
 
 @given(standings, st.integers(0, WHOLE))
 def test_what_was_drawn_is_looked_at_so_often_that_every_round_is_with_the_probability_that_is_due(
-    standing: Standing, more: int
+    standing: NodeStanding, more: int
 ) -> None:
     due = rates.look(standing)
     drawn = min(WHOLE, rates.rate(standing, None) + more)
@@ -179,7 +179,7 @@ def test_what_was_drawn_is_looked_at_so_often_that_every_round_is_with_the_proba
 @settings(max_examples=500)
 @given(standings, st.integers(1, 64).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_no_round_brings_a_cheat_more_than_a_twentieth_beyond_what_it_works(
-    standing: Standing, forged: tuple[int, int]
+    standing: NodeStanding, forged: tuple[int, int]
 ) -> None:
     """Pay and the worth of the standing after a round, on average, whatever part is forged: exact fractions.
 
@@ -202,7 +202,7 @@ def test_no_plan_pays_a_cheat_more_than_a_twentieth_beyond_its_work(plan: list[t
     for share, quarters in plan * (1 + again):
         after: dict[int, Fraction] = {}
         for credit, chance in ways.items():
-            found = Fraction(rates.look(Standing(credit, share)) * quarters, 4 * WHOLE)
+            found = Fraction(rates.look(NodeStanding(credit, share)) * quarters, 4 * WHOLE)
             paid += chance * (1 - found) * share
             worked += chance * (1 - Fraction(quarters, 4)) * share
             after[credit + share] = after.get(credit + share, Fraction(0)) + chance * (1 - found)
@@ -230,7 +230,7 @@ def test_no_plan_pays_a_whole_pipeline_more_though_one_spares_the_others_their_w
     for share, quarters in plan * (1 + again):
         after: dict[tuple[int, int], Fraction] = {}
         for (liar, friend), chance in ways.items():
-            look = rates.look(Standing(liar, share, pot=share * (1 + friends)))
+            look = rates.look(NodeStanding(liar, share, pot=share * (1 + friends)))
             found = chance * Fraction(look * quarters, 4 * WHOLE)
             answers = friend >= rates.surety(share)
             left = friend - rates.surety(share) + share if answers else friend
@@ -248,7 +248,7 @@ def test_who_forges_everything_after_honest_rounds_is_paid_for_a_twentieth_of_th
     for honest in (0, 1, 5, 21, 100):
         paid, unseen = 0.0, 1.0
         for number in range(20_000):
-            unseen *= 1 - rates.look(Standing(honest + number, 1)) / WHOLE
+            unseen *= 1 - rates.look(NodeStanding(honest + number, 1)) / WHOLE
             paid += unseen
         assert paid == pytest.approx(honest / (rates.TRUST - 1), rel=0.02, abs=1e-9)
         assert paid <= honest / (rates.TRUST - 1)
@@ -257,7 +257,7 @@ def test_who_forges_everything_after_honest_rounds_is_paid_for_a_twentieth_of_th
 @settings(max_examples=500)
 @given(standings, exposures, st.integers(1, 4096).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n))))
 def test_forging_any_part_of_a_round_never_pays(
-    standing: Standing, exposure: Exposure, forged: tuple[int, int]
+    standing: NodeStanding, exposure: Exposure, forged: tuple[int, int]
 ) -> None:
     """At the rate that is drawn with, the expected gain of forging f of n steps is never positive, whatever f."""
     probability = rates.rate(standing, exposure)

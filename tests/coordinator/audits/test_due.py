@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.domain.audits import answer_time
-from coordinator.domain.audits.answer_time import Effort, Means
+from coordinator.domain.audits.answer_time import AnswerMeans, Effort
 from coordinator.domain.audits.trust import Audit, Side
 from coordinator.domain.lease import Lease
 from coordinator.services.audits.answer_times import Deadlines, most_bytes
-from coordinator.services.core.unit_of_work import Work
+from coordinator.services.core.unit_of_work import UnitOfWork
 from protocol.job.job import TrainingSpec
 from protocol.models.model import ModelShape, inspect_config
 from protocol.network import ASSUMED_UP, NetworkReport
@@ -43,17 +43,19 @@ def test_a_home_has_time_for_a_step_and_an_outer_step_of_many_parameters_with_ha
     size += answer_time.outer_bytes(shape, whole, layers, 2)
     takes = size / HOME_UP
     assert takes > LEAST, "what was allowed before was no home's upload"
-    allowed = answer_time.seconds(Means(1e12, up=HOME_UP), Effort(sent=size), LEAST)
+    allowed = answer_time.seconds(AnswerMeans(1e12, up=HOME_UP), Effort(sent=size), LEAST)
     assert 2 * takes <= allowed <= answer_time.MOST_SECONDS
     assert answer_time.can_show(size, HOME_UP)
 
 
 def test_a_line_that_was_not_measured_counts_as_a_slow_one() -> None:
     effort = Effort(sent=300e6)
-    assert answer_time.seconds(Means(1e12), effort, LEAST) == answer_time.seconds(
-        Means(1e12, up=ASSUMED_UP), effort, LEAST
+    assert answer_time.seconds(AnswerMeans(1e12), effort, LEAST) == answer_time.seconds(
+        AnswerMeans(1e12, up=ASSUMED_UP), effort, LEAST
     )
-    assert answer_time.seconds(Means(1e12), effort, LEAST) > answer_time.seconds(Means(1e12, up=HOME_UP), effort, LEAST)
+    assert answer_time.seconds(AnswerMeans(1e12), effort, LEAST) > answer_time.seconds(
+        AnswerMeans(1e12, up=HOME_UP), effort, LEAST
+    )
 
 
 @given(
@@ -63,16 +65,16 @@ def test_a_line_that_was_not_measured_counts_as_a_slow_one() -> None:
 def test_every_answer_has_a_least_and_a_longest_time(
     speed: float, up: float | None, down: float | None, effort: Effort, least: float
 ) -> None:
-    allowed = answer_time.seconds(Means(speed, up, down), effort, least)
+    allowed = answer_time.seconds(AnswerMeans(speed, up, down), effort, least)
     assert least <= allowed <= max(least, answer_time.MOST_SECONDS)
 
 
 @given(grown=st.floats(0, 1e12), less=st.floats(0, 1))
 def test_more_to_do_or_less_to_do_it_with_is_never_less_time(grown: float, less: float) -> None:
-    means, effort = Means(1e12, 1e6, 1e7), Effort(1e13, 1e8, 1e8, 1e8)
+    means, effort = AnswerMeans(1e12, 1e6, 1e7), Effort(1e13, 1e8, 1e8, 1e8)
     allowed = answer_time.seconds(means, effort, LEAST)
     more = Effort(*(value + grown for value in msgspec.structs.astuple(effort)))
-    slower = Means(*(value * less for value in msgspec.structs.astuple(means)))
+    slower = AnswerMeans(*(value * less for value in msgspec.structs.astuple(means)))
     assert answer_time.seconds(means, more, LEAST) >= allowed
     if less > 0:
         assert answer_time.seconds(slower, effort, LEAST) >= allowed
@@ -111,7 +113,7 @@ class Asked:
         links = self.deadlines._links
         links.map.learn(self.session.node, NetworkReport(up=up), 0.0)
 
-    def audit(self, work: Work, audit: Audit = AUDIT) -> Audit:
+    def audit(self, work: UnitOfWork, audit: Audit = AUDIT) -> Audit:
         plan = Plan(1, (Layers(0, self.layers),), ())
         found = msgspec.structs.replace(
             audit, job=work.job.id, node=self.session.node, plan=plan, asked=work.now, deadline=work.now + LEAST
@@ -119,7 +121,7 @@ class Asked:
         work.audits[found.id] = found
         return found
 
-    def allowed(self, work: Work, audit: Audit) -> float:
+    def allowed(self, work: UnitOfWork, audit: Audit) -> float:
         found = self.deadlines.look(work, audit)
         return found.deadline - found.asked
 

@@ -8,21 +8,22 @@ from hypothesis import strategies as st
 from coordinator.domain.audits import penalty, trust
 from coordinator.domain.audits.auditors import PEERS, awaits_look, choose_auditor, shared_history
 from coordinator.domain.audits.rate import TRUST
-from coordinator.domain.audits.trust import LOOKS, Audit, Auditor
+from coordinator.domain.audits.trust import LOOKS, Audit, AuditorCandidate
 from protocol.task import StepOpened
 from tests.coordinator.audits.test_trust import AUDIT, address, opened, report
 
 SHARE = 1_000
 WATCHED = msgspec.structs.replace(AUDIT, watched=True, look=True, share=SHARE)
-OWN = Auditor("own", address(90), address(190), "cpu", spare=True, operator=True)
+OWN = AuditorCandidate("own", address(90), address(190), "cpu", spare=True, operator=True)
 OWN_AFAR = msgspec.structs.replace(OWN, lease="own afar", env_class="gpu")
 PROVEN = [
-    Auditor(f"p{n}", address(50 + n), address(150 + n), "cpu", spare=False, credit=TRUST * SHARE) for n in range(4)
+    AuditorCandidate(f"p{n}", address(50 + n), address(150 + n), "cpu", spare=False, credit=TRUST * SHARE)
+    for n in range(4)
 ]
-STRANGER = Auditor("stranger", address(70), address(170), "cpu", spare=True, credit=TRUST * SHARE - 1)
+STRANGER = AuditorCandidate("stranger", address(70), address(170), "cpu", spare=True, credit=TRUST * SHARE - 1)
 
 
-def asked(audit: Audit, auditor: Auditor, verdict: str) -> Audit:
+def asked(audit: Audit, auditor: AuditorCandidate, verdict: str) -> Audit:
     """The audit after ``auditor`` was asked and has answered."""
     return trust.judged(trust.assigned(audit, auditor, 30.0), auditor.node, report(verdict), 40.0)
 
@@ -70,8 +71,8 @@ def test_owners_that_have_audited_this_one_least_are_asked_first() -> None:
 
 
 def test_an_owner_with_many_nodes_has_no_more_of_the_lot_than_one_with_one() -> None:
-    crowd = [Auditor(f"c{n}", address(200 + n), address(400), "cpu", spare=False) for n in range(20)]
-    alone = Auditor("alone", address(300), address(500), "cpu", spare=False)
+    crowd = [AuditorCandidate(f"c{n}", address(200 + n), address(400), "cpu", spare=False) for n in range(20)]
+    alone = AuditorCandidate("alone", address(300), address(500), "cpu", spare=False)
     chosen = [
         choose_auditor(msgspec.structs.replace(opened(AUDIT), seed=f"{n:064x}"), [*crowd, alone]) for n in range(400)
     ]
@@ -92,7 +93,7 @@ def test_other_nodes_alone_never_pass_what_a_look_is_due_of() -> None:
 
 
 @pytest.mark.parametrize("own", [OWN, OWN_AFAR])
-def test_several_accusers_prove_nothing_against_the_operators_look(own: Auditor) -> None:
+def test_several_accusers_prove_nothing_against_the_operators_look(own: AuditorCandidate) -> None:
     """Two colluding owners cannot take an honest node's stake: a finding brings the look, and the look decides."""
     drawn = shown(look=False, ending=True)
     accused = asked(drawn, PROVEN[0], "mismatch")
@@ -146,7 +147,7 @@ def test_a_false_accusation_by_a_friend_does_not_spare_a_look() -> None:
 
 
 @pytest.mark.parametrize("own", [OWN, OWN_AFAR])
-def test_another_class_than_was_said_is_an_evasion_whoever_of_the_operators_sees_it(own: Auditor) -> None:
+def test_another_class_than_was_said_is_an_evasion_whoever_of_the_operators_sees_it(own: AuditorCandidate) -> None:
     assert asked(shown(ending=True), own, "incomparable").blame == "misstated"
 
 

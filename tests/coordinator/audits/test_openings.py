@@ -11,7 +11,7 @@ import pytest
 from coordinator.domain.audits.trust import Audit
 from coordinator.errors import NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
-from coordinator.services.artifacts.step_openings import Openings
+from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.core.context import Context
 from protocol.rest.records import AuditRecords
 from tests.coordinator.fakes import FakeArtifacts, digest
@@ -32,7 +32,7 @@ async def test_what_an_audit_was_opened_with_is_named_whole(world: tuple[World, 
     store = cast(Any, FakeArtifacts())
     store.path = lambda name: tmp_path / name
     context = cast(Context, SimpleNamespace(store=made.records))
-    openings = Openings(context, cast(ArtifactStore, store))
+    openings = StepOpenings(context, cast(ArtifactStore, store))
     audits: list[Audit] = await read(made, Audit, job)
     shown = [audit for audit in audits if not audit.canary and audit.opening is not None]
     assert shown
@@ -59,7 +59,7 @@ async def test_what_an_audit_was_opened_with_is_named_whole(world: tuple[World, 
 
 async def test_an_audit_under_way_or_without_an_opening_shows_nothing(world: tuple[World, str]) -> None:
     made, job = world
-    openings = Openings(cast(Context, SimpleNamespace(store=made.records)), cast(ArtifactStore, FakeArtifacts()))
+    openings = StepOpenings(cast(Context, SimpleNamespace(store=made.records)), cast(ArtifactStore, FakeArtifacts()))
     one = next(a for a in await read(made, Audit, job) if not a.canary)
     others = {
         "is not over yet": msgspec.structs.replace(one, id="1" * 32, state="replaying", version=0),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.audits.quorum import Outcome, Result, ask, is_near, judge, measured
+from coordinator.domain.audits.quorum import MeasuredResult, QuorumOutcome, ask, is_near, judge, measured
 from coordinator.domain.rounds.round import Lost, Round, commands, culprits, fold, look, results
 from coordinator.domain.rounds.run import EVALUATORS, Holder, Run, begin
 from protocol.task import BeginRound, Layers, Validation
@@ -17,63 +17,65 @@ TOLERANCE = 1e-4
 TRUE, FALSE = 1.31, 0.62
 
 
-def said(replica: int, loss: float = TRUE, owner: str = "", env_class: str = "cpu", **more: bool) -> Result:
+def said(replica: int, loss: float = TRUE, owner: str = "", env_class: str = "cpu", **more: bool) -> MeasuredResult:
     """What a replica of one stage says; of equal losses the digests are equal."""
-    return Result(replica, frozenset({owner or f"owner-{replica}"}), env_class, f"{env_class} {loss!r}", loss, **more)
+    return MeasuredResult(
+        replica, frozenset({owner or f"owner-{replica}"}), env_class, f"{env_class} {loss!r}", loss, **more
+    )
 
 
 TABLE = {
-    "all say the same": ([said(0), said(1), said(2)], Outcome(TRUE, 3, 0, 3)),
-    "one of three lies": ([said(0, FALSE), said(1), said(2)], Outcome(TRUE, 2, 0, 3, (0,))),
+    "all say the same": ([said(0), said(1), said(2)], QuorumOutcome(TRUE, 3, 0, 3)),
+    "one of three lies": ([said(0, FALSE), said(1), said(2)], QuorumOutcome(TRUE, 2, 0, 3, (0,))),
     "two colluders of three win, and their victim loses no more than a liar would": (
         [said(0, FALSE), said(1, FALSE), said(2)],
-        Outcome(FALSE, 2, 0, 3, (2,)),
+        QuorumOutcome(FALSE, 2, 0, 3, (2,)),
     ),
     "two colluders of five do not": (
         [said(0, FALSE), said(1, FALSE), said(2), said(3), said(4)],
-        Outcome(TRUE, 3, 0, 5, (0, 1)),
+        QuorumOutcome(TRUE, 3, 0, 5, (0, 1)),
     ),
-    "half is no quorum, and nobody is blamed": ([said(0), said(1), said(2, FALSE), said(3, FALSE)], Outcome(None, 0, 0, 4)),
-    "two contradict each other": ([said(0), said(1, FALSE)], Outcome(None, 0, 0, 2)),
-    "one alone is believed": ([said(4)], Outcome(TRUE, 1, 0, 1)),
-    "nobody has reported": ([], Outcome(None, 0, 0, 0)),
+    "half is no quorum, and nobody is blamed": ([said(0), said(1), said(2, FALSE), said(3, FALSE)], QuorumOutcome(None, 0, 0, 4)),
+    "two contradict each other": ([said(0), said(1, FALSE)], QuorumOutcome(None, 0, 0, 2)),
+    "one alone is believed": ([said(4)], QuorumOutcome(TRUE, 1, 0, 1)),
+    "nobody has reported": ([], QuorumOutcome(None, 0, 0, 0)),
     "one owner's many replicas are one voice": (
         [said(0, FALSE, "rich"), said(1, FALSE, "rich"), said(2, FALSE, "rich"), said(3), said(4)],
-        Outcome(TRUE, 2, 0, 3, (0, 1, 2)),
+        QuorumOutcome(TRUE, 2, 0, 3, (0, 1, 2)),
     ),
-    "one owner alone is never two": ([said(0, TRUE, "one"), said(1, FALSE, "one")], Outcome(TRUE, 1, 0, 1)),
+    "one owner alone is never two": ([said(0, TRUE, "one"), said(1, FALSE, "one")], QuorumOutcome(TRUE, 1, 0, 1)),
     "what is no number has no quorum": (
         [said(0, math.nan), said(1, math.nan), said(2)],
-        Outcome(None, 0, 0, 3),
+        QuorumOutcome(None, 0, 0, 3),
     ),
-    "infinity neither": ([said(0, math.inf), said(1, math.inf)], Outcome(None, 0, 0, 2)),
-    "who says NaN is outvoted": ([said(0, math.nan), said(1), said(2)], Outcome(TRUE, 2, 0, 3, (0,))),
+    "infinity neither": ([said(0, math.inf), said(1, math.inf)], QuorumOutcome(None, 0, 0, 2)),
+    "who says NaN is outvoted": ([said(0, math.nan), said(1), said(2)], QuorumOutcome(TRUE, 2, 0, 3, (0,))),
     "another class is near": (
         [said(0), said(1), said(2, TRUE + 1e-6, env_class="gpu")],
-        Outcome(TRUE, 2, 1, 3),
+        QuorumOutcome(TRUE, 2, 1, 3),
     ),
     "another class is far, which blames nobody": (
         [said(0), said(1), said(2, FALSE, env_class="gpu")],
-        Outcome(TRUE, 2, 0, 3),
+        QuorumOutcome(TRUE, 2, 0, 3),
     ),
-    "two classes of one each are near": ([said(0), said(1, TRUE + 1e-6, env_class="gpu")], Outcome(TRUE, 1, 1, 2)),
-    "two classes of one each are far": ([said(0), said(1, FALSE, env_class="gpu")], Outcome(None, 0, 0, 2)),
+    "two classes of one each are near": ([said(0), said(1, TRUE + 1e-6, env_class="gpu")], QuorumOutcome(TRUE, 1, 1, 2)),
+    "two classes of one each are far": ([said(0), said(1, FALSE, env_class="gpu")], QuorumOutcome(None, 0, 0, 2)),
     "a class that is of two minds leaves it to the other": (
         [said(0), said(1, FALSE), said(2, TRUE + 1e-6, env_class="gpu")],
-        Outcome(TRUE + 1e-6, 1, 1, 3),
+        QuorumOutcome(TRUE + 1e-6, 1, 1, 3),
     ),
-    "near in the own class is not equal": ([said(0), said(1), said(2, TRUE + 1e-9)], Outcome(TRUE, 2, 0, 3, (2,))),
+    "near in the own class is not equal": ([said(0), said(1), said(2, TRUE + 1e-9)], QuorumOutcome(TRUE, 2, 0, 3, (2,))),
     "a class of its own makes no majority": (
         [said(0, FALSE, env_class="mine"), said(1), said(2)],
-        Outcome(TRUE, 2, 0, 3),
+        QuorumOutcome(TRUE, 2, 0, 3),
     ),
     "a minority of its class that is near what the others say is not blamed": (
         [said(0, FALSE), said(1, FALSE), said(2), *(said(p, TRUE, env_class="gpu") for p in (3, 4, 5))],
-        Outcome(TRUE, 3, 1, 6),
+        QuorumOutcome(TRUE, 3, 1, 6),
     ),
     "who took its state from others is not blamed": (
         [said(0, FALSE, excused=True), said(1), said(2)],
-        Outcome(TRUE, 2, 0, 3),
+        QuorumOutcome(TRUE, 2, 0, 3),
     ),
 }  # fmt: skip
 
@@ -95,7 +97,7 @@ losses = st.sampled_from([TRUE, FALSE, TRUE + 1e-6, math.nan, math.inf, 0.0, -0.
 )
 def test_the_rules_of_a_quorum_hold_for_whatever_is_said(drawn: list[tuple[float, str, set[str]]]) -> None:
     everything = [
-        Result(replica, frozenset(owners), kind, f"{kind}{loss!r}", loss)
+        MeasuredResult(replica, frozenset(owners), kind, f"{kind}{loss!r}", loss)
         for replica, (loss, kind, owners) in enumerate(drawn)
     ]
     outcome = judge(everything, TOLERANCE)

@@ -8,15 +8,15 @@ import pytest
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.lease import Lease
 from coordinator.errors import GoneError, NotFoundError
-from coordinator.services.network.nodes import Session
+from coordinator.services.network.nodes import NodeSession
 from coordinator.store.memory import MemoryStore
 from protocol.artifacts import audit_answer
 from protocol.node import Acknowledged, Beat, Command, Goodbye, Heartbeat, HeldLease, Report
 from protocol.task import (
-    Challenge,
     LeafShown,
     OpeningMade,
     OpenStep,
+    StepChallenge,
     StepOpened,
     StopTask,
     TaskFailed,
@@ -60,21 +60,21 @@ async def lease_of(bench: Bench) -> Lease:
         return await tx.get(Lease, "held")
 
 
-async def say(bench: Bench, session: Session, seq: int, body: TaskReport) -> None:
+async def say(bench: Bench, session: NodeSession, seq: int, body: TaskReport) -> None:
     await bench.parts.conversation.receive(session, Report("held", 1, seq, body))
 
 
-def asks(bench: Bench, session: Session) -> list[OpenStep]:
+def asks(bench: Bench, session: NodeSession) -> list[OpenStep]:
     told = [m.body for m in bench.sent[session.node] if isinstance(m, Command) and m.lease == "held"]
     return [body for body in told if isinstance(body, OpenStep)]
 
 
-def stopped(bench: Bench, session: Session) -> bool:
+def stopped(bench: Bench, session: NodeSession) -> bool:
     told = [m.body for m in bench.sent[session.node] if isinstance(m, Command) and m.lease == "held"]
     return any(isinstance(body, StopTask) for body in told)
 
 
-def refused(bench: Bench, session: Session) -> bool:
+def refused(bench: Bench, session: NodeSession) -> bool:
     return any("held" in message.gone for message in bench.sent[session.node] if isinstance(message, Beat))
 
 
@@ -194,7 +194,7 @@ async def test_nothing_else_that_it_says_counts() -> None:
     before = (await bench.stored((await only_audit(bench)).job)).audits
     session = await bench.enter(NODE, HELD)
     await say(bench, session, 2, Validation(1, 2, 0.5, 100, digest("anchor"), digest("sums")))
-    await say(bench, session, 3, Challenge(2, 0, 0, 1))
+    await say(bench, session, 3, StepChallenge(2, 0, 0, 1))
     await say(bench, session, 4, LeafShown(AUDIT.id, None))
     assert (await lease_of(bench)).seq == 4, "it is taken, so that what matters comes in its turn"
     audit = await only_audit(bench)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from coordinator.domain.audits import penalty, trust
 from coordinator.domain.audits.auditors import choose_auditor, refusal
 from coordinator.domain.audits.rate import SLASH_BPS
-from coordinator.domain.audits.trust import Audit, Auditor
+from coordinator.domain.audits.trust import Audit, AuditorCandidate
 from protocol.audit import OpenOuter, OuterRecord, ReplayOuter
 from protocol.identity import NodeKey
 from protocol.task import (
@@ -38,8 +38,8 @@ AUDIT = Audit(
     payout=address(101), env_class="cpu", plan=PLAN, first_step=4, total_steps=8, root=digest("root"), leaves=2,
     pseudo_gradient=digest("gradient"), anchor=digest("anchor"), deadline=9.0,
 )  # fmt: skip
-SECOND = Auditor("second", address(2), address(102), "cpu", spare=False)
-THIRD = Auditor("third", address(3), address(103), "cpu", spare=True)
+SECOND = AuditorCandidate("second", address(2), address(102), "cpu", spare=False)
+THIRD = AuditorCandidate("third", address(3), address(103), "cpu", spare=True)
 
 
 def report(verdict: str) -> AuditReport:
@@ -65,9 +65,9 @@ def judged_by(*verdicts: str) -> Audit:
 
 
 def test_the_auditor_is_another_node_of_another_owner_and_the_same_environment() -> None:
-    same_owner = Auditor("x", address(4), AUDIT.payout, "cpu", spare=True)
-    other_class = Auditor("y", address(5), address(105), "gpu", spare=True)
-    itself = Auditor("z", AUDIT.node, address(106), "cpu", spare=True)
+    same_owner = AuditorCandidate("x", address(4), AUDIT.payout, "cpu", spare=True)
+    other_class = AuditorCandidate("y", address(5), address(105), "gpu", spare=True)
+    itself = AuditorCandidate("z", AUDIT.node, address(106), "cpu", spare=True)
     assert choose_auditor(AUDIT, [same_owner, other_class, itself]) is None
     chosen = choose_auditor(AUDIT, [same_owner, other_class, itself, SECOND, THIRD])
     assert chosen == THIRD  # A spare has the time.
@@ -76,7 +76,7 @@ def test_the_auditor_is_another_node_of_another_owner_and_the_same_environment()
 def test_the_second_auditor_is_of_yet_another_owner() -> None:
     asked = trust.assigned(opened(), SECOND, 30.0)
     accused = trust.judged(asked, SECOND.node, report("mismatch"), 40.0)
-    sibling = Auditor("sibling", address(6), SECOND.payout, "cpu", spare=True)
+    sibling = AuditorCandidate("sibling", address(6), SECOND.payout, "cpu", spare=True)
     ready = [SECOND, sibling, THIRD]
     assert choose_auditor(accused, ready) == THIRD
 
@@ -188,7 +188,7 @@ OUTER = msgspec.structs.replace(
 
 def test_an_outer_step_is_opened_and_run_again_by_any_class() -> None:
     assert OUTER.command_for("prover") == OpenOuter(AUDIT.id, 1, 2)
-    other_class = Auditor("y", address(5), address(105), "gpu", spare=True)
+    other_class = AuditorCandidate("y", address(5), address(105), "gpu", spare=True)
     assert choose_auditor(AUDIT, [other_class]) is None
     assert choose_auditor(OUTER, [other_class]) == other_class
     asked = trust.assigned(opened(OUTER), other_class, 30.0).command_for("y")
@@ -243,7 +243,10 @@ STEPS = st.sampled_from(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(STEPS, max_size=12), st.booleans())
 def test_no_story_of_an_honest_prover_ends_in_a_ban(story: list[str], honest: bool) -> None:
-    audit, auditors = AUDIT, [Auditor(f"l{i}", address(10 + i), address(110 + i), "cpu", False) for i in range(4)]
+    audit, auditors = (
+        AUDIT,
+        [AuditorCandidate(f"l{i}", address(10 + i), address(110 + i), "cpu", False) for i in range(4)],
+    )
     for step in story:
         if honest and step in ("mismatch", "malformed", "incomparable", "refuse", "late"):
             continue
@@ -255,7 +258,7 @@ def test_no_story_of_an_honest_prover_ends_in_a_ban(story: list[str], honest: bo
     assert finished.over, "an audit always comes to an end"
 
 
-def follow(audit: Audit, step: str, auditors: list[Auditor]) -> Audit:
+def follow(audit: Audit, step: str, auditors: list[AuditorCandidate]) -> Audit:
     match step:
         case "open":
             return opened(audit)
@@ -286,7 +289,7 @@ def follow(audit: Audit, step: str, auditors: list[Auditor]) -> Audit:
     (msgspec.structs.replace(SECOND, env_class="gpu"), 100, "it is of environment class gpu, the step of cpu"),
 ])  # fmt: skip
 def test_who_challenges_is_somebody_else_of_the_same_class_with_something_to_lose(
-    challenger: Auditor, stake: int, reason: str
+    challenger: AuditorCandidate, stake: int, reason: str
 ) -> None:
     assert refusal(AUDIT.node, AUDIT.payout, challenger, AUDIT.env_class, stake, 100) == reason
 

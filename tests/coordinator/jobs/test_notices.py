@@ -22,7 +22,7 @@ from coordinator.domain.job import JobState
 from coordinator.errors import ConflictError, InvalidError, UnavailableError
 from coordinator.services.accounts.notification_settings import NoticeService
 from coordinator.services.core.egress import outside_session
-from coordinator.services.core.notifications import ATTEMPTS, Notices
+from coordinator.services.core.notifications import ATTEMPTS, NoticeDelivery
 from coordinator.store.records import NoticeRecord
 from protocol.rest.api import NewNotices
 from tests.coordinator.bench import Bench
@@ -62,7 +62,7 @@ class Desk:
         self.bench = Bench()
         context = self.bench.parts.context
         self.settings = NoticeService(context, mail is not None)
-        self.notices = Notices(context, lambda: outside_session(allowed=() if closed else LOOPBACK), mail)
+        self.notices = NoticeDelivery(context, lambda: outside_session(allowed=() if closed else LOOPBACK), mail)
 
     async def paused(self) -> str:
         """A job that has just been paused."""

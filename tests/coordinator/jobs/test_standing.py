@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.domain.audits.auditors import MOST_LOOKS
-from coordinator.domain.job import ASKED, Action, Job, JobState, Pace, Wish, asked, raised
+from coordinator.domain.job import ASKED, Job, JobAction, JobPace, JobState, Wish, asked, raised
 from coordinator.domain.lease import Lease
 from coordinator.errors import ConflictError
 from coordinator.services.views import job_summary
@@ -18,7 +18,7 @@ from tests.coordinator.fakes import WALLET, spec
 QUOTE = Quote(1.0, 1, 1, 2, 2, 4, 20, 1.0, 1_000_000, 500_000, 1_000_000, (), "")
 JOB = Job("7" * 32, "name", JobState.RUNNING, spec(), WALLET, True, 0.0, 1.0, QUOTE, {}, {}, rounds_done=4)
 SECONDS = st.lists(st.floats(0, 1e7), max_size=16).map(tuple)
-PACES = st.builds(Pace, at=st.floats(0, 1e9), fraction=st.floats(0, 1), seconds=SECONDS)
+PACES = st.builds(JobPace, at=st.floats(0, 1e9), fraction=st.floats(0, 1), seconds=SECONDS)
 
 
 def job(**fields: object) -> Job:
@@ -26,7 +26,7 @@ def job(**fields: object) -> Job:
 
 
 @given(pace=PACES, later=st.floats(0, 1e8))
-def test_the_time_is_never_before_now_and_its_interval_is_in_order(pace: Pace, later: float) -> None:
+def test_the_time_is_never_before_now_and_its_interval_is_in_order(pace: JobPace, later: float) -> None:
     now = pace.at + later
     found = job_summary.ready(job(pace=pace), now)
     if len(pace.seconds) < job_summary.MIN_ROUNDS:
@@ -38,20 +38,20 @@ def test_the_time_is_never_before_now_and_its_interval_is_in_order(pace: Pace, l
 
 
 def test_equal_rounds_give_a_certain_time_and_unequal_ones_an_interval_around_it() -> None:
-    even = job_summary.ready(job(pace=Pace(100.0, 0.5, (80.0,) * 5)), 100.0)
+    even = job_summary.ready(job(pace=JobPace(100.0, 0.5, (80.0,) * 5)), 100.0)
     assert even == job_summary.Ready(140.0, 140.0, 140.0)
-    uneven = job_summary.ready(job(pace=Pace(100.0, 0.5, (60.0, 80.0, 100.0, 80.0))), 100.0)
+    uneven = job_summary.ready(job(pace=JobPace(100.0, 0.5, (60.0, 80.0, 100.0, 80.0))), 100.0)
     assert uneven is not None
     assert 130.0 <= uneven.low < uneven.likely == 140.0 < uneven.high <= 150.0
 
 
 @pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.RUNNING])
 def test_nobody_names_a_time_for_a_job_that_is_not_running(state: JobState) -> None:
-    assert job_summary.ready(job(state=state, pace=Pace(0.0, 0.5, (80.0,) * 5)), 1.0) is None
+    assert job_summary.ready(job(state=state, pace=JobPace(0.0, 0.5, (80.0,) * 5)), 1.0) is None
 
 
 @given(pace=PACES, cost=st.integers(0, 1_000_000))
-def test_what_is_projected_lies_between_the_cost_so_far_and_the_price(pace: Pace, cost: int) -> None:
+def test_what_is_projected_lies_between_the_cost_so_far_and_the_price(pace: JobPace, cost: int) -> None:
     assert cost <= job_summary.projected(job(pace=pace), cost) <= QUOTE.price
 
 
@@ -105,8 +105,8 @@ def test_places_in_a_queue_read_as_people_say_them() -> None:
     assert places == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
 
 
-@pytest.mark.parametrize(("action", "state"), list(itertools.product(Action, JobState)))
-def test_an_action_is_taken_in_just_the_states_that_the_table_names(action: Action, state: JobState) -> None:
+@pytest.mark.parametrize(("action", "state"), list(itertools.product(JobAction, JobState)))
+def test_an_action_is_taken_in_just_the_states_that_the_table_names(action: JobAction, state: JobState) -> None:
     before = job(state=state)
     if state not in ASKED[action]:
         with pytest.raises(ConflictError, match=f"is {state}: "):
@@ -115,20 +115,20 @@ def test_an_action_is_taken_in_just_the_states_that_the_table_names(action: Acti
     after = asked(before, action, checkpoint=True)
     assert asked(after, action, checkpoint=True) == after, "asking twice is asking once"
     assert after.state is state, "a wish moves nothing by itself"
-    wanted = {Action.PAUSE: Wish.PAUSE, Action.RESUME: Wish.NONE, Action.STOP: Wish.STOP}[action]
-    assert after.wish is (Wish.NONE if (action, state) == (Action.PAUSE, JobState.PAUSED) else wanted)
+    wanted = {JobAction.PAUSE: Wish.PAUSE, JobAction.RESUME: Wish.NONE, JobAction.STOP: Wish.STOP}[action]
+    assert after.wish is (Wish.NONE if (action, state) == (JobAction.PAUSE, JobState.PAUSED) else wanted)
 
 
-@given(st.lists(st.sampled_from(Action), max_size=12))
-def test_after_a_stop_nothing_else_is_taken(actions: list[Action]) -> None:
+@given(st.lists(st.sampled_from(JobAction), max_size=12))
+def test_after_a_stop_nothing_else_is_taken(actions: list[JobAction]) -> None:
     now, stopped = JOB, False
     for action in actions:
-        if stopped and action is not Action.STOP:
+        if stopped and action is not JobAction.STOP:
             with pytest.raises(ConflictError, match="is being stopped"):
                 asked(now, action, checkpoint=True)
             continue
         now = asked(now, action, checkpoint=True)
-        stopped = stopped or action is Action.STOP
+        stopped = stopped or action is JobAction.STOP
     assert (now.wish is Wish.STOP) == stopped
 
 

@@ -12,7 +12,7 @@ from common.clock import VirtualClock
 from coordinator.errors import UnavailableError
 from coordinator.services.network import admission as crowds
 from coordinator.services.network.admission import Crowd, CrowdedError
-from coordinator.services.network.nodes import RefusedError, Session
+from coordinator.services.network.nodes import NodeRefusedError, NodeSession
 from coordinator.store.records import NodeRecord
 from coordinator.web.connections import Connections
 from protocol.identity import NodeKey
@@ -26,7 +26,7 @@ HOME, FARM = "192.0.2.1", "198.51.100.7"
 class Gate(Bench):
     """A bench whose nodes come from somewhere."""
 
-    async def come(self, number: int, address: str, known: bool = False) -> Session:
+    async def come(self, number: int, address: str, known: bool = False) -> NodeSession:
         key = NodeKey(number.to_bytes(32, "big")).address
         if known:
             async with self.store.transaction() as tx:
@@ -51,7 +51,7 @@ async def test_an_address_has_so_many_strangers_until_their_work_is_verified() -
     bench = Gate()
     for number in range(1, 6):
         await bench.come(number, HOME)
-    with pytest.raises(RefusedError, match="5 nodes of your address") as refused:
+    with pytest.raises(NodeRefusedError, match="5 nodes of your address") as refused:
         await bench.come(6, HOME)
     assert refused.value.retry_seconds
     bench.parts.nodes.stands(bench.parts.nodes.sessions()[0].node, 1)
@@ -66,7 +66,7 @@ async def test_new_keys_of_an_address_run_out_and_grow_again_and_old_keys_need_n
     bench = Gate()
     for number in range(1, 8):
         bench.parts.nodes.leave(await bench.come(number, HOME))
-    with pytest.raises(RefusedError, match="many new keys") as refused:
+    with pytest.raises(NodeRefusedError, match="many new keys") as refused:
         await bench.come(8, HOME)
     assert refused.value.retry_seconds == crowds.NEW_KEY_SECONDS
     async with bench.store.transaction() as tx:
@@ -119,7 +119,7 @@ async def test_nodes_of_one_address_have_a_bound_however_well_known() -> None:
         session = await bench.come(number, HOME)
         bench.parts.nodes.stands(session.node, 5)
         bench.clock.t += 3600.0
-    with pytest.raises(RefusedError, match="8 nodes of your address are here"):
+    with pytest.raises(NodeRefusedError, match="8 nodes of your address are here"):
         await bench.come(9, HOME, known=True)
 
 

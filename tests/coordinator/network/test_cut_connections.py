@@ -1,7 +1,7 @@
 """A broken connection is known before a lease has run out, and a proxy's restart costs nobody a seat."""
 
 from coordinator.domain.lease import Lease
-from coordinator.services.network.nodes import Session
+from coordinator.services.network.nodes import NodeSession
 from protocol.identity import NodeKey
 from protocol.node import HeldLease
 from tests.coordinator.bench import CONFIG, Bench
@@ -11,7 +11,7 @@ def address(number: int) -> str:
     return NodeKey(number.to_bytes(32, "big")).address
 
 
-async def held_by(bench: Bench, *numbers: int) -> dict[int, Session]:
+async def held_by(bench: Bench, *numbers: int) -> dict[int, NodeSession]:
     """Nodes that are here, each with a lease."""
     job, sessions = await bench.job(), {}
     for number in numbers:

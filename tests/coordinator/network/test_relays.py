@@ -21,7 +21,7 @@ from coordinator.services.network.relay_probe import probe
 from protocol.codec import encode_json
 from protocol.identity import NodeKey
 from protocol.network import NetworkReport, PeerMeasure, RelayEnvelope, RelayMeasure, RelayReport, RelayUsage
-from protocol.node import IceServer
+from protocol.node import OfferedIceServer
 from tests.coordinator.conftest import House, nodes, opened, until
 from tests.coordinator.fakes import FakeChain
 from tests.coordinator.network.test_node_socket import running
@@ -87,7 +87,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "PROBE_SECONDS", 0.5)
 
 
-def relay_of(servers: tuple[IceServer, ...]) -> list[str]:
+def relay_of(servers: tuple[OfferedIceServer, ...]) -> list[str]:
     return [server.urls[0] for server in servers if server.urls[0].startswith("turn")]
 
 
@@ -224,7 +224,7 @@ async def test_a_real_relay_announces_itself_is_probed_and_reaches_the_nodes(con
                 assert late.welcomes[0].ice_servers == ()
 
 
-async def _allocates(server: RelayServer, offered: IceServer) -> None:
+async def _allocates(server: RelayServer, offered: OfferedIceServer) -> None:
     """See that the relay takes the credentials, with another implementation's client."""
     from aioice import turn
 
@@ -375,7 +375,7 @@ async def test_a_node_without_measurements_gets_both_relays_and_every_way_to_the
         offered = node.welcomes[0].ice_servers
         assert sorted(relay_of(offered)) == sorted((one, two))
         assert any(server.urls == (two, two.replace("udp", "tcp")) for server in offered)
-        assert IceServer(("stun:stun.test:3478",)) in offered
+        assert OfferedIceServer(("stun:stun.test:3478",)) in offered
 
 
 async def test_credentials_are_good_and_renewed_half_way_through_their_life(

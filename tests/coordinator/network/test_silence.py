@@ -4,7 +4,7 @@ import msgspec
 
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.lease import Lease
-from coordinator.services.network.nodes import Session
+from coordinator.services.network.nodes import NodeSession
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import NodeRecord
 from protocol.node import HeldLease, Unanswered
@@ -25,7 +25,7 @@ def attend(bench: Bench, seconds: float) -> None:
         bench.parts.leases.expired()
 
 
-async def asked(bench: Bench) -> Session:
+async def asked(bench: Bench) -> NodeSession:
     """A node that is here, and has just been asked to open a step."""
     job, session = await bench.job(), await bench.enter(NODE)
     attend(bench, 2 * CONFIG.lease_seconds)

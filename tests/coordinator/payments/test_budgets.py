@@ -21,8 +21,8 @@ from coordinator.services.accounts import budgets as bounds
 from coordinator.services.accounts import challenges as challenges_module
 from coordinator.services.accounts import expiry, signin
 from coordinator.services.accounts import passwords as passwords_module
-from coordinator.services.accounts.accounts import IDLE_S, Accounts
-from coordinator.services.accounts.budgets import UNUSED_SECONDS, Bodies, Budgets, Lane, Rate
+from coordinator.services.accounts.accounts import IDLE_S, AccountService
+from coordinator.services.accounts.budgets import UNUSED_SECONDS, Bodies, Budgets, LaneBudget, RateBudget
 from coordinator.services.accounts.challenges import Challenges
 from coordinator.services.accounts.passwords import Passwords
 from coordinator.services.accounts.throttle import Throttle
@@ -31,11 +31,11 @@ from coordinator.services.artifacts import file_ownership as files_module
 from coordinator.services.artifacts import uploads as uploads_module
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
-from coordinator.services.artifacts.file_ownership import Files
+from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.uploads import EMPTY_S, UploadService
 from coordinator.services.jobs.idempotency import Replays
 from coordinator.services.network import admission as crowds
-from coordinator.services.network.nodes import RefusedError
+from coordinator.services.network.nodes import NodeRefusedError
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import KeyRecord, NodeRecord, SessionRecord, TrailRecord
 from coordinator.web.auth import Auth
@@ -46,7 +46,7 @@ from tests.coordinator.bench import Bench
 from tests.coordinator.rerun import digest
 
 ADA, BOB, EVE = "a" * 32, "b" * 32, "e" * 32
-FEW = Rate("prices", 3, 10, 5, 100)
+FEW = RateBudget("prices", 3, 10, 5, 100)
 
 
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ async def test_what_was_used_already_is_owed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_lane_lets_in_so_many_of_one_and_of_all() -> None:
-    lane = Lane("checks", 1, 2, 30.0)
+    lane = LaneBudget("checks", 1, 2, 30.0)
     with lane.enter(ADA):
         with pytest.raises(TooManyError, match="of yours"):
             lane.enter(ADA).__enter__()
@@ -178,7 +178,7 @@ async def test_sessions_keys_and_the_trail_of_an_account_do_not_grow_for_ever(mo
     for name, most in (("MAX_SESSIONS", 3), ("MAX_KEYS", 2), ("MAX_TRAIL", 5), ("PRUNE_EACH", 1)):
         monkeypatch.setattr(accounts_module, name, most)
     clock, store = VirtualClock(), MemoryStore()
-    accounts = Accounts(store, clock)
+    accounts = AccountService(store, clock)
     await accounts.create("operator", Role.OPERATOR)
     account = await accounts.create("Ada", Role.SUBMITTER)
     who = Principal(account.id, ROLE_SCOPES[Role.SUBMITTER], "Ada")
@@ -203,7 +203,7 @@ async def test_sessions_keys_and_the_trail_of_an_account_do_not_grow_for_ever(mo
 
 
 async def test_answers_that_are_kept_for_repeated_requests_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    rate = Rate(bounds.ANSWERS.what, 2048, 1 / 16, 1 << 20, 1 / 64)
+    rate = RateBudget(bounds.ANSWERS.what, 2048, 1 / 16, 1 << 20, 1 / 64)
     monkeypatch.setattr(bounds, "RATES", (rate, *(one for one in bounds.RATES if one.what != rate.what)))
     clock, store = VirtualClock(), MemoryStore()
     replays = Replays(store, clock)
@@ -265,7 +265,7 @@ async def test_files_have_a_share_of_the_disk_of_one_account_and_of_all_stranger
 ) -> None:
     monkeypatch.setattr(files_module, "MAX_FILES", 3)
     bench, clock = Bench(), VirtualClock()
-    files = Files(bench.store, clock, lambda: 800)
+    files = FileOwnership(bench.store, clock, lambda: 800)
     await files.check_room(ADA, 100, 100)
     with pytest.raises(FullError, match="your 0 files"):
         await files.check_room(ADA, 101, 101)
@@ -325,10 +325,10 @@ async def test_who_never_did_anything_is_forgotten_and_who_did_is_not(monkeypatc
         await tx.update(msgspec.structs.replace(await tx.get(NodeRecord, paid.node), rounds=1))
     for session in (gone, worked, paid):
         bench.parts.nodes.leave(session)
-    accounts = Accounts(bench.store, bench.clock)
+    accounts = AccountService(bench.store, bench.clock)
     operator = await accounts.create("operator", Role.OPERATOR)
     made = [await accounts.create(f"name {number}", Role.SUBMITTER) for number in range(5)]
-    await Files(bench.store, bench.clock).keep(made[1].id, digest("file"), NewUpload(1))
+    await FileOwnership(bench.store, bench.clock).keep(made[1].id, digest("file"), NewUpload(1))
     assert await look() == (0, 0)
     bench.clock.t += UNUSED_SECONDS + 1
     await accounts.begin_session(made[3].id, "password")
@@ -346,7 +346,7 @@ async def test_keys_that_were_never_here_have_a_rate_in_sum(monkeypatch: pytest.
     bench = Bench()
     for number in (1, 2):
         await bench.enter(number, address=f"192.0.2.{number}")
-    with pytest.raises(RefusedError, match="many new keys are coming"):
+    with pytest.raises(NodeRefusedError, match="many new keys are coming"):
         await bench.enter(3, address="192.0.2.3")
     await bench.enter(1, address="192.0.2.9")
     bench.clock.t += crowds.ALL_NEW_KEY_SECONDS

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from protocol.node import Accounts, Earned
+from protocol.node import Accounts, JobEarned
 from tests.coordinator.conftest import House, ScriptedNode, nodes, until
 from tests.coordinator.test_faults import start
 
@@ -13,11 +13,11 @@ pytestmark = pytest.mark.wall_clock
 BUSY_S = 120.0
 
 
-def newest(node: ScriptedNode, job: str) -> Earned | None:
+def newest(node: ScriptedNode, job: str) -> JobEarned | None:
     return next((earned for earned in reversed(node.earned) if earned.job == job), None)
 
 
-def kinds(earned: Earned | None) -> set[str]:
+def kinds(earned: JobEarned | None) -> set[str]:
     return set() if earned is None else {tally.state for tally in earned.tallies}
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease
 from coordinator.errors import FundsError
-from coordinator.services.payments.chain import Chain, LedgerChain
+from coordinator.services.payments.chain import ChainPort, LedgerChain
 from coordinator.services.payments.escrows import escrow_deadline
 from coordinator.services.payments.outbox_dispatcher import MAX_ATTEMPTS
 from coordinator.services.payments.settlement import CLAIM_SECONDS, MAX_PAYEES_A_ROW, Settlement
@@ -319,7 +319,7 @@ async def crash_and_repair(ledger: Ledger, at: int) -> bool:
     await ledger.open_escrow(WALLET_SEED, job_bytes(job), COORDINATOR, Amount(BUDGET), 2**40)
     async with calm.parts.desk.open(job) as work:
         await calm.parts.settlement.finish(work)
-    dying = Bench(store=FusedStore(store, fuse), chain=cast(Chain, FusedChain(chain, fuse)))
+    dying = Bench(store=FusedStore(store, fuse), chain=cast(ChainPort, FusedChain(chain, fuse)))
     crashed = await carry(dying.parts.settlement)
     again = Bench(store=store, chain=chain)
     assert not await carry(again.parts.settlement)

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
-from coordinator.services.network.nodes import Session
+from coordinator.services.network.nodes import NodeSession
 from coordinator.services.payments.stakes import MAX_AT_ONCE, POLL_SECONDS, WATCH_SECONDS
 from coordinator.store.records import NodeRecord
 from ledger.errors import LedgerUnavailableError
@@ -37,7 +37,7 @@ class Counting(Bench):
 
         self.fake.stakes_of = stakes_of  # type: ignore[method-assign]
 
-    async def come(self, number: int, stake: int = LEAST) -> Session:
+    async def come(self, number: int, stake: int = LEAST) -> NodeSession:
         """A node with a stake, which has been looked at."""
         session = await self.enter(number)
         self.fake.stakes[session.node] = stake

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.domain import forecast
-from coordinator.domain.forecast import ASSUMED, Outcome
+from coordinator.domain.forecast import ASSUMED, JobOutcome
 from coordinator.domain.job import JobState
 from coordinator.domain.rounds.run import Run
 from coordinator.services.jobs.alternatives import changed, find_choices
@@ -21,7 +21,7 @@ from protocol.task import Layers
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import spec
 
-outcomes = st.lists(st.builds(Outcome, st.floats(0.01, 100), st.floats(0.01, 1), st.integers(1, 8)), max_size=80)
+outcomes = st.lists(st.builds(JobOutcome, st.floats(0.01, 100), st.floats(0.01, 1), st.integers(1, 8)), max_size=80)
 
 
 def test_with_no_job_seen_the_range_is_the_assumed_one_and_holds_the_plan() -> None:
@@ -31,7 +31,7 @@ def test_with_no_job_seen_the_range_is_the_assumed_one_and_holds_the_plan() -> N
 
 
 @given(outcomes)
-def test_a_range_is_in_order_whatever_was_seen(seen: list[Outcome]) -> None:
+def test_a_range_is_in_order_whatever_was_seen(seen: list[JobOutcome]) -> None:
     found = forecast.time(seen)
     assert 0 < found.low <= found.middle <= found.high
 
@@ -42,7 +42,7 @@ def test_nine_of_ten_jobs_end_in_their_range_however_many_were_seen(earlier: int
     chance = random.Random(earlier)
     inside = total = 0
     for _ in range(1500):
-        seen = [Outcome(chance.lognormvariate(0.3, 0.25), 1.0, 2) for _ in range(earlier)]
+        seen = [JobOutcome(chance.lognormvariate(0.3, 0.25), 1.0, 2) for _ in range(earlier)]
         found = forecast.time(seen)
         inside += found.low <= chance.lognormvariate(0.3, 0.25) <= found.high
         total += 1
@@ -51,13 +51,13 @@ def test_nine_of_ten_jobs_end_in_their_range_however_many_were_seen(earlier: int
 
 def test_forty_jobs_like_each_other_make_the_range_narrow() -> None:
     chance = random.Random(3)
-    found = forecast.time([Outcome(chance.uniform(1.4, 1.6), 1.0, 2) for _ in range(40)])
+    found = forecast.time([JobOutcome(chance.uniform(1.4, 1.6), 1.0, 2) for _ in range(40)])
     assert 1.4 <= found.low < found.high <= 1.6
 
 
 @given(outcomes, st.integers(1, 64), st.integers(1, 8), st.integers(1, 5000), st.floats(0, 1000))
 def test_a_part_of_the_price_is_never_below_one_replicas_nor_above_all(
-    seen: list[Outcome], replicas: int, stages: int, rounds: int, hours: float
+    seen: list[JobOutcome], replicas: int, stages: int, rounds: int, hours: float
 ) -> None:
     found = forecast.paid(seen, replicas, replicas * stages, rounds, hours)
     assert 1 / replicas <= found.low + 1e-12
@@ -91,19 +91,19 @@ def test_nineteen_of_twenty_jobs_in_rough_weather_pay_the_low_end_however_many_w
 
     inside = 0
     for _ in range(1500):
-        seen = [Outcome(1.0, one() if at % 2 else 1.0, 2 if at % 2 else 1) for at in range(2 * earlier)]
+        seen = [JobOutcome(1.0, one() if at % 2 else 1.0, 2 if at % 2 else 1) for at in range(2 * earlier)]
         inside += one() >= forecast.paid(seen[: forecast.RECENT], 4, 4, 100, 0.1).low
     assert inside / 1500 >= 0.93
 
 
 def test_calm_weather_makes_the_range_narrow() -> None:
-    seen = [Outcome(1.0, 0.99, 2)] * 40
+    seen = [JobOutcome(1.0, 0.99, 2)] * 40
     assert forecast.paid(seen, 4, 4, 100, 0.1).low >= 0.98
     assert forecast.paid(seen[:4], 4, 4, 100, 0.1).low < 0.8
 
 
 def test_one_replica_pays_its_price() -> None:
-    assert forecast.paid([Outcome(1.0, 0.5, 4)] * 40, 1, 2, 10, 100.0).low == 1.0
+    assert forecast.paid([JobOutcome(1.0, 0.5, 4)] * 40, 1, 2, 10, 100.0).low == 1.0
 
 
 async def test_jobs_that_lost_parts_count_and_jobs_that_were_stopped_do_not() -> None:

@@ -12,7 +12,7 @@ from coordinator.domain.network import LIVE_SECONDS, MAX_KEPT, STALE_SECONDS, Ne
 from coordinator.domain.pipeline import MAX_ORDERED, arrange, match
 from coordinator.domain.placement import Candidate, choose
 from coordinator.domain.placement.fleet import survey
-from coordinator.domain.relays import FAR_SECONDS, Relay, live, order, probed
+from coordinator.domain.relays import FAR_SECONDS, RelayCandidate, live, order, probed
 from protocol.identity import NodeKey
 from protocol.network import NetworkReport, PeerMeasure, RelayMeasure
 from tests.coordinator.planner.test_placement import SHAPE, TRAINING, node
@@ -136,8 +136,8 @@ def legs(one: str, relay: str) -> float | None:
     return LEGS.get((one, relay))
 
 
-def up(name: str, **changes: object) -> Relay:
-    return Relay(name, probed=True, **changes)  # type: ignore[arg-type]
+def up(name: str, **changes: object) -> RelayCandidate:
+    return RelayCandidate(name, probed=True, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def up(name: str, **changes: object) -> Relay:
     [
         ((A, B), [up(NEAR), up(MIDDLE), up(FAR)], (MIDDLE, NEAR)),
         ((A,), [up(NEAR), up(MIDDLE), up(FAR)], (NEAR, FAR)),
-        ((A, B), [up(NEAR), Relay(MIDDLE), up(FAR)], (NEAR, FAR)),
+        ((A, B), [up(NEAR), RelayCandidate(MIDDLE), up(FAR)], (NEAR, FAR)),
         ((A, B), [up(NEAR), up(MIDDLE, failed=3), up(FAR)], (NEAR, FAR)),
         ((A, B), [up(NEAR), up(MIDDLE, failed=2)], (MIDDLE, NEAR)),
         ((A, B), [up(NEAR), up(MIDDLE, expires=100.0)], (NEAR,)),
@@ -157,7 +157,7 @@ def up(name: str, **changes: object) -> Relay:
     ],
 )
 def test_a_pair_gets_the_relay_whose_legs_are_shortest_and_another_one_to_stand_by(
-    ends: tuple[str, ...], relays: list[Relay], expected: tuple[str, ...]
+    ends: tuple[str, ...], relays: list[RelayCandidate], expected: tuple[str, ...]
 ) -> None:
     assert order(ends, relays, legs, 100.0) == expected
 
@@ -188,7 +188,7 @@ def test_an_order_does_not_stay_with_a_relay_that_has_become_full() -> None:
 
 RELAYS = st.lists(
     st.builds(
-        Relay,
+        RelayCandidate,
         name=st.sampled_from([f"turn:relay{i}.test:3478" for i in range(6)]),
         probed=st.booleans(),
         failed=st.integers(0, 3),
@@ -202,7 +202,7 @@ RELAYS = st.lists(
 
 @given(RELAYS, st.dictionaries(st.tuples(st.sampled_from([A, B]), st.integers(0, 5)), st.floats(0, 1)), st.data())
 def test_a_dead_relay_is_never_chosen_and_both_ends_get_the_same(
-    relays: list[Relay], measured: dict[tuple[str, int], float], data: st.DataObject
+    relays: list[RelayCandidate], measured: dict[tuple[str, int], float], data: st.DataObject
 ) -> None:
     found = {(one, f"turn:relay{i}.test:3478"): rtt for (one, i), rtt in measured.items()}
 
@@ -217,7 +217,7 @@ def test_a_dead_relay_is_never_chosen_and_both_ends_get_the_same(
 
 
 def test_three_missed_probes_end_a_relay_and_one_answer_brings_it_back() -> None:
-    relay = probed(Relay(NEAR), 0.02)
+    relay = probed(RelayCandidate(NEAR), 0.02)
     for _ in range(2):
         relay = probed(relay, None)
         assert live(relay, 0.0)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.domain.network import Line
-from coordinator.domain.placement import Network, Options, choose
+from coordinator.domain.placement import MeasuredNetwork, PlanOptions, choose
 from coordinator.domain.placement.chains import tighten
 from coordinator.domain.placement.cost import Load, pace
 from coordinator.domain.placement.fleet import Fleet, survey
-from coordinator.domain.placement.flow import INFEASIBLE, Flow
+from coordinator.domain.placement.flow import INFEASIBLE, RoundFlow
 from coordinator.domain.placement.matching import largest_matching
 from coordinator.domain.placement.search import Chance
 from coordinator.domain.placement.tiers import least_beat, least_bottleneck
@@ -32,7 +32,7 @@ def everywhere(count: int, stages: int) -> list[list[int]]:
 
 def beat(fleet: Fleet, load: Load, stages: int, places: Sequence[int], replicas: int = 0) -> float:
     count = len(fleet.nodes)
-    flow = Flow(fleet, load, everywhere(count, stages), replicas or count // stages, places)
+    flow = RoundFlow(fleet, load, everywhere(count, stages), replicas or count // stages, places)
     assert flow.counts is not None
     return max(pace(fleet, load, flow.counts, nodes).beat for nodes in flow.rows)
 
@@ -167,8 +167,8 @@ def test_memory_holds_every_stage_wherever_it_did(seed: int) -> None:
     fleet, load = homes.peers(12, seed), homes.load()
     chance, start = Chance(seed), list(range(12))
     caps = [[6 + chance.below(12) for _ in start] for _ in range(3)]
-    before = Flow(fleet, load, caps, 4, start)
-    after = Flow(fleet, load, caps, 4, tighten(fleet, load, caps, start, 4, 1000, seed))
+    before = RoundFlow(fleet, load, caps, 4, start)
+    after = RoundFlow(fleet, load, caps, 4, tighten(fleet, load, caps, start, 4, 1000, seed))
     if before.counts is not None:
         assert after.counts is not None
         assert after.cost() < INFEASIBLE
@@ -230,11 +230,11 @@ class LossyWays:
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_a_jobs_plan_goes_round_the_ways_that_lose_most(seed: int) -> None:
     fleet = homes.peers(64, seed)
-    network: Network = LossyWays(fleet)
+    network: MeasuredNetwork = LossyWays(fleet)
     candidates = [homes.node(i, i, memory_mb=10**6, flops=fleet.speed[i] * 1e9) for i in range(64)]
     load = msgspec.structs.replace(homes.load(), layer_operations=homes.LAYER_SECONDS * 1e9)
     shape = dataclasses.replace(SHAPE, layers=homes.LAYERS)
-    found = choose(shape, TRAINING, candidates, 8, 8, network, Options(1, load=load))
+    found = choose(shape, TRAINING, candidates, 8, 8, network, PlanOptions(1, load=load))
     name = {candidate.node: at for at, candidate in enumerate(candidates)}
     counts = [part.last - part.first for part in found.layers]
     known = survey(candidates, network)
@@ -246,5 +246,5 @@ def test_a_jobs_plan_goes_round_the_ways_that_lose_most(seed: int) -> None:
 
 def test_latency_holds_a_plan_where_few_micro_batches_are_under_way() -> None:
     fleet = msgspec.structs.replace(homes.peers(16, 1), rtt=[[10.0 * (a != b) for b in range(16)] for a in range(16)])
-    held = [Flow(fleet, homes.load(ahead), everywhere(16, 4), 4, range(16)).held_by_a_loop() for ahead in (0, 64)]
+    held = [RoundFlow(fleet, homes.load(ahead), everywhere(16, 4), 4, range(16)).held_by_a_loop() for ahead in (0, 64)]
     assert held == [True, False]

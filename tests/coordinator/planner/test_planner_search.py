@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.domain.placement.communication import Communication
-from coordinator.domain.placement.flow import Flow
+from coordinator.domain.placement.flow import RoundFlow
 from coordinator.domain.placement.search import Chance, anneal, descend
 from coordinator.domain.placement.start import gather, pipelines_inside, replicas_inside
 from coordinator.domain.placement.tiers import least_bottleneck
@@ -18,7 +18,7 @@ from tests.support import dtfm, homes
 SWAPS = 3000
 
 
-def planned(number: int, traffic: dtfm.Traffic, names: list[int], swaps: int = SWAPS) -> Communication:
+def planned(number: int, traffic: dtfm.StepTraffic, names: list[int], swaps: int = SWAPS) -> Communication:
     """The planner's layout of a scenario whose machines are called ``names``."""
     latency, rate = dtfm.scenario(number)
     latency = [[latency[names[a]][names[b]] for b in range(dtfm.NODES)] for a in range(dtfm.NODES)]
@@ -76,10 +76,10 @@ def test_groups_are_the_regions_whatever_the_nodes_are_called() -> None:
     assert len({node for group in gather(far, range(16), 3, 5) for node in group}) == 15
 
 
-def flow(count: int, stages: int, seed: int, ahead: int = homes.MICRO_BATCHES) -> Flow:
+def flow(count: int, stages: int, seed: int, ahead: int = homes.MICRO_BATCHES) -> RoundFlow:
     fleet, load = homes.peers(count, seed), homes.load(ahead)
     order = sorted(range(count), key=lambda node: -fleet.speed[node])
-    return Flow(fleet, load, [[homes.LAYERS] * count] * stages, count // stages, order)
+    return RoundFlow(fleet, load, [[homes.LAYERS] * count] * stages, count // stages, order)
 
 
 def test_a_plan_depends_on_the_seed_and_on_nothing_else() -> None:
@@ -100,7 +100,7 @@ def test_a_search_never_ends_above_its_start_and_its_sums_stay_true(seed: int, s
     after = anneal(found, 200, seed)
     assert after <= before
     assert descend(found, 1) <= after
-    again = Flow(
+    again = RoundFlow(
         homes.peers(count, seed), homes.load(), [[homes.LAYERS] * count] * stages, count // stages, found.places
     )
     assert again.cost() == pytest.approx(found.cost(), rel=1e-9)
@@ -115,10 +115,10 @@ SLOW = pytest.mark.slow
 def test_whoever_comes_from_the_bench_or_goes_there_counts_at_once(seed: int, swaps: list[tuple[int, int]]) -> None:
     fleet, load = homes.peers(11, seed), homes.load()
     caps = [[2 + (node * 7 + seed) % 23 for node in range(11)] for _ in range(2)]
-    found = Flow(fleet, load, caps, 3, list(range(11)))
+    found = RoundFlow(fleet, load, caps, 3, list(range(11)))
     for one, other in swaps:
         found.swap(one, other)
-        fresh = Flow(fleet, load, caps, 3, found.places)
+        fresh = RoundFlow(fleet, load, caps, 3, found.places)
         assert found.counts == fresh.counts
         assert found.cost() == pytest.approx(fresh.cost(), rel=1e-9)
 

@@ -18,7 +18,7 @@ from coordinator.services.accounts.notification_settings import NoticeService
 from coordinator.services.accounts.passwords import Passwords
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
-from coordinator.services.artifacts.file_ownership import Files
+from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.core.context import Context
@@ -66,7 +66,7 @@ class House:
         config = Config(folder, "http://ledger.test", open=open_to_all)
         cheap = Passwords(PasswordHasher(1, 8, 1))
         self.store = MemoryStore()
-        self.files = Files(self.store, SystemClock())
+        self.files = FileOwnership(self.store, SystemClock())
         self.auth = Auth(self.store, SystemClock(), config, cheap)
         self.accounts = self.auth.accounts
         self.app: web.Application | None = None

@@ -1,6 +1,6 @@
 """A network and its jobs in memory: behaves like the services do, so that the web layer can be seen without them.
 
-``Cluster`` implements ``ports.Jobs`` and ``ports.Network``. A job lives from created to settled by ``step``, one call a round;
+``Cluster`` implements ``ports.JobsPort`` and ``ports.NetworkPort``. A job lives from created to settled, a ``step`` a round;
 its loss falls on a fixed curve, so that screenshots and tests are the same every time.
 """
 
@@ -16,12 +16,12 @@ import msgspec
 from coordinator.bus import Bus
 from coordinator.client.text import JOB_SENTENCES
 from coordinator.domain.account import LOCAL_ACCOUNT
-from coordinator.domain.job import Action
+from coordinator.domain.job import JobAction
 from coordinator.errors import ConflictError, FundsError, IllegalTransitionError, InvalidError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
-from coordinator.services.artifacts.file_ownership import Files
+from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.jobs.alternatives import find_choices
-from coordinator.services.jobs.ports import MAX_ROWS, Window
+from coordinator.services.jobs.ports import MAX_ROWS, ListWindow
 from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
 from protocol.job.rounds import total_rounds
 from protocol.models.model import PRESETS
@@ -100,7 +100,7 @@ class Cluster:
         self, artifacts: ArtifactStore | None = None, balance: int = 50_000_000, test_wallet: bool = True
     ) -> None:
         self.artifacts = artifacts
-        self.files: Files | None = None
+        self.files: FileOwnership | None = None
         self.balance = balance
         self.test_wallet = test_wallet
         self.now = START
@@ -226,14 +226,14 @@ class Cluster:
         self._say(found, "cancelled", "the submitter cancelled the job; verified work was paid")
         return found.view
 
-    async def ask(self, job: str, action: Action) -> api.JobView:
+    async def ask(self, job: str, action: JobAction) -> api.JobView:
         found = self._find(job)
         match action, found.view.state:
-            case Action.PAUSE, "funded" | "planned" | "running":
+            case JobAction.PAUSE, "funded" | "planned" | "running":
                 self._change(found, state="paused", reason="the submitter paused the job")
-            case Action.RESUME, "paused":
+            case JobAction.RESUME, "paused":
                 self._change(found, state="planned", reason="")
-            case Action.STOP, "planned" | "running" | "paused" if found.view.rounds_done:
+            case JobAction.STOP, "planned" | "running" | "paused" if found.view.rounds_done:
                 self._change(found, state="verifying", reason="the job was stopped")
             case _, state:
                 raise ConflictError(f"job {job[:8]} is {state}: nothing to {action}")
@@ -305,16 +305,16 @@ class Cluster:
             )
         return parts
 
-    async def rounds(self, job: str, window: Window | None = None) -> Sequence[api.RoundView]:
+    async def rounds(self, job: str, window: ListWindow | None = None) -> Sequence[api.RoundView]:
         return _window(self._find(job).rounds, window, lambda one: (one.round, one.epoch))
 
-    async def commits(self, job: str, window: Window | None = None) -> Sequence[api.CommitView]:
+    async def commits(self, job: str, window: ListWindow | None = None) -> Sequence[api.CommitView]:
         return _window(self._find(job).commits, window, lambda one: (one.round, one.epoch, one.replica, one.stage))
 
-    async def audits(self, job: str, window: Window | None = None) -> Sequence[api.AuditView]:
+    async def audits(self, job: str, window: ListWindow | None = None) -> Sequence[api.AuditView]:
         return _window(self._find(job).audits, window, lambda one: (one.round, one.audit))
 
-    async def receipts(self, job: str, window: Window | None = None) -> Sequence[api.Receipt]:
+    async def receipts(self, job: str, window: ListWindow | None = None) -> Sequence[api.Receipt]:
         return _window(self._find(job).receipts, window, lambda one: (one.id,))
 
     async def metrics(self, job: str, after: int, limit: int = MAX_ROWS) -> Sequence[api.Metric]:
@@ -541,7 +541,7 @@ class Cluster:
         )
 
 
-def _window(rows: Sequence[V], window: Window | None, place: Callable[[V], tuple[object, ...]]) -> Sequence[V]:
+def _window(rows: Sequence[V], window: ListWindow | None, place: Callable[[V], tuple[object, ...]]) -> Sequence[V]:
     if window is None:
         return rows
     found = sorted(rows, key=place)

@@ -12,7 +12,7 @@ from protocol.audit import ReplayStep
 from protocol.disputes import DisputeDetail, DisputeView
 from protocol.evidence import RoundEvidence
 from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
-from protocol.node import IceServer, IceServers
+from protocol.node import IceServers, OfferedIceServer
 from protocol.plan import Layers, Member, Plan
 from protocol.rest import api, ledger, market
 from protocol.rest.records import OPENING, AuditRecords
@@ -20,7 +20,7 @@ from tests.coordinator.web.fake import NODES, PRICE_PER_PETAFLOP, START, Cluster
 
 
 class Market:
-    """``ports.Market`` over a cluster: three regions, a price that rose, a wallet that earns."""
+    """``ports.MarketPort`` over a cluster: three regions, a price that rose, a wallet that earns."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -91,7 +91,7 @@ class Market:
 
 
 class Books:
-    """``ports.Books`` over a cluster: what its jobs' receipts say; nothing of it can be proven."""
+    """``ports.LedgerPort`` over a cluster: what its jobs' receipts say; nothing of it can be proven."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -172,7 +172,7 @@ class Books:
 
 
 class Leavings:
-    """``ports.Leavings`` over a cluster: checkpoints whose files are made up, a model that repeats its prompt."""
+    """``ports.OutputsPort`` over a cluster: checkpoints whose files are made up, a model that repeats its prompt."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -240,7 +240,7 @@ class Leavings:
 
 
 class Registry:
-    """``ports.Network`` over a cluster: both ports have a method called ``nodes``."""
+    """``ports.NetworkPort`` over a cluster: both ports have a method called ``nodes``."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -255,7 +255,7 @@ class Registry:
         return self._cluster.relays
 
     async def relay_credentials(self, question: RelayQuestion, host: str) -> IceServers:
-        return IceServers((IceServer(("turn:relay.test:3478?transport=udp",), f"1:{question.node}", host),))
+        return IceServers((OfferedIceServer(("turn:relay.test:3478?transport=udp",), f"1:{question.node}", host),))
 
     async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
         self._cluster.announced.append(envelope)

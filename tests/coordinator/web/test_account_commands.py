@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.client import Client, files
 from coordinator.client.cli import main
-from coordinator.client.line import Line
+from coordinator.client.line import HttpLine
 from coordinator.client.login import CONFIG_VARIABLE, TOKEN_VARIABLE, file_of_keys
 from coordinator.domain.account import Scope
 from cottage.cli import main as umbrella
@@ -171,7 +171,7 @@ async def test_an_upload_that_was_interrupted_goes_on_from_the_bytes_that_are_th
     monkeypatch.setattr(files, "PIECE_BYTES", 1000)
     send, offsets = files._send_piece, list[int]()
 
-    async def counted(line: Line, path: Path, upload: api.Upload) -> api.Upload:
+    async def counted(line: HttpLine, path: Path, upload: api.Upload) -> api.Upload:
         offsets.append(upload.offset)
         if len(offsets) == 2:
             raise KeyboardInterrupt  # As Ctrl-C does.

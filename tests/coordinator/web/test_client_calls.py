@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.client import Client, ProblemError
 from coordinator.client.cli import main
-from coordinator.client.line import Line
+from coordinator.client.line import HttpLine
 from protocol.rest.api import TrialRequest
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import archive
@@ -170,10 +170,10 @@ async def test_every_operation_of_the_document_has_a_call_or_is_lacking_on_purpo
     told = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     shapes = {one: re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(one))) for one in told}
     asked, refused = set[str](), set[str]()
-    ask = Line.request
+    ask = HttpLine.request
 
     @contextlib.asynccontextmanager
-    async def noted(self: Line, method: str, path: str, *rest: Any, **more: Any) -> AsyncIterator[Any]:
+    async def noted(self: HttpLine, method: str, path: str, *rest: Any, **more: Any) -> AsyncIterator[Any]:
         there = f"{method} /api/v1/{path.partition('?')[0]}"
         named = {one for one, shape in shapes.items() if shape.fullmatch(there)} or {there}
         try:
@@ -184,7 +184,7 @@ async def test_every_operation_of_the_document_has_a_call_or_is_lacking_on_purpo
             refused.update(named)
             raise
 
-    monkeypatch.setattr(Line, "request", noted)
+    monkeypatch.setattr(HttpLine, "request", noted)
     header = await member(town, "ada")
     (account,) = await town.accounts.all()
     await town.accounts.begin_session(account.id, "password")

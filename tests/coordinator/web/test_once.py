@@ -8,7 +8,7 @@ import pytest
 
 from common.clock import VirtualClock
 from coordinator.client import Client
-from coordinator.client.line import Line
+from coordinator.client.line import HttpLine
 from coordinator.errors import UnavailableError
 from coordinator.services.jobs.idempotency import KEEP_S, Replays
 from coordinator.store.memory import MemoryStore
@@ -107,9 +107,9 @@ async def test_the_client_sends_its_key_again_when_an_answer_is_lost(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys: list[str] = []
-    request = Line.request
+    request = HttpLine.request
 
-    def losing(self: Line, method: str, path: str, **more: Any) -> Any:
+    def losing(self: HttpLine, method: str, path: str, **more: Any) -> Any:
         keys.append(more.get("headers", {}).get("Idempotency-Key", ""))
         return request(self, method, path, **more)
 
@@ -121,7 +121,7 @@ async def test_the_client_sends_its_key_again_when_an_answer_is_lost(
             raise UnavailableError("the answer is lost")
         return made
 
-    monkeypatch.setattr(Line, "request", losing)
+    monkeypatch.setattr(HttpLine, "request", losing)
     monkeypatch.setattr(house.cluster, "create", dies)
     async with Client(house.url, sleep=lambda _s: asyncio.sleep(0)) as client:
         job = await client.create_job(spec(await house.dataset()))

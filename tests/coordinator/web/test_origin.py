@@ -3,18 +3,18 @@
 import aiohttp
 import pytest
 
-from coordinator.web.auth.origin import Origin, origin_of
+from coordinator.web.auth.origin import PageOrigin, origin_of
 from tests.coordinator.web.conftest import House
 
 
 @pytest.mark.parametrize(
     ("text", "origin"),
     [
-        ("http://localhost:8470", Origin("http", "localhost", 8470)),
-        ("https://Cottage.Example", Origin("https", "cottage.example", 443)),
-        ("https://cottage.example:443", Origin("https", "cottage.example", 443)),
-        ("http://[::1]:8470", Origin("http", "::1", 8470)),
-        ("http://[0:0:0:0:0:0:0:1]", Origin("http", "::1", 80)),
+        ("http://localhost:8470", PageOrigin("http", "localhost", 8470)),
+        ("https://Cottage.Example", PageOrigin("https", "cottage.example", 443)),
+        ("https://cottage.example:443", PageOrigin("https", "cottage.example", 443)),
+        ("http://[::1]:8470", PageOrigin("http", "::1", 8470)),
+        ("http://[0:0:0:0:0:0:0:1]", PageOrigin("http", "::1", 80)),
         ("null", None), ("", None), ("x://localhost:8470", None), ("file://", None), ("localhost:8470", None),
         ("http://localhost:8470/", None), ("http://somebody@localhost:8470", None), ("http://localhost:0", None),
         ("http://localhost:99999", None), ("http://[::1", None), ("http://[zz]:1", None), ("http://a b", None),
@@ -22,7 +22,7 @@ from tests.coordinator.web.conftest import House
         ("http://a?b", None), ("http://a#b", None),
     ],
 )  # fmt: skip
-def test_an_origin_is_scheme_host_and_port(text: str, origin: Origin | None) -> None:
+def test_an_origin_is_scheme_host_and_port(text: str, origin: PageOrigin | None) -> None:
     assert origin_of(text) == origin
 
 

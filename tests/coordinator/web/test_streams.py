@@ -14,7 +14,7 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.web import feed as feeds
 from coordinator.web import stream
 from coordinator.web.http import protect
-from coordinator.web.stream import Limits, Streams
+from coordinator.web.stream import StreamLimits, Streams
 from protocol.rest.api import NewJob
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import Cluster
@@ -25,7 +25,7 @@ from tests.coordinator.web.test_api import spec, submitted
 class Station:
     """Streams of one job, alone behind a port."""
 
-    def __init__(self, cluster: Cluster, job: str, limits: Limits) -> None:
+    def __init__(self, cluster: Cluster, job: str, limits: StreamLimits) -> None:
         self.cluster, self.job, self.port = cluster, job, 0
         self.streams = Streams(cluster, Registry(cluster), limits)
         self.app = web.Application()
@@ -53,7 +53,7 @@ async def station(tmp_path: Path) -> AsyncIterator[Station]:
     assert cluster.artifacts is not None
     data = await cluster.artifacts.put(chunks(), None, 1 << 20)
     job = (await cluster.create(msgspec.convert({"spec": spec(data)}, NewJob))).id
-    made = Station(cluster, job, Limits(total=40, each=40))
+    made = Station(cluster, job, StreamLimits(total=40, each=40))
     runner = web.AppRunner(made.app, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -100,9 +100,9 @@ async def test_a_reader_that_stalls_costs_a_buffer_and_then_gets_every_point_onc
 
 
 def test_what_happens_now_and_then_is_looked_at_at_once_and_a_flood_as_often_as_agreed() -> None:
-    pace = feeds.Pace()
+    pace = feeds.FeedPace()
     assert [pace.wait(at / 5) for at in range(200)] == [0.0] * 200, "five changes a second wait for nothing"
-    now, looks, pace = 1000.0, 0, feeds.Pace()
+    now, looks, pace = 1000.0, 0, feeds.FeedPace()
     while now < 1010.0:
         now, looks = now + pace.wait(now) + 1e-6, looks + 1
     assert looks <= 10 * feeds.LOOKS_A_SECOND + feeds.LOOKS_AT_ONCE + 1
@@ -188,7 +188,7 @@ async def test_a_quiet_stream_says_that_it_lives_and_one_that_grows_old_ends(
 async def test_streams_beyond_the_limit_are_refused_and_those_that_end_make_room(
     house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Limits.__init__, "__defaults__", (10, 1))
+    monkeypatch.setattr(StreamLimits.__init__, "__defaults__", (10, 1))
     await house.stop()
     await house.start()
     url = f"{house.api}/network/stream"

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from common.clock import VirtualClock
 from coordinator.domain.account import LOCAL_ACCOUNT, Principal, Role, Scope
-from coordinator.services.accounts.accounts import ABSOLUTE_S, IDLE_S, Accounts
+from coordinator.services.accounts.accounts import ABSOLUTE_S, IDLE_S, AccountService
 from coordinator.services.accounts.throttle import Throttle
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import CredentialRecord
@@ -209,7 +209,7 @@ async def test_a_key_does_only_what_its_scopes_say(town: House, http: aiohttp.Cl
 
 async def test_revoked_expired_and_forged_keys_read_the_same() -> None:
     clock = Clock()
-    accounts = Accounts(MemoryStore(), clock)  # type: ignore[arg-type]
+    accounts = AccountService(MemoryStore(), clock)  # type: ignore[arg-type]
     account = await accounts.create("somebody", Role.OPERATOR)
     who = Principal(account.id, frozenset(Scope))
     kept, text = await accounts.create_key(who, "kept", frozenset({Scope.JOBS_READ}), 10.0)
@@ -227,7 +227,7 @@ async def test_revoked_expired_and_forged_keys_read_the_same() -> None:
 
 async def test_a_session_ends_when_idle_and_after_a_month_however_busy() -> None:
     clock = Clock()
-    accounts = Accounts(MemoryStore(), clock)  # type: ignore[arg-type]
+    accounts = AccountService(MemoryStore(), clock)  # type: ignore[arg-type]
     account = await accounts.create("somebody", Role.SUBMITTER)
     idle, busy = [await accounts.begin_session(account.id, "password") for _ in range(2)]
     began = clock.now_s

@@ -20,7 +20,7 @@ from desktop.agent.errors import AgentError
 from ledger.client import Ledger, LedgerConfig, job_bytes
 from ledger.money import Amount
 from protocol.identity import NodeKey
-from protocol.node import Assign, Earned, LedgerInfo, Promised, Refused
+from protocol.node import Assign, JobEarned, LedgerInfo, Promised, Refused
 from protocol.task import OpenStep, StepOpened, TaskFailed, TaskReady
 from tests.desktop.conftest import assignment, plan_of
 from tests.desktop.coordinator_double import Double
@@ -209,8 +209,8 @@ async def test_status_and_earnings_can_be_asked_for(coordinator: Double, tmp_pat
     deep.mkdir(parents=True)
     async with agent_program(deep / "home", coordinator.url, "--sandbox", "process", "--name", "attic") as node:
         assign, worker = await running_task(coordinator, node, "checkpoint")
-        await coordinator.send(node.address, Earned(assign.job, 2_500_000, 1_000_000, "5igna7ure"))
-        await coordinator.send(node.address, Earned(assign.job, 2_000_000, 500_000))
+        await coordinator.send(node.address, JobEarned(assign.job, 2_500_000, 1_000_000, "5igna7ure"))
+        await coordinator.send(node.address, JobEarned(assign.job, 2_000_000, 500_000))
         await coordinator.command(node.address, assign, OpenStep("ef" * 16, 0, 3, 1))
         await coordinator.until(lambda: coordinator.bodies(StepOpened))
         code, text = await words_of("status", "--home", str(node.home), "--json")

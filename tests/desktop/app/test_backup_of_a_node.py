@@ -96,7 +96,7 @@ def test_nothing_is_ever_overwritten(home: Home, tmp_path: Path) -> None:
     other = Home.at(tmp_path / "other")
     before = other.key().address
     with pytest.raises(SettingsError, match=before):
-        backup.restore(other, backup.Kept(home.key().seed, home.settings(), Rules()))
+        backup.restore(other, backup.BackupContent(home.key().seed, home.settings(), Rules()))
     assert other.key().address == before
     assert other.settings() == Settings()
 

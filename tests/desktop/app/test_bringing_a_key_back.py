@@ -17,7 +17,7 @@ from desktop.agent.errors import AgentError, SettingsError
 from desktop.agent.lending.keeper import load, store
 from desktop.agent.lending.rules import Rules
 from protocol.identity import NodeKey
-from protocol.node import Earned
+from protocol.node import JobEarned
 from tests.desktop.app.test_agent_as_a_process import PROGRAM, ROOT
 from tests.desktop.app.test_backup_of_a_node import cheap
 from tests.desktop.app.test_owner_of_an_agent import home, serving
@@ -95,7 +95,7 @@ async def test_what_cannot_be_brought_back_changes_nothing(
         ):
             with pytest.raises(SettingsError, match=why):
                 await ask(home, **order)
-        service.desk.books.earnings.record("https://c.example", Earned("ab" * 16, 5, 0, ""), time.time())
+        service.desk.books.earnings.record("https://c.example", JobEarned("ab" * 16, 5, 0, ""), time.time())
         with pytest.raises(SettingsError, match="has earned on this computer"):
             await ask(home, file=str(file), passphrase=PASSPHRASE)
         service.desk.on = True

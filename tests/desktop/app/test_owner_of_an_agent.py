@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 
 from desktop.agent.app import settings, status, support
 from desktop.agent.app.agent import MAX_FAILURES
-from desktop.agent.app.selftest import NAMES, Means, SelfTest, Speed, Steps
+from desktop.agent.app.selftest import NAMES, SelfTest, SelfTestMeans, Speed, Steps
 from desktop.agent.app.service import Service
 from desktop.agent.base import activity
 from desktop.agent.base.activity import Activity, Events
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import Device, processor
 from desktop.agent.cli import cli
-from desktop.agent.earnings.earnings import DAYS, Earnings, Summary
-from desktop.agent.earnings.earnings_estimate import MAX_BUSY, Network, predict
+from desktop.agent.earnings.earnings import DAYS, EarningsFile, Summary
+from desktop.agent.earnings.earnings_estimate import MAX_BUSY, NetworkPrices, predict
 from desktop.agent.errors import NoAgentError, NoEngineError, NoImageError, SandboxError, SettingsError
 from desktop.agent.lending.keeper import LendingChange
 from protocol.identity import NodeKey
-from protocol.node import Earned, Refused
+from protocol.node import JobEarned, Refused
 from tests.desktop.conftest import JOB, StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from transport.nettest.errors import NettestError
@@ -257,7 +257,7 @@ async def failures(home: Home) -> list[str]:
 
 
 def test_each_job_says_how_it_stands_and_why(tmp_path: Path) -> None:
-    book, now = Earnings(tmp_path / "e.db"), time.time()
+    book, now = EarningsFile(tmp_path / "e.db"), time.time()
     jobs = {
         name: f"{number:02}" * 16 for number, name in enumerate(("paid", "saving", "failed", "fresh", "old", "now"))
     }
@@ -265,9 +265,9 @@ def test_each_job_says_how_it_stands_and_why(tmp_path: Path) -> None:
         book.record_work(
             "http://c", str(number), job, name, now - 100, 60.0, "out of memory" if name == "failed" else ""
         )
-    book.record("http://c", Earned(jobs["paid"], 500, 500, "5xyz"), now)
-    book.record("http://c", Earned(jobs["saving"], 300, 100, ""), now)
-    book.record("http://c", Earned(jobs["old"], 0, 0, "", "cancelled", "stopped"), now)
+    book.record("http://c", JobEarned(jobs["paid"], 500, 500, "5xyz"), now)
+    book.record("http://c", JobEarned(jobs["saving"], 300, 100, ""), now)
+    book.record("http://c", JobEarned(jobs["old"], 0, 0, "", "cancelled", "stopped"), now)
     summary = book.summary(now, {jobs["now"]}, "http://rpc", "http://c")
     found = {job.name: (job.standing, *((r.why, r.detail) for r in job.reasons)) for job in summary.jobs}
     assert found == {
@@ -281,11 +281,11 @@ def test_each_job_says_how_it_stands_and_why(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, DAYS + 5), st.integers(0, 10**6)), max_size=30))
 def test_days_hold_what_was_verified_on_them_and_never_more(gains: list[tuple[int, int]]) -> None:
-    book, now, total, recent = Earnings(Path(":memory:")), time.time(), 0, 0
+    book, now, total, recent = EarningsFile(Path(":memory:")), time.time(), 0, 0
     for days_ago, amount in sorted(gains, reverse=True):
         total += amount
         recent += amount if days_ago < DAYS - 1 else 0
-        book.record("http://c", Earned(JOB, total, 0, ""), now - days_ago * 86_400)
+        book.record("http://c", JobEarned(JOB, total, 0, ""), now - days_ago * 86_400)
     summary = book.summary(now)
     assert summary.verified == total
     assert len(summary.days) == DAYS
@@ -322,7 +322,7 @@ async def found_by(home: Home, device: Device, flops: Any, line: Any) -> SelfTes
         return found
 
     last = SelfTest()
-    async for last in Steps(home, home.settings(), Means(lambda: device, measure, test_line)).results(1.0):
+    async for last in Steps(home, home.settings(), SelfTestMeans(lambda: device, measure, test_line)).results(1.0):
         assert [check.name for check in last.checks] == list(NAMES)
     return last
 
@@ -366,11 +366,11 @@ async def test_a_sandbox_that_lacks_something_is_told_by_a_code(home: Home, erro
 
 
 def test_a_prediction_is_a_range_of_the_networks_prices_less_what_power_costs() -> None:
-    found = predict(1e12, Network(10, 4, 2_000), 300.0, 300_000)
+    found = predict(1e12, NetworkPrices(10, 4, 2_000), 300.0, 300_000)
     full = 1e12 * 3600 / 1e15 * 2_000
     assert (found.low, found.high) == (int(full * 0.4), int(full * MAX_BUSY))
     assert (found.power, found.guessed) == (90_000, False)
-    assert predict(1e12, Network(0, 0, 2_000), None, 0).low == 0
+    assert predict(1e12, NetworkPrices(0, 0, 2_000), None, 0).low == 0
 
 
 # --- support and identity ---------------------------------------------------------------------------------------------

@@ -18,8 +18,14 @@ from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.gpu import Device, detect, processor
 from desktop.agent.base.log import MAX_TEXT, printable
 from desktop.agent.coordinator.artifacts import Artifacts
-from desktop.agent.coordinator.report_outbox import MAX_UNACKNOWLEDGED, REPORTS_BURST, REPORTS_PER_S, Outbox, Pace
-from desktop.agent.earnings.earnings import Earnings
+from desktop.agent.coordinator.report_outbox import (
+    MAX_UNACKNOWLEDGED,
+    REPORTS_BURST,
+    REPORTS_PER_S,
+    ReportOutbox,
+    ReportPace,
+)
+from desktop.agent.earnings.earnings import EarningsFile
 from desktop.agent.errors import (
     ArtifactError,
     HomeBusyError,
@@ -29,12 +35,12 @@ from desktop.agent.errors import (
     WorkerProtocolError,
 )
 from desktop.agent.hardware.benchmark import ASKED_AGE_S, BUSY_AGE_S, MAX_AGE_S, measure
-from desktop.agent.jobs.routing import KEPT_PLANS, Plans, Verdict
-from desktop.agent.sandbox.base import Limits
+from desktop.agent.jobs.routing import KEPT_PLANS, Plans, RoutingVerdict
+from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.process import ProcessSandbox
 from protocol.artifacts import audit_answer
 from protocol.identity import NodeKey
-from protocol.node import Earned, HeldLease
+from protocol.node import HeldLease, JobEarned
 from protocol.task import TaskFailed
 from protocol.worker import PeerHeader, TensorName
 from tests.desktop.conftest import JOB, SCRIPT, plan_of
@@ -113,12 +119,12 @@ def test_a_budget_is_never_overdrawn_and_empty_again_at_the_end(sizes: list[int]
 def test_a_payload_is_judged_by_the_plan_of_its_epoch() -> None:
     plans = Plans(plan_of((0, 0, A), (1, 0, B)))
     plans.learn(plan_of((0, 0, C), (1, 0, B), epoch=1))
-    assert plans.judge(A, header(0)) is Verdict.STALE
-    assert plans.judge(C, header(1)) is Verdict.TAKE
-    assert plans.judge(A, header(1)) is Verdict.FOREIGN
-    assert plans.judge(C, header(1, stage=1)) is Verdict.FOREIGN
-    assert plans.judge(C, header(1, replica=3)) is Verdict.FOREIGN
-    assert plans.judge(A, header(2)) is Verdict.EARLY
+    assert plans.judge(A, header(0)) is RoutingVerdict.STALE
+    assert plans.judge(C, header(1)) is RoutingVerdict.TAKE
+    assert plans.judge(A, header(1)) is RoutingVerdict.FOREIGN
+    assert plans.judge(C, header(1, stage=1)) is RoutingVerdict.FOREIGN
+    assert plans.judge(C, header(1, replica=3)) is RoutingVerdict.FOREIGN
+    assert plans.judge(A, header(2)) is RoutingVerdict.EARLY
 
 
 def test_what_is_sent_goes_by_the_plan_in_force_and_nowhere_when_its_epoch_is_over() -> None:
@@ -150,7 +156,7 @@ def test_neighbours_are_the_next_stages_and_the_same_stage_of_other_replicas() -
 
 
 def test_an_outbox_numbers_keeps_and_forgets_in_order() -> None:
-    outbox = Outbox(HeldLease("ab" * 16, 3))
+    outbox = ReportOutbox(HeldLease("ab" * 16, 3))
     sent = [outbox.add(TaskFailed(str(number))) for number in range(5)]
     assert [report.seq for report in sent] == [1, 2, 3, 4, 5]
     outbox.acknowledge(3)
@@ -161,7 +167,7 @@ def test_an_outbox_numbers_keeps_and_forgets_in_order() -> None:
 
 
 def test_an_outbox_is_bounded_but_takes_the_last_word() -> None:
-    outbox = Outbox(HeldLease("ab" * 16, 3))
+    outbox = ReportOutbox(HeldLease("ab" * 16, 3))
     for _ in range(MAX_UNACKNOWLEDGED):
         outbox.add(TaskFailed("x"))
     with pytest.raises(WorkerProtocolError):
@@ -171,7 +177,7 @@ def test_an_outbox_is_bounded_but_takes_the_last_word() -> None:
 
 async def test_a_talkative_worker_is_slowed_down() -> None:
     clock = VirtualClock()
-    pace = Pace(clock)
+    pace = ReportPace(clock)
     passed = 0
 
     async def talk() -> None:
@@ -262,14 +268,14 @@ async def test_a_refused_upload_is_an_error_and_a_stored_one_can_be_repeated(
 
 
 def test_earnings_never_fall_and_keep_their_receipt(tmp_path: Path) -> None:
-    book = Earnings(tmp_path / "earnings.db")
-    assert book.record("http://a", Earned(JOB, 10, 5, "sig1"), 1.0)
-    assert not book.record("http://a", Earned(JOB, 10, 5, ""), 2.0)
-    assert book.record("http://a", Earned(JOB, 8, 6, ""), 3.0)
-    assert book.record("http://b", Earned(JOB, 1, 0), 4.0)
+    book = EarningsFile(tmp_path / "earnings.db")
+    assert book.record("http://a", JobEarned(JOB, 10, 5, "sig1"), 1.0)
+    assert not book.record("http://a", JobEarned(JOB, 10, 5, ""), 2.0)
+    assert book.record("http://a", JobEarned(JOB, 8, 6, ""), 3.0)
+    assert book.record("http://b", JobEarned(JOB, 1, 0), 4.0)
     book.record_wallet(A, 77, 5.0)
     book.close()
-    summary = Earnings(tmp_path / "earnings.db").summary()
+    summary = EarningsFile(tmp_path / "earnings.db").summary()
     assert (summary.verified, summary.paid) == (11, 6)
     assert [(job.coordinator, job.verified, job.paid, job.signature) for job in summary.jobs] == [
         ("http://b", 1, 0, ""),
@@ -346,8 +352,8 @@ def test_a_machine_without_a_gpu_says_why_it_uses_its_processor() -> None:
 
 
 async def test_the_machine_is_measured_once_for_the_same_code_device_and_threads(tmp_path: Path) -> None:
-    broken = ProcessSandbox(Limits(512, 1), command=("/bin/false",))
-    working = ProcessSandbox(Limits(512, 1), command=(sys.executable, str(SCRIPT)))
+    broken = ProcessSandbox(SandboxLimits(512, 1), command=("/bin/false",))
+    working = ProcessSandbox(SandboxLimits(512, 1), command=(sys.executable, str(SCRIPT)))
     cache, clock, device = tmp_path / "cache" / "bench.json", VirtualClock(), processor("")
     with pytest.raises(SandboxError, match="exit code 1"):
         await measure(broken, "code", device, 1, cache, clock)
@@ -368,7 +374,7 @@ async def test_the_machine_is_measured_once_for_the_same_code_device_and_threads
 
 async def test_a_busy_machine_is_measured_again_soon_and_its_owner_can_ask_for_it(tmp_path: Path) -> None:
     said = tmp_path / "said.json"
-    working = ProcessSandbox(Limits(512, 1), command=("/bin/sh", "-c", f"cat {said}"))
+    working = ProcessSandbox(SandboxLimits(512, 1), command=("/bin/sh", "-c", f"cat {said}"))
     cache, clock, device = tmp_path / "cache" / "bench.json", VirtualClock(), processor("")
 
     def computes(flops: float, share: float) -> None:
@@ -392,7 +398,7 @@ async def test_a_busy_machine_is_measured_again_soon_and_its_owner_can_ask_for_i
 async def test_a_machine_is_measured_though_nothing_can_be_remembered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    working = ProcessSandbox(Limits(1024, 1), command=(sys.executable, str(SCRIPT)))
+    working = ProcessSandbox(SandboxLimits(1024, 1), command=(sys.executable, str(SCRIPT)))
     in_the_way = tmp_path / "home"
     in_the_way.write_text("a service without a home")
     found = await measure(working, "code", processor(""), 1, in_the_way / "cache" / "bench.json", SystemClock())
@@ -401,16 +407,16 @@ async def test_a_machine_is_measured_though_nothing_can_be_remembered(
 
 
 async def test_agents_that_start_together_measure_once(tmp_path: Path) -> None:
-    sandbox = ProcessSandbox(Limits(512, 1), command=(sys.executable, str(SCRIPT)))
+    sandbox = ProcessSandbox(SandboxLimits(512, 1), command=(sys.executable, str(SCRIPT)))
     arguments = ("code", processor(""), 1, tmp_path / "bench.json", SystemClock())
     results = await asyncio.gather(*(measure(sandbox, *arguments) for _ in range(4)))
     assert len(set(results)) == 1
-    broken = ProcessSandbox(Limits(512, 1), command=("/bin/false",))
+    broken = ProcessSandbox(SandboxLimits(512, 1), command=("/bin/false",))
     assert await measure(broken, *arguments) == results[0]
 
 
 async def test_a_benchmark_that_never_ends_is_stopped(tmp_path: Path) -> None:
-    sandbox = ProcessSandbox(Limits(512, 1), command=("/bin/sleep",))
+    sandbox = ProcessSandbox(SandboxLimits(512, 1), command=("/bin/sleep",))
     with pytest.raises(SandboxError, match="took longer"):
         await sandbox.measure(("100",), 0.2)
 

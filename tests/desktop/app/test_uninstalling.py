@@ -16,7 +16,7 @@ from desktop.agent.app.autostart import UNIT
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.cli import cli
 from desktop.agent.errors import HomeBusyError
-from desktop.agent.sandbox.base import Limits
+from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.docker import DockerSandbox
 from tests.desktop.app import test_starting_at_login
 from tests.desktop.user_systemd import UserSystemd
@@ -168,7 +168,7 @@ async def test_containers_of_this_home_and_images_go_and_those_of_others_stay(
     homes = [Home.at(tmp_path / name) for name in ("mine", "other")]
     workers = []
     for home in homes:
-        sandbox = DockerSandbox(Limits(256, 1), IMAGE, owner=home.path, entry=("python3", "/job/idle.py"))
+        sandbox = DockerSandbox(SandboxLimits(256, 1), IMAGE, owner=home.path, entry=("python3", "/job/idle.py"))
         await sandbox.check()
         workers.append((sandbox, await sandbox.start("ab" * 16, job)))
     try:

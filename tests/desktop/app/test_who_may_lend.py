@@ -11,7 +11,7 @@ from desktop.agent.base.activity import Activity
 from desktop.agent.earnings import stake_warnings
 from desktop.agent.errors import GaveUpError
 from desktop.agent.sandbox import toolkit
-from desktop.agent.sandbox.base import Exit, Limits, Worker
+from desktop.agent.sandbox.base import Exit, SandboxLimits, SandboxWorker
 from desktop.agent.sandbox.process import ProcessSandbox
 from protocol.node import Beat, Unanswered
 from protocol.task import TaskFailed
@@ -52,11 +52,11 @@ class ReachedInto(ProcessSandbox):
     """Its worker ends as one does that somebody reached into, once ``reached`` is set."""
 
     def __init__(self) -> None:
-        super().__init__(Limits(1024, 1), command=(sys.executable, str(SCRIPT)))
+        super().__init__(SandboxLimits(1024, 1), command=(sys.executable, str(SCRIPT)))
         self.reached = False
         self.worker: Any = None
 
-    async def start(self, lease: str, folder: Path) -> Worker:  # type: ignore[override]
+    async def start(self, lease: str, folder: Path) -> SandboxWorker:  # type: ignore[override]
         worker: Any = await super().start(lease, folder)
         ended = worker.ended
 

@@ -18,7 +18,7 @@ from desktop.agent.coordinator.nettest import FILE, FULL_TEST_BYTES, LineTests
 from desktop.agent.errors import SettingsError
 from desktop.agent.jobs.line_limits import LimitsChange
 from protocol.network import NetworkReport
-from protocol.node import IceServer
+from protocol.node import OfferedIceServer
 from protocol.task import TaskReady
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
@@ -37,7 +37,7 @@ KNOWN = NetTest(0.0, 6.0, "port cone", True, relays=(RelayResult("turn:a:1", 0.0
 async def relays(coordinator: Double) -> AsyncIterator[RelayServer]:
     async with RelayServer(relay_options(quota=Quota(speed_rate=RATE))) as relay:
         host, port = relay.addresses[0]
-        coordinator.relays = (IceServer((f"turn:{host}:{port}?transport=udp",), *credentials("node")),)
+        coordinator.relays = (OfferedIceServer((f"turn:{host}:{port}?transport=udp",), *credentials("node")),)
         yield relay
 
 

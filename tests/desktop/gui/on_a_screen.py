@@ -13,7 +13,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from desktop.gui.app import Desktop, application
-from desktop.gui.model import Phase
+from desktop.gui.model import AgentPhase
 from desktop.gui.pages.welcome import DONE
 from desktop.gui.theme import DARK, LIGHT
 from tests.desktop.gui.support import http, listener, status, task, wait_for
@@ -45,7 +45,7 @@ def main(home: Path, shots: Path) -> None:
         settings.setValue(DONE, True)
         desktop = Desktop(home, ("false",), settings)
         tray, window = desktop.tray, desktop.window
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "an answer")
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.RUNNING, "an answer")
         wait_for(lambda: tray.is_there() and not tray.icon.geometry().isEmpty(), "the tray")
         wait_for(lambda: green(screen(tray.icon.geometry())) > 20, "the icon")
         place = tray.icon.geometry().center()

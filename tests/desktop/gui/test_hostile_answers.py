@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QAbstractButton, QLabel, QListWidget, QPlainTextEd
 
 from desktop.gui import client
 from desktop.gui.app import Desktop
-from desktop.gui.model import Phase, Summary, read
+from desktop.gui.model import AgentPhase, Summary, read
 from desktop.gui.pages.money import table_of
 from desktop.gui.single import OnlyOne
 from desktop.gui.window import ACTIVITY, EARNINGS, HOME, MIN_WIDTH
@@ -76,13 +76,13 @@ def test_an_answer_that_cannot_be_used_is_told_and_nothing_freezes(
     with listener(home / "agent.sock", behave):
         desktop = open_desktop()
         pulse = Pulse()
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.TROUBLE, "trouble")
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.TROUBLE, "trouble")
         window = desktop.window
         assert window.home.headline.text() == "The agent needs your attention."
         assert words in window.home.reason.accessibleName()
         assert window.home.switch.isChecked()
         assert pulse.longest < LONGEST_PAUSE_MS
-    wait_for(lambda: desktop.lending.snapshot.phase is Phase.OFF, "the end of the trouble")
+    wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.OFF, "the end of the trouble")
 
 
 def test_a_window_recovers_when_answers_become_usable_again(open_desktop: Callable[..., Desktop], home: Path) -> None:
@@ -94,20 +94,20 @@ def test_a_window_recovers_when_answers_become_usable_again(open_desktop: Callab
 
     with listener(home / "agent.sock", behave):
         desktop = open_desktop()
-        phases: list[tuple[Phase, Behaviour]] = [
-            (Phase.TROUBLE, http(status())), (Phase.RUNNING, silent), (Phase.TROUBLE, http(status(name="cellar"))),
+        phases: list[tuple[AgentPhase, Behaviour]] = [
+            (AgentPhase.TROUBLE, http(status())), (AgentPhase.RUNNING, silent), (AgentPhase.TROUBLE, http(status(name="cellar"))),
         ]  # fmt: skip
         for phase, following in phases:
             wait_for(lambda phase=phase: desktop.lending.snapshot.phase is phase, phase.value)
             answer[0] = following
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "the second recovery")
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.RUNNING, "the second recovery")
         assert desktop.window.home.computer.value("name").text() == "cellar"
 
 
 def test_a_field_that_the_window_does_not_know_is_no_trouble(open_desktop: Callable[..., Desktop], home: Path) -> None:
     with listener(home / "agent.sock", http(status(invented_later={"a": [1, 2]}))):
         desktop = open_desktop()
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.RUNNING, "running")
         assert desktop.window.home.headline.text() == "Waiting for a job."
 
 
@@ -158,7 +158,7 @@ def test_text_from_elsewhere_is_shown_as_text(open_desktop: Callable[..., Deskto
     name = "<b>free</b> <img src=x> &quit \u202egnp\n\x1b[2J"
     with listener(home / "agent.sock", http(status(name=name, tasks=[task(job_name=name)]))):
         desktop = open_desktop()
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.RUNNING, "running")
         shown = "<b>free</b> <img src=x> &quit �gnp �[2J"
         label = desktop.window.home.computer.value("name")
         assert label.textFormat() is Qt.TextFormat.PlainText
@@ -171,7 +171,7 @@ def test_text_from_elsewhere_is_shown_as_text(open_desktop: Callable[..., Deskto
 def test_a_name_without_spaces_does_not_widen_the_window(open_desktop: Callable[..., Desktop], home: Path) -> None:
     with listener(home / "agent.sock", http(status(name="x" * 300, reason="y" * 4000, state="connecting"))):
         desktop = open_desktop()
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.RUNNING, "running")
         desktop.window.resize(MIN_WIDTH, 700)
         wait_for(lambda: desktop.window.width() == MIN_WIDTH, "a narrow window")
         assert desktop.window.home.width() <= MIN_WIDTH

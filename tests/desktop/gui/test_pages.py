@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 from desktop.gui.app import Desktop
 from desktop.gui.charts import Bar, Bars, Gauge, HoursGrid, Reading
 from desktop.gui.client import Calls
-from desktop.gui.model import Event, Phase, Summary, read
+from desktop.gui.model import AgentPhase, Event, Summary, read
 from desktop.gui.notices import notice_key, notice_of
 from desktop.gui.pages.money import WithdrawSheet, table_of
 from desktop.gui.pages.welcome import DONE
@@ -55,7 +55,7 @@ def opened(open_desktop: OpenDesktop, home: Path) -> Iterator[Opened]:
     docs, orders = documents(), Orders()
     with listener(home / "agent.sock", lambda caller: agent(docs, orders)(caller)):
         desktop = open_desktop()
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "an answer")
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.RUNNING, "an answer")
         yield Opened(desktop, docs, orders)
         desktop.lending._timer.stop()
         wait_for(lambda: not desktop.notices._calls._now, "the last answer")

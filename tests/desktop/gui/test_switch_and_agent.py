@@ -14,7 +14,7 @@ from PySide6.QtTest import QTest
 
 from desktop.gui import lending
 from desktop.gui.app import Desktop
-from desktop.gui.model import Phase
+from desktop.gui.model import AgentPhase
 from desktop.gui.pages.welcome import DONE
 from desktop.gui.pausing import until_tomorrow
 from protocol.identity import NodeKey
@@ -180,7 +180,7 @@ def test_an_agent_from_a_terminal_is_found_and_its_end_is_no_trouble(
         desktop = open_desktop()
         until(desktop, "Waiting for a job.")
         agent.terminate()
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.OFF, "the end")
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.OFF, "the end")
         assert desktop.window.home.headline.text() == "Lending is off."
 
 
@@ -272,7 +272,7 @@ def test_a_second_agent_for_the_same_folder_ends_and_the_first_is_shown(
     other = open_desktop()
     wait_for(lambda: "already runs with" in (home / "agent.log").read_text(), "the end of the second")
     for window in (desktop, other):
-        wait_for(lambda window=window: window.lending.snapshot.phase is Phase.RUNNING, "both see the first")
+        wait_for(lambda window=window: window.lending.snapshot.phase is AgentPhase.RUNNING, "both see the first")
 
 
 def test_a_program_that_is_not_there_is_named(app: object, home: Path, tmp_path: Path) -> None:

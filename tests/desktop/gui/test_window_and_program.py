@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QWidget
 from desktop.gui import lending
 from desktop.gui.app import Desktop
 from desktop.gui.client import Calls
-from desktop.gui.model import Phase, Snapshot, read_status
+from desktop.gui.model import AgentPhase, Snapshot, read_status
 from desktop.gui.pages.welcome import DONE
 from desktop.gui.sentences import Mood
 from desktop.gui.theme import DARK, LIGHT, Theme, mood_icon
@@ -29,7 +29,7 @@ OpenDesktop = Callable[..., Desktop]
 
 
 def running(**changes: object) -> Snapshot:
-    return Snapshot(Phase.RUNNING, read_status(status(**changes)))
+    return Snapshot(AgentPhase.RUNNING, read_status(status(**changes)))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_the_space_bar_asks_for_a_change_and_the_switch_waits_for_it(window: Mai
     QTest.keyClick(window.home.switch, Qt.Key.Key_Space)
     assert asked == [True]
     assert window.home.switch.isChecked()
-    window.show_snapshot(Snapshot(Phase.STOPPING))
+    window.show_snapshot(Snapshot(AgentPhase.STOPPING))
     assert not window.home.switch.isChecked()
 
 
@@ -265,7 +265,7 @@ def test_the_window_wears_the_colours_of_the_desktop(
 ) -> None:
     with listener(home / "agent.sock", http(status(tasks=[task()]))):
         desktop = open_desktop()
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "an answer")
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.RUNNING, "an answer")
         desktop.recolour(scheme)
         theme = DARK if scheme is Qt.ColorScheme.Dark else LIGHT
         window = desktop.window
@@ -290,13 +290,13 @@ def test_an_agent_that_lives_but_no_longer_answers_is_told(
     monkeypatch.setattr(lending, "STOP_PATIENCE_MS", 200)
     with listener(home / "agent.sock", http(status())):
         desktop = open_desktop()
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
-    for phase in (Phase.STOPPING, Phase.TROUBLE):
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.RUNNING, "running")
+    for phase in (AgentPhase.STOPPING, AgentPhase.TROUBLE):
         wait_for(lambda phase=phase: desktop.lending.snapshot.phase is phase, phase.value)
     assert "Flip the switch" in desktop.window.home.reason.text()
     (home / "agent.sock").unlink()
     with listener(home / "agent.sock", http(status())):
-        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running again")
+        wait_for(lambda: desktop.lending.snapshot.phase is AgentPhase.RUNNING, "running again")
 
 
 def test_no_label_of_the_window_reads_markup(window: MainWindow) -> None:

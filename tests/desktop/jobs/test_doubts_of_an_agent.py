@@ -16,11 +16,11 @@ from ledger.client import Ledger, LedgerConfig
 from ledger.local.genesis import BOND, open_chain
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
-from ledger.local.store import Store
+from ledger.local.store import LocalStore
 from ledger.money import Amount
 from protocol.identity import NodeKey
 from protocol.node import LedgerInfo
-from protocol.task import ApplyRound, AuditReport, BeginRound, Challenge, ReplayStep, RoundApplied
+from protocol.task import ApplyRound, AuditReport, BeginRound, ReplayStep, RoundApplied, StepChallenge
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 
@@ -43,7 +43,7 @@ def doubts(chance: Callable[[int], int] = lambda _: 0, seat: tuple[int, int] = (
 def test_one_round_in_so_many_is_doubted_and_only_what_a_neighbour_did() -> None:
     drawn = [doubts(lambda most, lot=lot: lot % most).wonder(RoundApplied(0, 3, DIGEST)) for lot in range(DOUBTED)]
     assert [asked is not None for asked in drawn] == [True] + [False] * (DOUBTED - 1)
-    assert drawn[0] == Challenge(3, 1, 0, 0), "stage 2 is no neighbour of stage 0"
+    assert drawn[0] == StepChallenge(3, 1, 0, 0), "stage 2 is no neighbour of stage 0"
     seats = {(2, 0): {(1, 0), (2, 1)}, (1, 0): {(0, 0), (2, 0)}}
     for seat, near in seats.items():
         lots = iter([0, len(near) - 1, 9] * 2)
@@ -88,7 +88,7 @@ def test_what_is_remembered_is_bounded() -> None:
 @contextlib.asynccontextmanager
 async def market() -> AsyncIterator[tuple[Ledger, LedgerInfo]]:
     """A ledger on which the neighbour has a stake that the judge may slash."""
-    chain, genesis = open_chain(Store(":memory:"), time.time)
+    chain, genesis = open_chain(LocalStore(":memory:"), time.time)
     runner = web.AppRunner(build_app(Rpc(chain, genesis), lambda: None), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -139,8 +139,8 @@ async def test_an_agent_asks_about_its_neighbour_and_bonds_what_its_worker_finds
             await coordinator.assign(node.address, assign)
             await coordinator.command(node.address, assign, BeginRound(plan, **BEGIN))
             await coordinator.command(node.address, assign, ApplyRound(0, 3, {0: DIGEST}, checkpoint=False))
-            await coordinator.until(lambda: coordinator.bodies(Challenge))
-            assert coordinator.bodies(Challenge) == [Challenge(3, 1, 0, 0)]
+            await coordinator.until(lambda: coordinator.bodies(StepChallenge))
+            assert coordinator.bodies(StepChallenge) == [StepChallenge(3, 1, 0, 0)]
             asked = msgspec.structs.replace(replay(coordinator.store(b"an opening")), plan=plan)
             await coordinator.command(node.address, assign, asked)
             await coordinator.until(lambda: coordinator.bodies(AuditReport))
@@ -163,4 +163,4 @@ async def test_an_agent_without_a_limit_asks_about_nobody(coordinator: Double, s
             await coordinator.command(node.address, assign, begun)
             await coordinator.command(node.address, assign, ApplyRound(0, number, {0: DIGEST}, checkpoint=False))
         await coordinator.until(lambda: len(coordinator.bodies(RoundApplied)) == 4)
-        assert coordinator.bodies(Challenge) == []
+        assert coordinator.bodies(StepChallenge) == []

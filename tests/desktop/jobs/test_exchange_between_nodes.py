@@ -3,7 +3,7 @@
 import hashlib
 from contextlib import AsyncExitStack
 
-from desktop.agent.jobs.routing import Verdict
+from desktop.agent.jobs.routing import RoutingVerdict
 from protocol.codec import encode
 from protocol.node import Command
 from protocol.task import (
@@ -108,7 +108,7 @@ async def test_a_payload_that_is_early_waits_for_its_plan_and_one_that_is_late_o
         assert in_time.held == {100: hashlib.sha256(b"in time").hexdigest()}
         assert early.held == {100: hashlib.sha256(b"early").hexdigest()}
         bridge = node.agent._holdings.tasks[lease.lease].bridge
-        assert bridge.dropped == {Verdict.STALE: 1, Verdict.FOREIGN: 2}
+        assert bridge.dropped == {RoutingVerdict.STALE: 1, RoutingVerdict.FOREIGN: 2}
         assert node.agent.status().dropped == {"malformed": 1}
 
 

@@ -14,21 +14,30 @@ from desktop.agent.base.config import MAX_LIMIT, MIN_RATE, Home, Settings
 from desktop.agent.cli import cli
 from desktop.agent.coordinator import network_report
 from desktop.agent.errors import NoAgentError, SettingsError
-from desktop.agent.jobs.line_limits import Limits, LimitsChange, parse_quantity, parse_rate, show_quantity, show_rate
-from desktop.agent.jobs.traffic_usage import SAVE_SECONDS, Share, load_usage
+from desktop.agent.jobs.line_limits import (
+    LimitsChange,
+    LineLimits,
+    parse_quantity,
+    parse_rate,
+    show_quantity,
+    show_rate,
+)
+from desktop.agent.jobs.traffic_usage import SAVE_SECONDS, LineShare, load_usage
 from protocol.codec import decode, encode
 from protocol.identity import NodeKey
 from protocol.network import MAX_PEERS_MEASURED, NetworkReport, RelayMeasure
-from protocol.node import IceServer, IceServers, NodeMessage
+from protocol.node import IceServers, NodeMessage, OfferedIceServer
 from tests.desktop.conftest import StartAgent
 from tests.desktop.coordinator_double import Double
 from transport.ice.stats import LinkState, LinkStats
 from transport.sctp.allowance import Usage
 
 A, B = (NodeKey(bytes([number]) * 32).address for number in (1, 2))
-NEAR = IceServer(("turn:near.test:3478?transport=udp", "turn:near.test:3478?transport=tcp"), "1:me", "credential")
-FAR = IceServer(("turn:far.test:3478",), "1:me", "credential")
-STUN = IceServer(("stun:near.test:3478",))
+NEAR = OfferedIceServer(
+    ("turn:near.test:3478?transport=udp", "turn:near.test:3478?transport=tcp"), "1:me", "credential"
+)
+FAR = OfferedIceServer(("turn:far.test:3478",), "1:me", "credential")
+STUN = OfferedIceServer(("stun:near.test:3478",))
 MAY, JUNE = 1_778_000_000.0, 1_781_000_000.0
 
 
@@ -128,7 +137,7 @@ async def test_a_bad_server_or_peer_of_the_coordinator_is_left_out(
     no_key = "1" * 32  # The zero bytes: base58, but a point of small order.
     async with start_agent() as running:
         await coordinator.until(lambda: running.agent._network)
-        bad = IceServer(("http://bad.test", *FAR.urls), "1:me", "credential")
+        bad = OfferedIceServer(("http://bad.test", *FAR.urls), "1:me", "credential")
         await coordinator.send(running.address, IceServers((bad,), {no_key: (NEAR,), A: (NEAR,)}))
         net = running.agent._network
         assert net is not None
@@ -183,11 +192,11 @@ def test_limits_are_shown_in_both_units() -> None:
 
 
 def test_a_change_leaves_alone_what_it_does_not_name() -> None:
-    before = Limits(up=5_000_000, month=10**12, polite=True)
+    before = LineLimits(up=5_000_000, month=10**12, polite=True)
     assert LimitsChange().apply(before) == before
     after = LimitsChange(down="40Mbit", month="off").apply(before)
-    assert after == Limits(up=5_000_000, down=5_000_000, polite=True)
-    assert Limits.of(after.into(Settings(name="attic"))) == after
+    assert after == LineLimits(up=5_000_000, down=5_000_000, polite=True)
+    assert LineLimits.of(after.into(Settings(name="attic"))) == after
     assert after.into(Settings(name="attic")).name == "attic"
 
 
@@ -211,7 +220,7 @@ async def test_limits_change_at_once_in_a_running_agent_and_stay_for_the_next_st
         assert allowance is running.agent._share.allowance
         assert (allowance.upload, allowance.download, allowance.monthly_bytes) == (5e6, 5e6, 500e9)
         assert net._context.options.polite is True
-        assert Limits.of(running.home.settings()) == Limits(5_000_000, 5_000_000, 500_000_000_000, True)
+        assert LineLimits.of(running.home.settings()) == LineLimits(5_000_000, 5_000_000, 500_000_000_000, True)
         await asyncio.to_thread(limits, running.home, "--up", "off", "--polite", "off")
         shown = " ".join(capsys.readouterr().out.split())
         assert "no limit" in shown
@@ -230,7 +239,7 @@ async def test_a_change_that_cannot_be_kept_changes_nothing(coordinator: Double,
         (running.home.path / "settings.json.new").mkdir()
         with pytest.raises(SettingsError, match="cannot be written"):
             await status.ask_limits(running.home.socket, LimitsChange(up="5M"))
-        assert running.agent.limits().limits == Limits()
+        assert running.agent.limits().limits == LineLimits()
 
 
 def test_limits_of_an_agent_that_does_not_run_wait_for_its_start(
@@ -264,14 +273,14 @@ def test_options_of_a_start_are_limits_too(tmp_path: Path) -> None:
 
 def test_the_months_count_is_kept_over_a_restart_and_begins_anew_with_the_month(tmp_path: Path) -> None:
     file = tmp_path / "usage.json"
-    first = Share(file, Limits(month=1000), MAY)
+    first = LineShare(file, LineLimits(month=1000), MAY)
     first.look(MAY)
     first.allowance.on_received("peer", 600, 0.0)
     first.look(MAY + SAVE_SECONDS - 1)
     assert not file.exists(), "not every moment"
     first.look(MAY + SAVE_SECONDS)
     assert load_usage(file, MAY) == Usage("2026-05", 600)
-    second = Share(file, Limits(month=1000), MAY)
+    second = LineShare(file, LineLimits(month=1000), MAY)
     assert second.allowance.remaining == 400
     second.allowance.charge_upload(400, 0.0)
     assert second.allowance.exhausted
@@ -288,20 +297,20 @@ def test_the_months_count_is_kept_over_a_restart_and_begins_anew_with_the_month(
 def test_a_damaged_count_begins_anew_and_the_agent_starts_all_the_same(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "usage.json"
     file.write_bytes(content)
-    share = Share(file, Limits(), MAY)
+    share = LineShare(file, LineLimits(), MAY)
     share.look(MAY)
     assert share.usage == Usage("2026-05", 0)
 
 
 def test_a_count_that_cannot_be_kept_ends_nothing(tmp_path: Path) -> None:
-    share = Share(tmp_path / "missing" / "usage.json", Limits(), MAY)
+    share = LineShare(tmp_path / "missing" / "usage.json", LineLimits(), MAY)
     share.allowance.on_received("peer", 1, 0.0)
     share.save(MAY)
     assert share.usage.used == 1
 
 
 def test_the_owner_is_told_when_the_cap_comes_near(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    share = Share(tmp_path / "usage.json", Limits(month=1000), MAY)
+    share = LineShare(tmp_path / "usage.json", LineLimits(month=1000), MAY)
     share.look(MAY)
     share.allowance.on_received("peer", 800, 0.0)
     share.allowance.on_received("peer", 200, 0.0)

@@ -13,7 +13,7 @@ import pytest
 from common.clock import SystemClock
 from common.encrypted_files import OVERHEAD, SEGMENT
 from common.errors import MessageRefusedError, PeerUnreachableError
-from desktop.agent.errors import StateError
+from desktop.agent.errors import PeerStateError
 from desktop.agent.jobs.state_replication import States
 from desktop.agent.jobs.state_store import KEPT, Shelf
 from protocol.codec import encode
@@ -154,7 +154,7 @@ async def test_a_download_that_failed_is_not_done_and_goes_on_where_it_stopped(
     state = some_state(7)
     async with network(tmp_path, state, 2) as (net, asker, kept):
         net.dies_after = {"giver0": 2, "giver1": 2}
-        with pytest.raises(StateError, match="4 of 7 pieces"):
+        with pytest.raises(PeerStateError, match="4 of 7 pieces"):
             await asker.fetch(kept)
         net.dies_after = {}
         net.given.clear()
@@ -165,7 +165,7 @@ async def test_a_download_that_failed_is_not_done_and_goes_on_where_it_stopped(
 async def test_liars_alone_give_nothing(tmp_path: Path) -> None:
     async with network(tmp_path, some_state(3), 3) as (net, asker, kept):
         net.lies = set(kept.holders)
-        with pytest.raises(StateError):
+        with pytest.raises(PeerStateError):
             await asker.fetch(kept)
         assert await asyncio.to_thread(net.shelves["asker"].manifest, kept.manifest) is None
 
@@ -173,7 +173,7 @@ async def test_liars_alone_give_nothing(tmp_path: Path) -> None:
 async def test_nobody_there_is_said_so(tmp_path: Path) -> None:
     async with network(tmp_path, some_state(1), 1) as (_, asker, kept):
         for strangers in ((), ("nobody",), ("asker",)):
-            with pytest.raises(StateError, match="none of"):
+            with pytest.raises(PeerStateError, match="none of"):
                 await asker.fetch(KeptState(kept.manifest, strangers))
 
 
@@ -200,7 +200,7 @@ async def test_a_damaged_shelf_gives_no_wrong_state(tmp_path: Path) -> None:
     async with network(tmp_path, state, 2) as (_, asker, kept):
         next((tmp_path / "giver0").glob("*.sealed")).write_bytes(bytes(4 * PIECE_BYTES))
         damage(tmp_path / "giver1", 3)
-        with pytest.raises(StateError, match="3 of 4"):
+        with pytest.raises(PeerStateError, match="3 of 4"):
             await asker.fetch(kept)
 
 
@@ -223,7 +223,7 @@ async def test_a_manifest_of_another_state_is_not_believed(tmp_path: Path) -> No
     async with network(tmp_path, state, 1) as (net, asker, kept):
         path = next((tmp_path / "giver0").glob("*.manifest"))
         path.write_bytes(encode(manifest_of(other)))
-        with pytest.raises(StateError):
+        with pytest.raises(PeerStateError):
             await asker.fetch(kept)
         assert net.pieces == {}
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from desktop.agent.errors import RefusedError
+from desktop.agent.errors import CoordinatorRefusedError
 from protocol.node import Assign, Command, Refused
 from protocol.task import (
     ApplyRound,
@@ -188,7 +188,7 @@ async def test_a_missing_artifact_fails_the_task_with_its_name(coordinator: Doub
 async def test_a_refused_node_stops_and_says_why(coordinator: Double, start_agent: StartAgent) -> None:
     coordinator.refusal = Refused("the key FooBar is used by another machine: give this one a key of its own")
     async with start_agent() as node:
-        with pytest.raises(RefusedError, match="used by another machine"):
+        with pytest.raises(CoordinatorRefusedError, match="used by another machine"):
             await node.task
     assert len(coordinator.hellos) == 1
 

@@ -16,7 +16,7 @@ from desktop.agent.app import status
 from desktop.agent.errors import SettingsError
 from desktop.agent.jobs.line_limits import LimitsChange
 from desktop.agent.lending.facts import Facts
-from desktop.agent.lending.keeper import Keeper, LendingChange, RulesChange, load
+from desktop.agent.lending.keeper import LendingChange, LendingKeeper, RulesChange, load
 from desktop.agent.lending.policy import HOLD_S, LINGER_S, Cause, Decision, State
 from protocol.codec import encode_json
 from tests.desktop.conftest import StartAgent, assignment, plan_of
@@ -176,7 +176,7 @@ async def test_rules_out_of_their_bounds_change_nothing(coordinator: Double, sta
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "lending.json").write_text("{")
     with pytest.raises(SettingsError, match="Correct it or delete it"):
-        Keeper(tmp_path / "lending.json", None, SystemClock())
+        LendingKeeper(tmp_path / "lending.json", None, SystemClock())
 
 
 class Follower:
@@ -197,7 +197,7 @@ class Follower:
 
 async def test_each_new_state_is_told_once(tmp_path: Path) -> None:
     sensed, clock, follower = Sensed(), Later(), Follower()
-    keeper = Keeper(tmp_path / "lending.json", sensed, clock)
+    keeper = LendingKeeper(tmp_path / "lending.json", sensed, clock)
     for change in ({}, {"on_battery": True}, {"fullscreen": "Doom"}, {"fullscreen": "", "on_battery": False}):
         sensed.set(**change)
         await keeper.look(follower)

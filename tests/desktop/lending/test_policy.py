@@ -8,8 +8,18 @@ import msgspec
 import pytest
 
 from desktop.agent.lending.facts import Facts
-from desktop.agent.lending.policy import GB, HOLD_S, LINGER_S, Cause, Decision, Memory, Reason, State, decide
-from desktop.agent.lending.rules import ALWAYS, Rules, Wish
+from desktop.agent.lending.policy import (
+    GB,
+    HOLD_S,
+    LINGER_S,
+    Cause,
+    Decision,
+    LendingReason,
+    PolicyMemory,
+    State,
+    decide,
+)
+from desktop.agent.lending.rules import ALWAYS, OwnerWish, Rules
 from desktop.agent.lending.words import because, describe
 
 MONDAY = 1_800_230_400.0 - 1_800_230_400.0 % 86400 + 4 * 86400  # Some midnight; made a Monday below.
@@ -18,22 +28,22 @@ QUIET = Facts(
     at=MONDAY, idle_s=3600.0, on_battery=False, fullscreen="", programs=frozenset({"bash"}), celsius=60.0, metered=False,
     free_disk=100 * GB, own_vram=GB, busy=True,
 )  # fmt: skip
-ON = Wish(on=True)
+ON = OwnerWish(on=True)
 
 
 def facts(**changes: Any) -> Facts:
     return msgspec.structs.replace(QUIET, **changes)
 
 
-def first(rules: Rules | None = None, wish: Wish = ON, **changes: Any) -> Decision:
-    return decide(rules or Rules(), wish, facts(**changes), Memory())[0]
+def first(rules: Rules | None = None, wish: OwnerWish = ON, **changes: Any) -> Decision:
+    return decide(rules or Rules(), wish, facts(**changes), PolicyMemory())[0]
 
 
 class Life:
     """A computer whose facts change as time goes on."""
 
-    def __init__(self, rules: Rules | None = None, wish: Wish = ON) -> None:
-        self.rules, self.wish, self.now, self.memory = rules or Rules(), wish, MONDAY, Memory()
+    def __init__(self, rules: Rules | None = None, wish: OwnerWish = ON) -> None:
+        self.rules, self.wish, self.now, self.memory = rules or Rules(), wish, MONDAY, PolicyMemory()
 
     def after(self, seconds: float, **changes: Any) -> Decision:
         self.now += seconds
@@ -105,18 +115,18 @@ def test_what_the_owner_allows_does_not_stop(rules: Rules, change: dict[str, Any
 
 
 def test_off_is_off_whatever_else_is_true() -> None:
-    assert first(wish=Wish(on=False), fullscreen="Doom") == Decision(State.OFF)
+    assert first(wish=OwnerWish(on=False), fullscreen="Doom") == Decision(State.OFF)
 
 
 def test_finishing_takes_no_new_work_and_ends_in_off() -> None:
-    finishing = first(wish=Wish(on=True, finish=True))
+    finishing = first(wish=OwnerWish(on=True, finish=True))
     assert (finishing.state, finishing.works, finishing.takes_work) == (State.FINISHING, True, False)
-    assert first(wish=Wish(on=True, finish=True), busy=False).state is State.OFF
-    assert first(wish=Wish(on=True, finish=True), fullscreen="Doom").state is State.PAUSED
+    assert first(wish=OwnerWish(on=True, finish=True), busy=False).state is State.OFF
+    assert first(wish=OwnerWish(on=True, finish=True), fullscreen="Doom").state is State.PAUSED
 
 
 def test_a_pause_ends_by_itself_and_says_when() -> None:
-    life = Life(wish=Wish(on=True, paused_until=MONDAY + 3600))
+    life = Life(wish=OwnerWish(on=True, paused_until=MONDAY + 3600))
     paused = life.after(0)
     assert (paused.state, paused.reasons[0].cause, paused.reasons[0].until) == (
         State.PAUSED,
@@ -247,7 +257,7 @@ def test_the_sentence_says_state_reason_and_what_comes_next(change: dict[str, An
 
 @pytest.mark.parametrize("cause", list(Cause))
 def test_every_cause_has_words(cause: Cause) -> None:
-    assert because(Reason(cause, "x"), Rules())
+    assert because(LendingReason(cause, "x"), Rules())
 
 
 @pytest.mark.parametrize(

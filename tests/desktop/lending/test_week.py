@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 
 from desktop.agent.lending.facts import Facts
-from desktop.agent.lending.policy import GB, HOLD_S, LINGER_S, Decision, Memory, State, decide
-from desktop.agent.lending.rules import Rules, Wish
+from desktop.agent.lending.policy import GB, HOLD_S, LINGER_S, Decision, PolicyMemory, State, decide
+from desktop.agent.lending.rules import OwnerWish, Rules
 
 WEEK_S = 7 * 86400
 TICK_S = 5
 MIDNIGHT = 20_000 * 86400.0
 
 
-def violations(rules: Rules, wish: Wish, facts: Facts) -> list[str]:
+def violations(rules: Rules, wish: OwnerWish, facts: Facts) -> list[str]:
     """What the owner forbids and is true now, written down without the policy's code."""
     found = []
     if not wish.on or facts.at < wish.paused_until:
@@ -50,7 +50,7 @@ class Household:
     def __init__(self, seed: int, rules: Rules) -> None:
         self.random = random.Random(seed)
         self.rules = rules
-        self.wish = Wish(on=True)
+        self.wish = OwnerWish(on=True)
         self.facts = Facts(
             at=MIDNIGHT, utc_offset=self.random.choice([-18000, 0, 3600, 19800]), idle_s=0.0, on_battery=False,
             fullscreen="", programs=frozenset(), celsius=50.0, metered=False, free_disk=50 * GB, own_vram=GB, busy=True,
@@ -77,7 +77,9 @@ class Household:
             changed["free_disk"] = int(self.random.uniform(5, 60) * GB)
             changed["own_vram"] = int(self.random.uniform(0, 3) * GB)
         if draw() < 0.0005:
-            self.wish = Wish(on=draw() < 0.9, finish=draw() < 0.1, paused_until=at + 3600 * draw() * (draw() < 0.5))
+            self.wish = OwnerWish(
+                on=draw() < 0.9, finish=draw() < 0.1, paused_until=at + 3600 * draw() * (draw() < 0.5)
+            )
         self.facts = msgspec.structs.replace(was, **changed)
         return self.facts
 
@@ -86,7 +88,7 @@ class Household:
 def test_a_week_at_random_stays_within_the_limits_and_loses_no_job(seed: int) -> None:
     nights = "".join("1" if (hour >= 20 or hour < 9 or day > 4) else "0" for day in range(7) for hour in range(24))
     rules = Rules(idle_minutes=seed % 3 * 5, programs=("blender",), hours=nights if seed % 2 else "1" * 168)
-    home, memory = Household(seed, rules), Memory()
+    home, memory = Household(seed, rules), PolicyMemory()
     began_pause: float | None = None
     worked = turns = 0
     previous = None
@@ -133,13 +135,13 @@ owners = st.builds(
     hours=st.text("01", min_size=168, max_size=168),
     on_metered=st.booleans(),
 )
-wishes = st.builds(Wish, on=st.booleans(), finish=st.booleans(), paused_until=st.floats(0, 4e9))
+wishes = st.builds(OwnerWish, on=st.booleans(), finish=st.booleans(), paused_until=st.floats(0, 4e9))
 
 
 @settings(max_examples=400, deadline=None)
 @given(owners, wishes, st.lists(readings, min_size=1, max_size=6).map(lambda all_: sorted(all_, key=lambda f: f.at)))
-def test_no_history_leads_it_outside_the_limits(rules: Rules, wish: Wish, history: list[Facts]) -> None:
-    memory, decision = Memory(), Decision(State.OFF)
+def test_no_history_leads_it_outside_the_limits(rules: Rules, wish: OwnerWish, history: list[Facts]) -> None:
+    memory, decision = PolicyMemory(), Decision(State.OFF)
     for facts in history:
         decision, memory = decide(rules, wish, facts, memory)
         assert not (decision.works and violations(rules, wish, facts))
@@ -149,10 +151,10 @@ def test_no_history_leads_it_outside_the_limits(rules: Rules, wish: Wish, histor
 @settings(max_examples=200, deadline=None)
 @given(owners, readings, readings)
 def test_what_no_longer_holds_is_forgotten_in_the_end(rules: Rules, before: Facts, facts: Facts) -> None:
-    wish = Wish(on=True)
-    _, memory = decide(rules, wish, before, Memory())
+    wish = OwnerWish(on=True)
+    _, memory = decide(rules, wish, before, PolicyMemory())
     later = msgspec.structs.replace(facts, at=before.at + max(LINGER_S.values()) + 1)
-    fresh = decide(rules, wish, later, Memory())[0]
+    fresh = decide(rules, wish, later, PolicyMemory())[0]
     after = decide(rules, wish, later, memory)[0]
     bands = {"temperature", "vram", "disk"}
     assert {r.cause for r in fresh.reasons} <= {r.cause for r in after.reasons}

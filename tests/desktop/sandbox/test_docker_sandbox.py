@@ -16,7 +16,7 @@ from desktop.agent.base.unixsocket import listen
 from desktop.agent.errors import SandboxError
 from desktop.agent.sandbox import docker as docker_sandbox
 from desktop.agent.sandbox import toolkit
-from desktop.agent.sandbox.base import SOCKET_NAME, Limits
+from desktop.agent.sandbox.base import SOCKET_NAME, SandboxLimits
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.restrictions import (
     PROFILE,
@@ -30,7 +30,7 @@ from tests.support.docker import IMAGE
 
 pytestmark = pytest.mark.docker
 
-LIMITS = Limits(memory_mb=512, threads=1, processes=40, temporary_mb=100)
+LIMITS = SandboxLimits(memory_mb=512, threads=1, processes=40, temporary_mb=100)
 HERE = Path(__file__).parents[1]
 
 
@@ -44,7 +44,7 @@ def job(tmp_path: Path) -> Path:
     return folder
 
 
-def sandbox_for(tmp_path: Path, *entry: str, limits: Limits = LIMITS, gpu: str = "") -> DockerSandbox:
+def sandbox_for(tmp_path: Path, *entry: str, limits: SandboxLimits = LIMITS, gpu: str = "") -> DockerSandbox:
     return DockerSandbox(limits, IMAGE, owner=tmp_path, gpu=gpu, entry=entry or ("python3", "-m", "trainer"))
 
 
@@ -102,7 +102,7 @@ async def test_a_job_can_do_nothing_but_compute_and_use_its_socket(found: dict[s
 
 @pytest.mark.slow
 async def test_the_real_trainer_measures_the_machine_inside_the_image(docker_engine: str, tmp_path: Path) -> None:
-    sandbox = sandbox_for(tmp_path, limits=Limits(memory_mb=2048, threads=1))
+    sandbox = sandbox_for(tmp_path, limits=SandboxLimits(memory_mb=2048, threads=1))
     try:
         await sandbox.check()
         output = await sandbox.measure(("bench", "--threads", "1", "--device", "cpu"), 120)
@@ -216,7 +216,7 @@ async def test_a_job_that_takes_too_much_memory_is_stopped_and_says_so(
     docker_engine: str, tmp_path: Path, job: Path
 ) -> None:
     (job / "hog.py").write_text("data = []\nwhile True:\n    data.append(bytearray(1 << 22))\n")
-    sandbox = sandbox_for(tmp_path, "python3", "/job/hog.py", limits=Limits(memory_mb=64, threads=1))
+    sandbox = sandbox_for(tmp_path, "python3", "/job/hog.py", limits=SandboxLimits(memory_mb=64, threads=1))
     try:
         await sandbox.check()
         worker = await sandbox.start("ab" * 16, job)

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save
 
 from coordinator.services.artifacts.weight_index import index_weights
-from desktop.agent.sandbox.base import Limits
+from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.docker import DockerSandbox
 from protocol.job.job import ModelSpec
 from protocol.models.weights import WEIGHT_INDEX
@@ -83,7 +83,7 @@ def places_of(node: Running) -> tuple[list[Path], str]:
 async def test_nothing_of_a_job_can_be_read_on_the_disk_while_it_trains_or_afterwards(
     docker_engine: str, coordinator: Double, start_agent: StartAgent, tmp_path: Path
 ) -> None:
-    sandbox = DockerSandbox(Limits(memory_mb=2048, threads=1), IMAGE, owner=tmp_path / "node")
+    sandbox = DockerSandbox(SandboxLimits(memory_mb=2048, threads=1), IMAGE, owner=tmp_path / "node")
     await sandbox.check()
     async with start_agent(sandbox=sandbox) as node:
         assign, markers = real_job(coordinator, tmp_path / "brought", node.address)

@@ -17,9 +17,9 @@ from docker.errors import ImageNotFound
 
 from desktop.agent.base.config import DEFAULT_IMAGE, Home
 from desktop.agent.errors import SettingsError, UnsignedImageError, UpdateError
-from desktop.agent.sandbox.base import Limits
+from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.docker import DockerSandbox
-from desktop.agent.sandbox.statement import Archive, Image, Newest, judge, read, sign
+from desktop.agent.sandbox.statement import Archive, Newest, SandboxImage, judge, read, sign
 from desktop.agent.updates import sandbox_images
 from desktop.agent.updates.release import Release
 from desktop.agent.updates.sandbox_images import Images
@@ -31,12 +31,14 @@ from tests.support.docker import IMAGE
 NOW = 1_800_000_000
 RIGHT, WRONG = (f"sha256:{digit * 64}" for digit in "ab")
 STRANGER = NodeKey(b"\7" * 32)
-STATED = Image(5, "cottage-trainer:0.2.0", (RIGHT,), Archive("image.tar", "0" * 64, 1), NOW - 10, NOW + 10, KEY.address)
+STATED = SandboxImage(
+    5, "cottage-trainer:0.2.0", (RIGHT,), Archive("image.tar", "0" * 64, 1), NOW - 10, NOW + 10, KEY.address
+)
 DOCUMENT = sign(STATED, KEY)
 SIGNED = "cottage-signed:test"  # Not the name that other tests' jobs run under.
 
 
-def stated(**changed: Any) -> Image:
+def stated(**changed: Any) -> SandboxImage:
     return msgspec.structs.replace(STATED, **changed)
 
 
@@ -69,7 +71,7 @@ def test_another_key_is_not_believed_and_does_not_sign_for_this_one() -> None:
         (STATED, Newest(5, "another"), "two statements about the sandbox image with the number 5"),
     ],
 )
-def test_a_signed_statement_that_must_not_be_followed(image: Image, newest: Newest, why: str) -> None:
+def test_a_signed_statement_that_must_not_be_followed(image: SandboxImage, newest: Newest, why: str) -> None:
     with pytest.raises(UnsignedImageError, match=why):
         judge(image, newest, NOW)
 
@@ -159,7 +161,7 @@ async def test_the_signed_archive_is_fetched_loaded_and_held_against_its_stateme
     async with Server(files) as server:
         here = images_of(tmp_path / "home", url=server.url, now=time.time())
         assert await here.take() == str(engine.images.get(SIGNED).id)
-        sandbox = DockerSandbox(Limits(256, 1), SIGNED, owner=tmp_path, admit=here.admit)
+        sandbox = DockerSandbox(SandboxLimits(256, 1), SIGNED, owner=tmp_path, admit=here.admit)
         assert await sandbox.check() in image.ids
         # Somebody gives the name to another image.
         engine.images.get(IMAGE).tag(*SIGNED.split(":"))
@@ -195,7 +197,11 @@ async def test_a_job_starts_in_the_signed_image(engine: Any, tmp_path: Path) -> 
     found.tag(*SIGNED.split(":"))
     shipped = sign(stated(ids=(WRONG, str(found.id))), KEY)
     sandbox = DockerSandbox(
-        Limits(256, 1), SIGNED, owner=tmp_path, entry=("python3",), admit=images_of(tmp_path / "home", shipped).admit
+        SandboxLimits(256, 1),
+        SIGNED,
+        owner=tmp_path,
+        entry=("python3",),
+        admit=images_of(tmp_path / "home", shipped).admit,
     )
     try:
         assert await sandbox.check() == str(found.id)

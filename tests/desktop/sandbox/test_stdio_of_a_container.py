@@ -10,7 +10,7 @@ from typing import Any
 import docker
 import pytest
 
-from desktop.agent.sandbox.base import Limits
+from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.docker import TAMPERED, DockerSandbox
 from desktop.agent.sandbox.restrictions import desktop_names
 from protocol.node import Assign
@@ -25,9 +25,10 @@ pytestmark = pytest.mark.docker
 @pytest.fixture
 async def node(docker_engine: str, start_agent: StartAgent, tmp_path: Path) -> AsyncIterator[Running]:
     """An agent whose workers speak so."""
+    script = ("python3", "-c", SCRIPT.read_text())
     sandbox = DockerSandbox(
-        Limits(512, 1), IMAGE, owner=tmp_path, entry=("python3", "-c", SCRIPT.read_text()), extra=("--lie=lazy",), stdio=True
-    )  # fmt: skip
+        SandboxLimits(512, 1), IMAGE, owner=tmp_path, entry=script, extra=("--lie=lazy",), stdio=True
+    )
     await sandbox.check()
     async with start_agent(sandbox=sandbox) as running:
         yield running

@@ -13,7 +13,7 @@ import docker
 import pytest
 from docker.errors import APIError
 
-from desktop.agent.sandbox.base import Limits
+from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.docker import TAMPERED, DockerSandbox, DockerWorker
 from desktop.agent.sandbox.tamper import MAX_REPLAYED, Watch, judged
 from tests.support.docker import IMAGE
@@ -28,7 +28,7 @@ async def worker(docker_engine: str, tmp_path: Path) -> AsyncIterator[DockerWork
     job = tmp_path / "job"
     job.mkdir(mode=0o755)
     (job / "sleep.py").write_text(SLEEPER)
-    sandbox = DockerSandbox(Limits(256, 1), IMAGE, owner=tmp_path, entry=("python3", "/job/sleep.py"))
+    sandbox = DockerSandbox(SandboxLimits(256, 1), IMAGE, owner=tmp_path, entry=("python3", "/job/sleep.py"))
     await sandbox.check()
     started = await sandbox.start("cd" * 16, job)
     try:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from desktop.agent.updates.folder import AGENT, Folder
-from desktop.agent.updates.manifest import MANIFEST, Manifest, Package
+from desktop.agent.updates.folder import AGENT, InstallationFolder
+from desktop.agent.updates.manifest import MANIFEST, Package, UpdateManifest
 from desktop.agent.updates.release import platform_name
 from desktop.layout import VERSIONS
 from protocol.identity import NodeKey
@@ -41,14 +41,14 @@ def described(data: bytes, unpacked: int = 1 << 20, **changed: object) -> Packag
     return Package(**{**given, **changed})  # type: ignore[arg-type]
 
 
-def manifest_of(*packages: Package, **changed: object) -> Manifest:
+def manifest_of(*packages: Package, **changed: object) -> UpdateManifest:
     given = {"number": 5, "version": "0.2.0", "minimum": "0.1.0", "expires": int(time.time()) + 3600}
-    return Manifest(packages=packages, **{**given, **changed})  # type: ignore[arg-type]
+    return UpdateManifest(packages=packages, **{**given, **changed})  # type: ignore[arg-type]
 
 
-def installed(place: Path, version: str, program: str) -> Folder:
+def installed(place: Path, version: str, program: str) -> InstallationFolder:
     """A version with ``program`` as its agent, in use where it is the first."""
-    folder = Folder(place / VERSIONS)
+    folder = InstallationFolder(place / VERSIONS)
     agent = folder.of(version) / AGENT
     agent.parent.mkdir(parents=True)
     agent.write_text(program)
@@ -89,7 +89,7 @@ class Server:
         assert self._runner is not None
         await self._runner.cleanup()
 
-    def publish(self, manifest: Manifest, data: bytes | None = None, key: NodeKey = KEY) -> None:
+    def publish(self, manifest: UpdateManifest, data: bytes | None = None, key: NodeKey = KEY) -> None:
         self.files["channel/update.json"] = MANIFEST.sign(manifest, key)
         if data is not None:
             self.files[f"channel/{NAME}"] = data

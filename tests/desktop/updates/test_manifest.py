@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from desktop.agent.errors import UpdateError
-from desktop.agent.updates.manifest import MANIFEST, Manifest, Package, Seen, judge, parts, remembered
+from desktop.agent.updates.manifest import MANIFEST, Package, Seen, UpdateManifest, judge, parts, remembered
 from tests.desktop.updates.support import KEY, described, manifest_of
 
 HERE = "linux-x86_64"
@@ -18,7 +18,9 @@ PACKAGE = described(b"x", platform=HERE)
 NEWER = manifest_of(PACKAGE)
 
 
-def judged(manifest: Manifest, running: str = "0.1.0", seen: Seen = NOTHING, platform: str = HERE) -> Package | None:
+def judged(
+    manifest: UpdateManifest, running: str = "0.1.0", seen: Seen = NOTHING, platform: str = HERE
+) -> Package | None:
     return judge(manifest, running, platform, seen, NOW)
 
 
@@ -41,7 +43,9 @@ def test_a_newer_version_is_taken_and_the_same_one_is_not() -> None:
         (manifest_of(), "0.1.0", Seen(), f"no package for {HERE}"),
     ],
 )
-def test_a_signed_manifest_that_must_not_be_followed(manifest: Manifest, running: str, seen: Seen, why: str) -> None:
+def test_a_signed_manifest_that_must_not_be_followed(
+    manifest: UpdateManifest, running: str, seen: Seen, why: str
+) -> None:
     with pytest.raises(UpdateError, match=why):
         judged(manifest, running, seen)
 

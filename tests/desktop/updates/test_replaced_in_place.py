@@ -16,7 +16,7 @@ from desktop.agent.base.config import Home, Settings
 from desktop.agent.lending.keeper import LendingChange
 from desktop.agent.updates.folder import AGENT
 from desktop.agent.updates.keeper import UpdateOrder
-from desktop.agent.updates.replaced import Place
+from desktop.agent.updates.replaced import ProgramPlace
 from desktop.layout import NOTE
 from protocol.node import Assign
 from protocol.task import StopTask
@@ -141,10 +141,10 @@ def test_what_tells_of_another_version(tmp_path: Path, before: str | None, now: 
             (tmp_path / NOTE).write_text(text)
 
     note(before)
-    place = Place(tmp_path / AGENT)
+    place = ProgramPlace(tmp_path / AGENT)
     note(now)
     assert place.newer() == newer
 
 
 def test_a_source_tree_is_replaced_by_nobody() -> None:
-    assert Place().newer() == ""
+    assert ProgramPlace().newer() == ""

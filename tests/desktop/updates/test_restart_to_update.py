@@ -16,7 +16,7 @@ from desktop.agent.app.restart import why_not
 from desktop.agent.app.status import Status
 from desktop.agent.base.config import Home
 from desktop.agent.errors import AgentError, UpdateError
-from desktop.agent.updates.folder import AGENT, Folder
+from desktop.agent.updates.folder import AGENT, InstallationFolder
 from desktop.agent.updates.keeper import UpdateOrder, Updates, load_seen
 from desktop.agent.updates.release import Release
 from tests.desktop.updates.support import KEY, Server, described, installed, manifest_of, packed
@@ -33,7 +33,7 @@ def version_of(version: str, url: str) -> str:
 
 
 @asynccontextmanager
-async def running(folder: Folder, home: Home, code: int = 0) -> AsyncIterator[subprocess.Popen[bytes]]:
+async def running(folder: InstallationFolder, home: Home, code: int = 0) -> AsyncIterator[subprocess.Popen[bytes]]:
     """The version that the link names, until the end of the test, whatever it has become."""
     words = (str(folder.link / AGENT), "run", "--stay", "--home", str(home.path), "--sandbox", "process")
     process = await asyncio.to_thread(subprocess.Popen, words, start_new_session=True)

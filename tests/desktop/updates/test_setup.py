@@ -11,17 +11,17 @@ from desktop.agent.base.config import Home
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.keeper import Updates, load_seen
 from desktop.agent.updates.release import Release
-from desktop.agent.updates.setup import Setup
+from desktop.agent.updates.setup import SetupFile
 from tests.desktop.updates.support import KEY, Server, described, manifest_of
 
 TELLS = '#!/bin/sh\necho "$1,$COTTAGE_SETUP_HOME,$COTTAGE_SETUP_STAYS" > "$COTTAGE_SETUP_HOME/told"\n'
 
 
-def lying(folder: Path, text: str = TELLS) -> Setup:
+def lying(folder: Path, text: str = TELLS) -> SetupFile:
     file = folder / "Cottage-Setup.exe"
     file.write_text(text)
     file.chmod(0o755)
-    return Setup(file, described(text.encode()))
+    return SetupFile(file, described(text.encode()))
 
 
 @pytest.mark.parametrize(("stays", "word"), [(True, "--stay"), (False, "")])

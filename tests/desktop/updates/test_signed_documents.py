@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from desktop.agent.base.signed_documents import Kind, digest_of
-from desktop.agent.sandbox.statement import STATEMENT, Archive, Image, Newest
+from desktop.agent.base.signed_documents import DocumentKind, digest_of
+from desktop.agent.sandbox.statement import STATEMENT, Archive, Newest, SandboxImage
 from desktop.agent.updates.manifest import MANIFEST, Seen
 from protocol.codec import encode_json
 from protocol.identity import NodeKey
@@ -25,7 +25,7 @@ STRANGER = NodeKey(b"\7" * 32)
 class Case:
     """A kind, a document of it, and what a home keeps of the newest."""
 
-    kind: Kind[Any]
+    kind: DocumentKind[Any]
     content: Any
     nothing: Any
 
@@ -41,7 +41,7 @@ CASES = [
     Case(MANIFEST, manifest_of(described(b"x"), number=5, expires=NOW + 10), Seen()),
     Case(
         STATEMENT,
-        Image(5, "cottage-trainer:0.2.0", (f"sha256:{'a' * 64}",), ARCHIVE, NOW - 10, NOW + 10, KEY.address),
+        SandboxImage(5, "cottage-trainer:0.2.0", (f"sha256:{'a' * 64}",), ARCHIVE, NOW - 10, NOW + 10, KEY.address),
         Newest(),
     ),
 ]

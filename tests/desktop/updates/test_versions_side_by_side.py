@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from desktop.agent.errors import UpdateError
-from desktop.agent.updates.folder import AGENT, Folder
+from desktop.agent.updates.folder import AGENT, InstallationFolder
 from desktop.agent.updates.release import installation
 from desktop.layout import VERSIONS
 from tests.desktop.updates.support import installed, packed
@@ -20,7 +20,7 @@ WHOLE = {AGENT: b"#!/bin/sh\n", "_internal/data": b"x" * 5000}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> InstallationFolder:
     return installed(tmp_path, "0.1.0", OLD)
 
 
@@ -39,7 +39,9 @@ def special(kind: bytes, name: str, link: str = "") -> bytes:
     return gzip.compress(plain.getvalue())
 
 
-def test_a_package_is_laid_out_and_the_link_names_it_with_the_old_one_kept(folder: Folder, tmp_path: Path) -> None:
+def test_a_package_is_laid_out_and_the_link_names_it_with_the_old_one_kept(
+    folder: InstallationFolder, tmp_path: Path
+) -> None:
     data, size = packed(WHOLE)
     new = folder.unpack(written(tmp_path, data), "0.2.0", size)
     assert os.access(new / AGENT, os.X_OK)
@@ -76,7 +78,7 @@ def test_a_package_is_laid_out_and_the_link_names_it_with_the_old_one_kept(folde
          "bomb in a file", "files without end", "cut off", "garbage", "nothing"],
 )  # fmt: skip
 def test_a_package_that_is_none_or_reaches_outside_leaves_everything_as_it_was(
-    folder: Folder, tmp_path: Path, data: bytes, size: int
+    folder: InstallationFolder, tmp_path: Path, data: bytes, size: int
 ) -> None:
     package = written(tmp_path, data)
     before = sorted(tmp_path.rglob("*"))
@@ -88,7 +90,7 @@ def test_a_package_that_is_none_or_reaches_outside_leaves_everything_as_it_was(
         folder.switch("0.2.0")
 
 
-def test_what_a_dead_process_left_of_an_unpacking_is_no_hindrance(folder: Folder, tmp_path: Path) -> None:
+def test_what_a_dead_process_left_of_an_unpacking_is_no_hindrance(folder: InstallationFolder, tmp_path: Path) -> None:
     for place in (".0.2.0.new", "0.2.0"):
         (folder.versions / place).mkdir()
         (folder.versions / place / "half").touch()
@@ -101,7 +103,9 @@ def test_what_a_dead_process_left_of_an_unpacking_is_no_hindrance(folder: Folder
     assert folder.current.name == "0.2.0"
 
 
-def test_whoever_starts_the_program_while_it_is_switched_finds_a_whole_version(folder: Folder, tmp_path: Path) -> None:
+def test_whoever_starts_the_program_while_it_is_switched_finds_a_whole_version(
+    folder: InstallationFolder, tmp_path: Path
+) -> None:
     installed(tmp_path, "0.2.0", OLD)
     missed, done = [], threading.Event()
 
@@ -121,7 +125,7 @@ def test_whoever_starts_the_program_while_it_is_switched_finds_a_whole_version(f
     assert missed == []
 
 
-def test_how_a_program_came_here_says_who_updates_it(folder: Folder) -> None:
+def test_how_a_program_came_here_says_who_updates_it(folder: InstallationFolder) -> None:
     assert installation(folder.link / AGENT) == ("folder", folder)
     assert installation(Path("/opt/cottage/cottage-agent")) == ("deb", None)
     assert installation(Path("/usr/bin/python3")) == ("other", None)

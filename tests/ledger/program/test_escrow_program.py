@@ -18,7 +18,7 @@ from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
 
 from ledger.program.interface import MAX_PAYEES, MarketError
-from ledger.program.layout import ESCROW_SIZE, PAYEE_SIZE, TOMBSTONE_SIZE, Status, read_events
+from ledger.program.layout import ESCROW_SIZE, PAYEE_SIZE, TOMBSTONE_SIZE, EscrowStatus, read_events
 from tests.ledger.world import JOB, TOKENS, World, swap, unsigned, with_data
 
 pytestmark = pytest.mark.clusters
@@ -37,7 +37,7 @@ def test_money_goes_in_out_and_back_to_the_last_unit(world: World, escrow: Pubke
     world.send(world.market.escrow_refund(world.coordinator, world.submitter, JOB))
     state = world.escrow(escrow)
     assert (state.deposited, state.paid, state.refunded) == (1000, 350, 650)
-    assert state.status == Status.ENDED
+    assert state.status == EscrowStatus.ENDED
     assert state.payees == {world.wallet(world.node): 300, world.wallet(world.stranger): 50}
     assert world.tokens(world.node) == TOKENS + 300
     assert world.tokens(world.submitter) == TOKENS - 350
@@ -458,7 +458,7 @@ def test_closing_returns_the_rent_and_keeps_the_totals(world: World, escrow: Pub
     assert after.lamports - before.lamports == vault_rent + table_rent
     assert tombstone.lamports == world.chain.rent_minimum(len(tombstone.data))
     state = world.escrow(escrow)
-    assert (state.status, state.deposited, state.paid, state.refunded) == (Status.CLOSED, 1000, 10, 990)
+    assert (state.status, state.deposited, state.paid, state.refunded) == (EscrowStatus.CLOSED, 1000, 10, 990)
     assert world.chain.account(world.wallet(escrow)) is None
 
 

@@ -11,7 +11,7 @@ import pytest
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 
-from ledger.local.chain import RefusedError
+from ledger.local.chain import TransactionRefusedError
 from ledger.local.genesis import deploy
 from ledger.program import build
 from ledger.program.build import HERE, VERSIONS, main, program_path
@@ -27,7 +27,7 @@ from ledger.program.codes import (
     Operation,
 )
 from ledger.program.elf import ObjectFile, Relocation, Section, Symbol, read_object
-from ledger.program.errors import LinkError
+from ledger.program.errors import ProgramLinkError
 from ledger.program.layout import ESCROW_SIZE, JOB_OFFSET, PAYEE_SIZE, REASONS, STAKE_SIZE, VERSION
 from ledger.program.link import Version, link, murmur3_32
 from tests.ledger.world import TOKENS, World, key
@@ -77,7 +77,7 @@ def test_both_versions_load_through_the_real_loader_and_pay(world: World, versio
 def test_a_corrupt_program_is_refused_by_the_loader(world: World, version: Version) -> None:
     code = bytearray(program_path(version).read_bytes())
     code[code.index(EXIT)] = 0xFF
-    with pytest.raises(RefusedError, match=r"InvalidAccountData"):
+    with pytest.raises(TransactionRefusedError, match=r"InvalidAccountData"):
         deploy(world.chain, world.genesis.root, Keypair.from_seed(b"\7" * 32), bytes(code), key("buffer"))
 
 
@@ -99,7 +99,7 @@ def test_system_calls_have_the_hashes_that_the_runtime_knows(name: str, digest: 
 @pytest.mark.parametrize("opcode", [0x04, 0x0C, 0x14, 0x1C, 0x24, 0x2C])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_32_bit_arithmetic_is_refused_because_it_would_compute_something_else(opcode: int, version: Version) -> None:
-    with pytest.raises(LinkError, match="-mcpu=v2"):
+    with pytest.raises(ProgramLinkError, match="-mcpu=v2"):
         link([_object(bytes([opcode]) + bytes(7) + EXIT)], version)
 
 
@@ -110,20 +110,20 @@ def test_an_immediate_that_looks_like_an_opcode_is_no_instruction() -> None:
 
 @pytest.mark.parametrize(("opcode", "version"), [(0xDB, 3), (0xC3, 0), (0x16, 0)])
 def test_instructions_that_the_runtime_lacks_are_refused(opcode: int, version: Version) -> None:
-    with pytest.raises(LinkError, match="instruction 0"):
+    with pytest.raises(ProgramLinkError, match="instruction 0"):
         link([_object(bytes([opcode]) + bytes(7) + EXIT)], version)
 
 
 def test_writable_globals_are_refused_by_name() -> None:
     data = Section(".data", 1, ALLOCATED | WRITABLE, 0, 8, b"12345678")
-    with pytest.raises(LinkError, match=r"a\.o has 8 bytes in \.data"):
+    with pytest.raises(ProgramLinkError, match=r"a\.o has 8 bytes in \.data"):
         link([_object(EXIT, more=(data,))], 3)
 
 
 def test_a_name_defined_twice_or_nowhere_is_refused() -> None:
-    with pytest.raises(LinkError, match=r"entrypoint is defined twice.*b\.o"):
+    with pytest.raises(ProgramLinkError, match=r"entrypoint is defined twice.*b\.o"):
         link([_object(EXIT), _object(EXIT, name="b.o")], 3)
-    with pytest.raises(LinkError, match="no function 'entrypoint'"):
+    with pytest.raises(ProgramLinkError, match="no function 'entrypoint'"):
         link([_object(EXIT, symbol="main")], 3)
 
 
@@ -133,7 +133,7 @@ def test_data_that_no_object_defines_is_refused_by_name() -> None:
     entry = Symbol("entrypoint", 1, 0, True)
     nothing = Section("", 0, 0, 0, 0, b"")
     unit = ObjectFile("a.o", (nothing, load), (entry, lost), (Relocation(1, 0, lost, 1),))
-    with pytest.raises(LinkError, match=r"a\.o refers to lost"):
+    with pytest.raises(ProgramLinkError, match=r"a\.o refers to lost"):
         link([unit], 3)
 
 
@@ -142,7 +142,7 @@ def test_data_that_no_object_defines_is_refused_by_name() -> None:
     [(b"", "no 64-bit"), (b"\x7fELF\x01\x01" + bytes(60), "no 64-bit"), (b"\x7fELF\x02\x01" + bytes(60), "ELF type 0")],
 )
 def test_what_is_no_bpf_object_is_refused(blob: bytes, why: str) -> None:
-    with pytest.raises(LinkError, match=why):
+    with pytest.raises(ProgramLinkError, match=why):
         read_object("odd.o", blob)
 
 

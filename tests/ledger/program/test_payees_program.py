@@ -10,7 +10,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 
 from ledger import merkle
-from ledger.local.chain import RefusedError
+from ledger.local.chain import TransactionRefusedError
 from ledger.program.codes import MAX_BATCH, MAX_GROWTH, MAX_PAYEES, Consent, MarketError
 from ledger.program.layout import ESCROW_SIZE, PAYEE_SIZE, read_events
 from protocol.merkle import MerkleTree, merkle_root
@@ -173,7 +173,7 @@ def test_fifty_payees_settle_in_one_instruction_and_fifty_one_do_not(world: Worl
     assert [world.tokens(payee) for payee in payees[:MAX_BATCH]] == [total for _, total in payouts[:MAX_BATCH]]
     (paid,) = [event for event in read_events(world.logs(done), world.market.program) if event.kind == "PAID"]
     assert len(paid.payload) == MAX_BATCH * 48
-    with pytest.raises(RefusedError, match="InvalidInstructionData"):
+    with pytest.raises(TransactionRefusedError, match="InvalidInstructionData"):
         world.send_batch(world.settle(escrow, *payouts), table)
 
 

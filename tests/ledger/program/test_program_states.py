@@ -19,7 +19,7 @@ from solders.pubkey import Pubkey
 from ledger import merkle
 from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
 from ledger.program.codes import EVERYTHING, Consent, Operation
-from ledger.program.layout import Ruling, Status
+from ledger.program.layout import EscrowStatus, Ruling
 from protocol.merkle import MerkleTree, merkle_root
 from tests.ledger.world import World
 
@@ -246,7 +246,7 @@ class Lives(RuleBasedStateMachine):
         state, vault = self.world.escrow(self.escrow), self.world.tokens(self.escrow)
         gifts = state.paid + state.refunded + vault - state.deposited
         assert gifts >= 0  # Counted as deposited by the next instruction that touches the vault.
-        if state.status != Status.CLOSED:
+        if state.status != EscrowStatus.CLOSED:
             assert sum(state.payees.values()) == state.paid <= state.cap
             assert list(state.peaks) == merkle.peaks([bytes(self.world.wallet(payee)) for payee in self.listed])
             raw = self.world.chain.account(self.escrow)

@@ -9,7 +9,7 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 from spl.token.instructions import get_associated_token_address
 
 from ledger.local.genesis import COOLDOWN_S, SLASH_WINDOW_S
-from ledger.program.interface import EVERYTHING, LOADER, Market, MarketError
+from ledger.program.interface import EVERYTHING, LOADER, MarketAddresses, MarketError
 from ledger.program.layout import ESCROW_SIZE, PAYEE_SIZE, STAKE_SIZE, read_events
 from tests.ledger.world import TOKENS, World, swap, unsigned, with_data
 
@@ -509,7 +509,7 @@ def test_only_the_upgrade_authority_sets_terms(world: World, who: str) -> None:
 
 def test_the_terms_of_a_program_that_nobody_may_upgrade_are_final(world: World) -> None:
     root = world.genesis.root
-    market = Market(world.deploy("a program whose terms will be final", root), world.market.mint)
+    market = MarketAddresses(world.deploy("a program whose terms will be final", root), world.market.mint)
     terms = market.configure(root.pubkey(), world.treasury, slash_bps=100, cooldown=60, window=60)
     assert world.refusal(terms) is None
     accounts = [AccountMeta(market.program_data(), False, True), AccountMeta(root.pubkey(), True, False)]
@@ -525,7 +525,7 @@ def test_a_treasury_that_is_no_token_account_is_refused(world: World) -> None:
 
 def test_who_may_upgrade_another_program_sets_no_terms_here(world: World) -> None:
     program = world.deploy("a stranger's own program", world.keys[world.stranger])
-    theirs = Market(program, world.market.mint).program_data()
+    theirs = MarketAddresses(program, world.market.mint).program_data()
     forged = swap(swap(_configure(world), 0, world.stranger), 5, theirs)
     assert world.refusal(forged) == MarketError.WRONG_ADDRESS
 

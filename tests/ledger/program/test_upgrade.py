@@ -18,20 +18,20 @@ from ledger import deploy as deploying
 from ledger import events, merkle
 from ledger.client import Ledger, LedgerConfig
 from ledger.connection import Connection
-from ledger.deploy import Deployer, Terms
+from ledger.deploy import Deployer, DeployTerms
 from ledger.errors import DeployError
 from ledger.local import genesis
 from ledger.local.chain import SLOT_SECONDS
 from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S, open_chain
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
-from ledger.local.store import Store
+from ledger.local.store import LocalStore
 from ledger.money import Amount
 from ledger.program import loader
 from ledger.program.build import program_path
 from ledger.program.codes import REVISION, Consent, MarketError
-from ledger.program.interface import Market
-from ledger.program.layout import Ruling, Status, read_terms
+from ledger.program.interface import MarketAddresses
+from ledger.program.layout import EscrowStatus, Ruling, read_terms
 from ledger.states import Asked
 from protocol.merkle import MerkleTree, merkle_root
 from tests.ledger.surfpool import serving
@@ -51,7 +51,7 @@ class OldWorld(World):
     """A ledger that an older version began, and that can be opened anew by this one."""
 
     def __init__(self) -> None:
-        self.clock, self.store = HandClock(), Store(":memory:")
+        self.clock, self.store = HandClock(), LocalStore(":memory:")
         self.chain, self.genesis = open_chain(self.store, self.clock, self.entropy)
         self.clock.advance(1.1)
         self._meet()
@@ -115,7 +115,7 @@ def test_what_an_older_program_began_goes_on_under_the_new_one(old: OldWorld) ->
     assert lent is not None
     assert after is not None
     assert after.lamports - lent.lamports == 40 * 6960, "what was lent under this program"
-    assert old.escrow(escrow).status == Status.CLOSED
+    assert old.escrow(escrow).status == EscrowStatus.CLOSED
 
     # The stake and its dispute: slashed by the cap of now, held by what waits, closed.
     old.send(market.stake_deposit(old.node, old.node, 9000))
@@ -195,7 +195,7 @@ async def cluster(request: pytest.FixtureRequest, world: World) -> AsyncIterator
     await runner.cleanup()
 
 
-async def _run(url: str, payer: Keypair, authority: Pubkey | None, terms: Terms) -> str:
+async def _run(url: str, payer: Keypair, authority: Pubkey | None, terms: DeployTerms) -> str:
     connection = Connection(url)
     try:
         return (await Deployer(connection, payer, b"\x31" * 32).run(authority, terms)).program
@@ -210,7 +210,7 @@ async def test_a_cluster_is_upgraded_by_its_authority_and_served_before(
     treasury = await people.settle_in(connection)
     await connection.aclose()
     payer, mint = cluster.payer, people.mint.pubkey()
-    terms = Terms(mint, treasury, slash_bps=4000, cooldown=0, window=1, bond=50, verdict_time=3600)
+    terms = DeployTerms(mint, treasury, slash_bps=4000, cooldown=0, window=1, bond=50, verdict_time=3600)
     with monkeypatch.context() as patched:
         patched.setattr(deploying, "program_path", old_path)
         patched.setattr(deploying, "REVISION", 0)
@@ -225,7 +225,7 @@ async def test_a_cluster_is_upgraded_by_its_authority_and_served_before(
         await ledger.open_stake(people.seed("node"), Amount(100), judge)
         assert [event.kind for event in await ledger.history(who, JOB)] == ["opened", "deposited", "funded"]
 
-        assert await _run(cluster.url, payer, payer.pubkey(), Terms(mint, treasury)) == program
+        assert await _run(cluster.url, payer, payer.pubkey(), DeployTerms(mint, treasury)) == program
         kept = await ledger.terms()
         assert (kept.revision, kept.slash_bps, kept.bond, kept.cooldown) == (REVISION, 4000, 50, 0)
         await ledger.confirm(await ledger.prepare_acceptance(people.seed("coordinator"), who, JOB, asked, NOTE))
@@ -250,7 +250,7 @@ async def test_a_cluster_is_upgraded_by_its_authority_and_served_before(
 
 async def test_a_final_program_is_told_and_left_alone(world: World, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     payer = world.keys[world.stranger]
-    terms = Terms(world.market.mint, world.treasury)
+    terms = DeployTerms(world.market.mint, world.treasury)
     with monkeypatch.context() as patched:
         patched.setattr(deploying, "program_path", old_path)
         program = Pubkey.from_string(await _run(url, payer, None, terms))
@@ -259,4 +259,4 @@ async def test_a_final_program_is_told_and_left_alone(world: World, monkeypatch:
     data = world.chain.account(loader.data_address(program))
     assert data is not None
     assert data.data[loader.DATA_HEADER :] == old_path(3).read_bytes()
-    assert Market(program, world.market.mint).terms() is not None
+    assert MarketAddresses(program, world.market.mint).terms() is not None

@@ -19,10 +19,10 @@ from tests.trainer.audit.test_replay import AUDIT, TOTAL, auditor, command
 from tests.trainer.small import VOCABULARY, Committed, commit_round, config_of, cuts, job, pipeline, training
 from trainer.data.data import TokenFile
 from trainer.data.folder import open_files
-from trainer.files.inputs import Folder
+from trainer.files.inputs import InputFolder
 from trainer.outer import OuterState
 from trainer.worker import opening_service
-from trainer.worker.opening_service import Openings
+from trainer.worker.opening_service import OpeningService
 
 LONG = 30.0  # Seconds.
 
@@ -57,7 +57,7 @@ class Shown:
         self.line = pipeline("llama", 2, tokens, training())
         self.socket = Socket()
         stage = self.line.stages[1]
-        self.openings = Openings(stage, open_files(Folder(folder), job()), 0, self.socket)  # type: ignore[arg-type]
+        self.openings = OpeningService(stage, open_files(InputFolder(folder), job()), 0, self.socket)  # type: ignore[arg-type]
 
     def round(self, index: int) -> tuple[Committed, list[Any]]:
         done = commit_round(self.line, 1, 2, TOTAL, 2 * index)

@@ -32,7 +32,7 @@ from tests.trainer.small import (
     pipeline,
     training,
 )
-from trainer.audit.replay import Auditor, state_before
+from trainer.audit.replay import OpeningReplayer, state_before
 from trainer.codecs import encode
 from trainer.data.data import TokenFile, heldout_parts
 from trainer.stage.stage import Stage, StageState, vector_digest
@@ -43,8 +43,8 @@ AUDIT = "a" * 32
 TOTAL = 12
 
 
-def auditor(folder: Path, spec: TrainingSpec, env: str = ENV, family: str = "llama") -> Auditor:
-    return Auditor(config_of(family), spec, folder / "train.bin", None, env, "cpu")
+def auditor(folder: Path, spec: TrainingSpec, env: str = ENV, family: str = "llama") -> OpeningReplayer:
+    return OpeningReplayer(config_of(family), spec, folder / "train.bin", None, env, "cpu")
 
 
 def command(done: Committed, step: int, **changes: Any) -> ReplayStep:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from protocol.job.job import TokenizerSpec, TrainingSpec
 from trainer.__main__ import EXIT_BAD_INPUT, main
 from trainer.data.data import MAX_HELDOUT_TOKENS, TokenFile, heldout_parts, micro_batches, sample_starts
-from trainer.data.prepare import Manifest, make_tokenizer, prepare
+from trainer.data.prepare import DatasetManifest, make_tokenizer, prepare
 from trainer.data.text import pieces
 from trainer.errors import DataError
 from trainer.formats.source import Dataset
@@ -26,7 +26,7 @@ TEXT = "".join(f"def function_{i}(argument):\n    return argument + {i}\n\n" for
 BYTES = TokenizerSpec(kind="bytes")
 
 
-def run(tmp_path: Path, content: bytes | str, form: Any = "text", **options: Any) -> Manifest:
+def run(tmp_path: Path, content: bytes | str, form: Any = "text", **options: Any) -> DatasetManifest:
     path = tmp_path / "data"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     values: dict[str, Any] = {"tokenizer": BYTES, "tokenizer_file": None, "heldout": 0.05, "sequence": 32}

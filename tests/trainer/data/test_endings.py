@@ -13,7 +13,7 @@ from protocol.job.job import DatasetSpec, ModelSpec, TokenizerSpec
 from protocol.rest.dataset import CheckRequest, DatasetReport
 from tests.support.special_tokens import KNOWN, Known, marked, written
 from trainer.check.report import check
-from trainer.data.prepare import Manifest, prepare
+from trainer.data.prepare import DatasetManifest, prepare
 from trainer.errors import DataError
 from trainer.formats.source import Dataset
 
@@ -32,7 +32,7 @@ def data(tmp_path: Path) -> Path:
 
 def made(
     data: Path, tokenizer: Path | None, spec: TokenizerSpec = FILE, config: dict[str, Any] | None = None
-) -> tuple[Manifest, np.ndarray[Any, Any]]:
+) -> tuple[DatasetManifest, np.ndarray[Any, Any]]:
     """The manifest, and all tokens, those held out last."""
     out, ends = data.parent / "out", ends_of(ModelSpec(config=config))
     manifest = prepare(Dataset.of(data, "jsonl"), spec, tokenizer, 0.1, 16, out, ends)

@@ -14,7 +14,7 @@ import pytest
 from coordinator.errors import InvalidError
 from coordinator.services.artifacts.datasets import check_form
 from protocol.job.job import DatasetFormat, TokenizerSpec
-from trainer.data.prepare import Manifest, prepare
+from trainer.data.prepare import DatasetManifest, prepare
 from trainer.data.text import pieces
 from trainer.data.tokens import PIECE_TOKENS, id_pieces
 from trainer.errors import DataError
@@ -24,7 +24,7 @@ IDS = np.random.default_rng(1).integers(0, 259, 30_000)
 TEXTS = [f"line {number} of a story\n" for number in range(2000)]
 
 
-def made(path: Path, form: DatasetFormat, folder: Path, kind: Any = "bytes") -> Manifest:
+def made(path: Path, form: DatasetFormat, folder: Path, kind: Any = "bytes") -> DatasetManifest:
     return prepare(Dataset.of(path, form), TokenizerSpec(kind=kind), None, 0.1, 16, folder)
 
 

@@ -14,7 +14,7 @@ from tests.trainer.small import SEQUENCE, VOCABULARY, config_of, job, job_folder
 from trainer.data.data import TokenFile, sample_starts
 from trainer.data.folder import load_config, open_files
 from trainer.errors import DataError, WeightsError
-from trainer.files.inputs import Folder
+from trainer.files.inputs import InputFolder
 from trainer.stage.activation_cache import ActivationCache
 from trainer.stage.model import Cut
 from trainer.stage.stage import Stage
@@ -33,13 +33,13 @@ def plain(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sealed(plain: Path, tmp_path: Path) -> Folder:
+def sealed(plain: Path, tmp_path: Path) -> InputFolder:
     target, weights_key = tmp_path / "sealed", fresh_key()
     target.mkdir()
     keys = {name: fresh_key() for name in ("train.bin", "heldout.bin", "config.json")}
     for name, key in (keys | {weights_name(Layers(0, 3)): weights_key}).items():
         seal(target / name, key, (plain / name).read_bytes())
-    return Folder(target, keys, weights_key)
+    return InputFolder(target, keys, weights_key)
 
 
 def flip(path: Path, at: int) -> None:
@@ -48,9 +48,9 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def test_samples_of_an_encrypted_file_are_those_of_the_plain_one(plain: Path, sealed: Folder) -> None:
+def test_samples_of_an_encrypted_file_are_those_of_the_plain_one(plain: Path, sealed: InputFolder) -> None:
     ours = open_files(sealed, job())
-    theirs = open_files(Folder(plain), job())
+    theirs = open_files(InputFolder(plain), job())
     assert len(ours.train) == len(theirs.train) == 20_000
     for step in range(20):
         windows, digest = ours.train.sample(7, step, 1, 4)
@@ -61,13 +61,13 @@ def test_samples_of_an_encrypted_file_are_those_of_the_plain_one(plain: Path, se
     assert load_config(sealed, job()) == config_of()
 
 
-def test_a_stage_begins_with_the_same_bits_from_encrypted_weights(plain: Path, sealed: Folder) -> None:
+def test_a_stage_begins_with_the_same_bits_from_encrypted_weights(plain: Path, sealed: InputFolder) -> None:
     ours = Stage(config_of(), WHOLE, training(), sealed)
     assert torch.equal(ours.parameters, Stage(config_of(), WHOLE, training(), plain).parameters)
     assert not torch.equal(ours.parameters, Stage(config_of(), WHOLE, training()).parameters)
 
 
-def test_tokens_that_were_changed_on_the_disk_are_an_error_and_no_samples(sealed: Folder) -> None:
+def test_tokens_that_were_changed_on_the_disk_are_an_error_and_no_samples(sealed: InputFolder) -> None:
     flip(sealed.path / "train.bin", 100)
     tokens = TokenFile(sealed.file("train.bin"), SEQUENCE, VOCABULARY)
     first = next(step for step in range(1000) if min(sample_starts(7, step, 0, 4, len(tokens) - SEQUENCE)) < 2000)
@@ -76,7 +76,7 @@ def test_tokens_that_were_changed_on_the_disk_are_an_error_and_no_samples(sealed
 
 
 @pytest.mark.parametrize("name", ["heldout.bin", "config.json"])
-def test_a_file_that_was_cut_or_is_missing_names_itself(sealed: Folder, name: str) -> None:
+def test_a_file_that_was_cut_or_is_missing_names_itself(sealed: InputFolder, name: str) -> None:
     (sealed.path / name).write_bytes((sealed.path / name).read_bytes()[:-1])
     with pytest.raises(DataError, match=name):
         open_files(sealed, job())
@@ -86,7 +86,7 @@ def test_a_file_that_was_cut_or_is_missing_names_itself(sealed: Folder, name: st
             open_files(sealed, job())
 
 
-def test_weights_that_were_changed_on_the_disk_are_refused(sealed: Folder) -> None:
+def test_weights_that_were_changed_on_the_disk_are_refused(sealed: InputFolder) -> None:
     path = sealed.path / weights_name(Layers(0, 3))
     flip(path, path.stat().st_size // 2)
     with pytest.raises(WeightsError, match="was changed on the disk"):
@@ -104,7 +104,7 @@ def test_weights_that_were_changed_on_the_disk_are_refused(sealed: Folder) -> No
         (46).to_bytes(8, "little") + b'{"a":{"dtype":"F32","data_offsets":[0,"zero"]}}'[:46],
     ],
 )
-def test_broken_weights_are_refused_by_name_when_they_are_encrypted_too(sealed: Folder, content: bytes) -> None:
+def test_broken_weights_are_refused_by_name_when_they_are_encrypted_too(sealed: InputFolder, content: bytes) -> None:
     assert sealed.weights_key is not None
     seal(sealed.path / weights_name(Layers(0, 3)), sealed.weights_key, content)
     with pytest.raises(WeightsError, match=r"weights-0-3\.safetensors cannot be read as safetensors"):
@@ -115,7 +115,7 @@ def test_broken_weights_are_refused_by_name_when_they_are_encrypted_too(sealed: 
     ("length", "places", "why"),
     [(6, "[4,8]", "lies outside of the file"), (8, "[0,8]", "which its shape"), (8, "[4,0]", "lies outside")],
 )
-def test_a_tensor_that_cannot_be_is_refused(sealed: Folder, length: int, places: str, why: str) -> None:
+def test_a_tensor_that_cannot_be_is_refused(sealed: InputFolder, length: int, places: str, why: str) -> None:
     assert sealed.weights_key is not None
     shape = '"dtype":"F32","shape":[1]'
     names = [slot.name for slot in Stage(config_of(), WHOLE, training(), initialise=False).slots]

@@ -19,7 +19,7 @@ from protocol.task import (
 )
 from tests.trainer.router import Place, Router, make_plan
 from tests.trainer.small import job
-from trainer.worker.time_budget import Pace
+from trainer.worker.time_budget import TimeBudget
 
 THREE = make_plan([(0, 1), (1, 2), (2, 3)], [0])
 LINE: list[Place] = [(0, 0), (1, 0), (2, 0)]
@@ -55,17 +55,17 @@ class Clock:
 
 
 def test_a_round_ends_before_the_step_that_would_end_too_late() -> None:
-    pace = Pace(10.0, Clock(1.0))  # The question after each step comes a second after the one before.
+    pace = TimeBudget(10.0, Clock(1.0))  # The question after each step comes a second after the one before.
     assert [pace.has_time(done) for done in range(1, 12)] == [True] * 9 + [False] * 2
 
 
 def test_the_first_step_of_a_round_is_always_done() -> None:
-    assert Pace(0.001, Clock(5.0)).has_time(0)
-    assert not Pace(0.001, Clock(5.0)).has_time(1)
+    assert TimeBudget(0.001, Clock(5.0)).has_time(0)
+    assert not TimeBudget(0.001, Clock(5.0)).has_time(1)
 
 
 def test_a_round_of_a_fixed_number_of_steps_never_ends_by_time() -> None:
-    pace = Pace(None, Clock(1e9))
+    pace = TimeBudget(None, Clock(1e9))
     assert all(pace.has_time(done) for done in range(10))
 
 

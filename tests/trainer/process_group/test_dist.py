@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from protocol.identity import NodeKey
-from trainer.dist import CottageGroup, Settings, mesh
+from trainer.dist import CottageGroup, GroupSettings, mesh
 from trainer.dist.collectives import fold
 from trainer.dist.mesh import COLLECTIVE, Call, Name
 from trainer.dist.work import GroupWork
@@ -22,11 +22,11 @@ Groups = Callable[..., list[CottageGroup]]
 LIMIT = timedelta(seconds=60)  # Of calls that succeed; a busy machine may take its time.
 
 
-def settings(number: int) -> Settings:
-    return Settings(key=NodeKey(bytes([number + 1] * 32)), loopback=True)
+def settings(number: int) -> GroupSettings:
+    return GroupSettings(key=NodeKey(bytes([number + 1] * 32)), loopback=True)
 
 
-def connect(count: int, timeout: timedelta, chosen: Callable[[int], Settings]) -> list[CottageGroup]:
+def connect(count: int, timeout: timedelta, chosen: Callable[[int], GroupSettings]) -> list[CottageGroup]:
     store = dist.HashStore()
     with ThreadPoolExecutor(count) as pool:
         made = [pool.submit(CottageGroup, store, rank, count, timeout, chosen(rank)) for rank in range(count)]
@@ -52,7 +52,7 @@ def groups() -> Iterator[Groups]:
     made: list[CottageGroup] = []
 
     def make(
-        count: int = 2, timeout: timedelta = LIMIT, chosen: Callable[[int], Settings] = settings
+        count: int = 2, timeout: timedelta = LIMIT, chosen: Callable[[int], GroupSettings] = settings
     ) -> list[CottageGroup]:
         made.extend(connect(count, timeout, chosen))
         return made[-count:]
@@ -298,12 +298,12 @@ def test_a_group_that_was_closed_leaves_no_thread() -> None:
 )
 def test_an_unusable_variable_is_named(variable: str, value: str, message: str) -> None:
     with pytest.raises(GroupError, match=message):
-        Settings.from_environment({variable: value})
+        GroupSettings.from_environment({variable: value})
 
 
 def test_the_environment_s_servers_and_peers_are_used() -> None:
     address = settings(0).key.address
-    found = Settings.from_environment(
+    found = GroupSettings.from_environment(
         {
             "COTTAGE_ICE_SERVERS": '[{"urls": ["stun:stun.example.org:3478"]}]',
             "COTTAGE_PEERS": f"{address}, {settings(1).key.address}",
@@ -316,4 +316,4 @@ def test_the_environment_s_servers_and_peers_are_used() -> None:
     assert (found.loopback, found.reach_s) == (True, 5.0)
     with pytest.raises(GroupError, match="names 2 ranks, but there is a rank 2"):
         found.pinned([0, 2])
-    assert Settings.from_environment({}).pinned([5]) == ()
+    assert GroupSettings.from_environment({}).pinned([5]) == ()

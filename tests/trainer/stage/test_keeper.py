@@ -7,11 +7,11 @@ import pytest
 from tests.trainer.audit.test_replay import TOTAL, auditor, command
 from tests.trainer.small import ENV, commit_round, pipeline, training
 from trainer.data.data import TokenFile
-from trainer.stage.snapshots import Keeper
+from trainer.stage.snapshots import SnapshotKeeper
 
 
 def test_memory_that_was_given_back_holds_the_next_state(tokens: TokenFile) -> None:
-    line, keeper = pipeline("llama", 2, tokens, training()), Keeper()
+    line, keeper = pipeline("llama", 2, tokens, training()), SnapshotKeeper()
     stage = line.stages[0]
     first = keeper.keep(stage)
     place, begun = first.parameters.data_ptr(), first.digest()
@@ -29,7 +29,7 @@ def test_rounds_that_are_still_kept_can_be_opened_after_memory_was_used_again(
     every: int, folder: Path, tokens: TokenFile
 ) -> None:
     spec = training(commit_every=every)
-    line, keeper = pipeline("llama", 2, tokens, spec), Keeper()
+    line, keeper = pipeline("llama", 2, tokens, spec), SnapshotKeeper()
     gone = commit_round(line, 1, 3, TOTAL, keeper=keeper)
     kept = commit_round(line, 1, 3, TOTAL, 3, keeper=keeper)
     places = {state.parameters.data_ptr() for state in gone.trace.states.values()}

@@ -6,12 +6,20 @@ import pytest
 
 from protocol.models.boundary_bytes import most_in_flight
 from trainer.errors import ScheduleError
-from trainer.stage.schedule import Action, ActionKind, Schedule, gpipe, makespan, one_forward_one_backward, zero_bubble
+from trainer.stage.schedule import (
+    ActionKind,
+    PipelineAction,
+    PipelineSchedule,
+    gpipe,
+    makespan,
+    one_forward_one_backward,
+    zero_bubble,
+)
 
 BOTH = pytest.mark.parametrize("schedule", [one_forward_one_backward, gpipe])
 
 
-def written(stage: int, stages: int, micros: int, schedule: Schedule = one_forward_one_backward) -> str:
+def written(stage: int, stages: int, micros: int, schedule: PipelineSchedule = one_forward_one_backward) -> str:
     return " ".join(f"{action.kind[0].upper()}{action.micro}" for action in schedule(stage, stages, micros))
 
 
@@ -27,24 +35,26 @@ def test_gpipe_does_all_forwards_first() -> None:
 
 
 @BOTH
-def test_every_micro_batch_passes_once_each_way_in_order(schedule: Schedule) -> None:
+def test_every_micro_batch_passes_once_each_way_in_order(schedule: PipelineSchedule) -> None:
     for stages, micros in itertools.product(range(1, 9), range(1, 17)):
         for stage in range(stages):
             actions = schedule(stage, stages, micros)
             for kind in ("forward", "backward"):
                 assert [action.micro for action in actions if action.kind == kind] == list(range(micros))
             for micro in range(micros):
-                assert actions.index(Action("forward", micro)) < actions.index(Action("backward", micro))
+                assert actions.index(PipelineAction("forward", micro)) < actions.index(
+                    PipelineAction("backward", micro)
+                )
 
 
 @BOTH
-def test_no_number_of_stages_and_micro_batches_deadlocks(schedule: Schedule) -> None:
+def test_no_number_of_stages_and_micro_batches_deadlocks(schedule: PipelineSchedule) -> None:
     for stages, micros in itertools.product(range(1, 17), range(1, 33)):
         makespan(schedule, stages, micros)
 
 
 @BOTH
-def test_the_bubble_is_one_pass_for_each_further_stage(schedule: Schedule) -> None:
+def test_the_bubble_is_one_pass_for_each_further_stage(schedule: PipelineSchedule) -> None:
     for stages, micros in itertools.product(range(1, 9), range(1, 17)):
         assert makespan(schedule, stages, micros, backward_cost=2) == 3 * (micros + stages - 1)
 
@@ -60,7 +70,7 @@ def test_a_stage_keeps_no_more_micro_batches_than_stages_follow_it() -> None:
 
 
 def test_a_schedule_that_waits_for_ever_is_noticed() -> None:
-    def backwards_first(stage: int, stages: int, micros: int, lookahead: int = 0) -> tuple[Action, ...]:
+    def backwards_first(stage: int, stages: int, micros: int, lookahead: int = 0) -> tuple[PipelineAction, ...]:
         return tuple(reversed(gpipe(stage, stages, micros)))
 
     with pytest.raises(ScheduleError, match="wait for each other"):
@@ -101,7 +111,7 @@ def test_every_half_of_a_backward_pass_comes_once_in_order_and_after_the_half_be
 
 
 @pytest.mark.parametrize("schedule", [one_forward_one_backward, zero_bubble])
-def test_no_lookahead_deadlocks(schedule: Schedule) -> None:
+def test_no_lookahead_deadlocks(schedule: PipelineSchedule) -> None:
     for stages, micros, lookahead in GRID:
         makespan(schedule, stages, micros, lookahead=lookahead, transfer=2)
 

@@ -12,8 +12,8 @@ from protocol.task import AbandonRound, ApplyRound, BeginRound, OpenStep, Progre
 from protocol.worker import PeerSend, TensorName, WorkerReport
 from tests.trainer.router import make_plan
 from trainer.errors import AbandonedError
-from trainer.worker.inbox import MAX_WAITING_AUDITS, Inbox
-from trainer.worker.outbox import Outbox
+from trainer.worker.inbox import MAX_WAITING_AUDITS, WorkerInbox
+from trainer.worker.outbox import WorkerOutbox
 
 WAIT = 10.0
 
@@ -34,8 +34,8 @@ def nobody(*_: Any) -> None:
     raise AssertionError("no audit is due")
 
 
-def begun(key: tuple[int, int] = (0, 0), serve: Callable[..., None] = nobody) -> Inbox:
-    inbox = Inbox(serve)
+def begun(key: tuple[int, int] = (0, 0), serve: Callable[..., None] = nobody) -> WorkerInbox:
+    inbox = WorkerInbox(serve)
     inbox.begin(key)
     return inbox
 
@@ -198,7 +198,7 @@ def send(micro: int) -> PeerSend:
 
 
 async def test_messages_leave_in_order() -> None:
-    outbox = Outbox(asyncio.get_running_loop())
+    outbox = WorkerOutbox(asyncio.get_running_loop())
     Waiting(lambda: [outbox.put(send(micro), bytes(micro)) for micro in range(5)]).end()
     outbox.report(Progress(0, 0, 1, 2))
     outbox.close()
@@ -209,7 +209,7 @@ async def test_messages_leave_in_order() -> None:
 
 async def test_a_full_outbox_makes_the_sender_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.worker.outbox.MAX_OUTGOING_BYTES", 100)
-    outbox = Outbox(asyncio.get_running_loop())
+    outbox = WorkerOutbox(asyncio.get_running_loop())
     outbox.put(send(0), bytes(500))  # One message always fits, however large.
     waiting = Waiting(lambda: outbox.put(send(1), bytes(10)))
     async with asyncio.timeout(WAIT):
@@ -220,7 +220,7 @@ async def test_a_full_outbox_makes_the_sender_wait(monkeypatch: pytest.MonkeyPat
 
 async def test_a_closed_outbox_takes_nothing_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.worker.outbox.MAX_OUTGOING_BYTES", 100)
-    outbox = Outbox(asyncio.get_running_loop())
+    outbox = WorkerOutbox(asyncio.get_running_loop())
     outbox.put(send(0), bytes(100))
     waiting = Waiting(lambda: outbox.put(send(1), bytes(100)))
     outbox.close()
@@ -230,7 +230,7 @@ async def test_a_closed_outbox_takes_nothing_and_holds_nobody_up(monkeypatch: py
 
 
 async def test_memory_that_is_shown_may_change_once_who_sends_it_asks_for_more() -> None:
-    outbox = Outbox(asyncio.get_running_loop())
+    outbox = WorkerOutbox(asyncio.get_running_loop())
     left: Future[None] = Future()
     outbox.show(Progress(0, 0, 1, 2), [memoryview(b"shown")], left)
     outbox.put(send(0))

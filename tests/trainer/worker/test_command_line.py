@@ -15,7 +15,7 @@ from trainer.__main__ import EXIT_BAD_INPUT, main
 from trainer.audit.environment import bench, env_class
 from trainer.data.data import TokenFile, heldout_parts
 from trainer.data.folder import load_config
-from trainer.files.inputs import Folder
+from trainer.files.inputs import InputFolder
 from trainer.stage.model import Cut
 from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, accumulate, heldout_loss
@@ -62,7 +62,7 @@ def test_each_step_of_one_process_reads_the_batches_of_all_replicas(
 def test_a_folder_without_a_config_takes_the_jobs_model(folder: Path) -> None:
     (folder / "config.json").unlink()
     (folder / "manifest.json").write_text(json.dumps({"vocabulary": VOCABULARY}))
-    assert load_config(Folder(folder), job()) == config_of()
+    assert load_config(InputFolder(folder), job()) == config_of()
 
 
 def test_a_model_that_cannot_be_is_refused_with_code_3(

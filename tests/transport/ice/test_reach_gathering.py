@@ -17,7 +17,7 @@ from common.errors import IceConfigError
 from tests.relay.conftest import certificate, credentials, relay_options, until
 from transport.ice.candidates import Gatherer, RelayMemory
 from transport.ice.ice import IceServer
-from transport.ice.turn_client import Relay, Way, relays
+from transport.ice.turn_client import IceRelay, RelayWay, relays
 from transport.relay.message import Address
 from transport.relay.server import RelayServer
 
@@ -114,7 +114,7 @@ async def test_where_udp_is_swallowed_tcp_leads_to_the_relay_and_is_remembered()
             servers = (turn((host, dead)), turn((host, port), "?transport=tcp"))
             async with gathered(*servers, memory=memory) as first:
                 assert len(first.relayed()) == 1
-                assert memory.way(host) is Way.TCP
+                assert memory.way(host) is RelayWay.TCP
                 assert first.gatherer.udp_blocked
             async with gathered(*servers, memory=memory) as again:
                 assert len(again.relayed()) == 1
@@ -204,13 +204,13 @@ def test_entries_of_one_host_are_the_ways_to_one_relay() -> None:
     udp, tcp = turn(("relay.test", 3478)), turn(("relay.test", 3478), "?transport=tcp")
     tls = turn(("relay.test", 443), "?transport=tcp", "turns")
     assert relays([tls, IceServer("stun:relay.test"), tcp, udp]) == [
-        Relay("relay.test", ((Way.UDP, udp), (Way.TCP, tcp), (Way.TLS, tls)))
+        IceRelay("relay.test", ((RelayWay.UDP, udp), (RelayWay.TCP, tcp), (RelayWay.TLS, tls)))
     ]
 
 
 def test_an_entry_that_names_no_transport_means_both() -> None:
     entry = turn(("relay.test", 3478), "")
-    assert relays([entry]) == [Relay("relay.test", ((Way.UDP, entry), (Way.TCP, entry)))]
+    assert relays([entry]) == [IceRelay("relay.test", ((RelayWay.UDP, entry), (RelayWay.TCP, entry)))]
 
 
 def test_the_order_of_relays_is_kept() -> None:

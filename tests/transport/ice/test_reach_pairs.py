@@ -10,7 +10,7 @@ from aioice.candidate import Candidate, candidate_priority
 from aioice.ice import CandidatePair, Connection, StunProtocol
 
 from tests.relay.conftest import credentials, relay_options
-from transport.ice.candidate_checks import HEAD_START_S, Checks, is_private, relay_legs
+from transport.ice.candidate_checks import HEAD_START_S, CandidateChecks, is_private, relay_legs
 from transport.ice.candidates import Gatherer, RelayMemory
 from transport.ice.ice import IceServer
 from transport.relay.server import RelayServer
@@ -42,7 +42,7 @@ class Agent:
 
     def __init__(self, *, controlling: bool) -> None:
         self.connection = Connection(ice_controlling=controlling)
-        self.checks = Checks(self.connection)
+        self.checks = CandidateChecks(self.connection)
         self.checks.install()
 
     async def gather(self, servers: tuple[IceServer, ...]) -> None:
@@ -182,7 +182,7 @@ async def test_a_public_relay_is_not_asked_to_reach_a_private_address(
     protocol = Silent(connection)
     protocol.local_candidate = make_candidate(*local)
     connection.remote_username, connection.remote_password = "user", "p" * 22
-    Checks(connection).install()
+    CandidateChecks(connection).install()
     there = make_candidate(*remote)
     there._network_host = there.host
     pair = CandidatePair(protocol, there)

@@ -13,7 +13,7 @@ from common.budget import MemoryBudget
 from common.errors import DeliveryFailedError, MalformedFrameError, PeerUnreachableError
 from tests.transport.message_wire import LIMITS, Wire, content
 from transport.messages.framing import CHUNK, MAX_FRAME, MIN_FRAME, Ack, Begin, Fail, More, encode
-from transport.messages.inbox import MAX_PIECES, MAX_REMEMBERED_FAILURES, PIECE_COST, Inbox
+from transport.messages.inbox import MAX_PIECES, MAX_REMEMBERED_FAILURES, PIECE_COST, MessageInbox
 from transport.messages.lanes import Lane
 from transport.messages.outbox import MAX_ID_SPAN
 
@@ -119,7 +119,7 @@ async def test_a_late_message_keeps_no_other_waiting(wire: Wire) -> None:
     assert wire.is_empty()
 
 
-def take_all(inbox: Inbox, frames: Iterable[More]) -> None:
+def take_all(inbox: MessageInbox, frames: Iterable[More]) -> None:
     for frame in frames:
         inbox.on_more(Lane.BULK, frame)
 

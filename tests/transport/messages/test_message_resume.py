@@ -17,7 +17,7 @@ from transport.messages.framing import MAX_FRAME, MAX_PAYLOAD, Ack, Begin, Fail,
 from transport.messages.lanes import Lane
 from transport.messages.limits import PeerLimits
 from transport.messages.message_source import Chunks
-from transport.messages.outbox import Outgoing
+from transport.messages.outbox import OutgoingMessage
 from transport.messages.stream import IncomingStream
 
 Move = tuple[str, int, Lane]
@@ -49,7 +49,7 @@ class Game:
 
     def __init__(self, *, streams: bool = True, seed: int | None = None) -> None:
         self.wire = Wire(streams=streams, chance=None if seed is None else random.Random(seed))
-        self.sent: list[tuple[Outgoing, bytes]] = []
+        self.sent: list[tuple[OutgoingMessage, bytes]] = []
         self.left: set[bytes] = set()
 
     def play(self, verb: str, number: int, lane: Lane) -> None:
@@ -123,7 +123,7 @@ class Game:
         for index, (message, _) in enumerate(self.sent):
             self._check_end(str(index).encode(), message, seen, restarted=restarted)
 
-    def _check_end(self, header: bytes, message: Outgoing, seen: Counter[bytes], *, restarted: bool) -> None:
+    def _check_end(self, header: bytes, message: OutgoingMessage, seen: Counter[bytes], *, restarted: bool) -> None:
         assert restarted or seen[header] <= 1
         assert message.done.done()
         if message.done.cancelled():

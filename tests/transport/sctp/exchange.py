@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from transport.sctp.packet import TSN_MASK, Sack
-from transport.sctp.receive import Message, ReceiveBook
+from transport.sctp.receive import ReceiveBook, SctpMessage
 from transport.sctp.record import Record
-from transport.sctp.schedule import Outgoing
+from transport.sctp.schedule import ScheduledMessage
 from transport.sctp.send import SendBook
 
 START = 2**32 - 50
@@ -56,12 +56,12 @@ class Exchange:
         self._count = itertools.count()
 
     @property
-    def delivered(self) -> list[Message]:
+    def delivered(self) -> list[SctpMessage]:
         return self.receiver.ready
 
     def queue(self, stream: int, data: bytes, **options: object) -> None:
         ordered = bool(options.pop("ordered", True))
-        self.sender.queue(Outgoing(stream, stream, 53, data, ordered, **options))  # type: ignore[arg-type]
+        self.sender.queue(ScheduledMessage(stream, stream, 53, data, ordered, **options))  # type: ignore[arg-type]
 
     def run(self, done: Callable[[], bool], limit_s: float = 60.0) -> None:
         """Let time pass until ``done``."""

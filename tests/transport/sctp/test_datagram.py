@@ -14,7 +14,7 @@ from aioice import stun
 from tests.transport.conftest import until
 from transport.sctp.udp import offload
 from transport.sctp.udp.datagram import DatagramPath, PortablePath, SocketPath, open_path
-from transport.sctp.udp.offload import Run
+from transport.sctp.udp.offload import DatagramRun
 
 DTLS = 23  # Application data.
 LINUX = pytest.mark.skipif(
@@ -27,7 +27,7 @@ def datagram(length: int, seed: int = 0) -> bytes:
     return bytes([DTLS]) + random.Random(seed * 65_537 + length).randbytes(length - 1)
 
 
-def into(batches: list[list[bytes]]) -> Callable[[list[Run]], None]:
+def into(batches: list[list[bytes]]) -> Callable[[list[DatagramRun]], None]:
     """Add the datagrams of each reading."""
     return lambda runs: batches.append([datagram for run in runs for datagram in run.each()])
 
@@ -88,7 +88,7 @@ class End:
     def received(self) -> list[bytes]:
         return [one for batch in self.batches for one in batch]
 
-    def open(self, on_datagrams: Callable[[list[Run]], None] | None = None) -> DatagramPath:
+    def open(self, on_datagrams: Callable[[list[DatagramRun]], None] | None = None) -> DatagramPath:
         pair = self.connection._nominated[1]
         loop = asyncio.get_running_loop()
         took = on_datagrams or into(self.batches)
@@ -189,7 +189,7 @@ async def test_packets_that_come_densely_gather_before_they_are_read(
         rested: list[bool] = []
         take = into(other.batches)
 
-        def took(runs: list[Run]) -> None:
+        def took(runs: list[DatagramRun]) -> None:
             take(runs)
             asyncio.get_running_loop().call_soon(lambda: rested.append(path._resting is not None))
 
@@ -415,9 +415,9 @@ async def test_refused_segmentation_is_given_up_without_losing_a_datagram(host: 
 
 async def test_the_receiver_may_close_the_path_while_it_takes_a_batch(sides: tuple[End, End]) -> None:
     one, other = sides
-    taken: list[list[Run]] = []
+    taken: list[list[DatagramRun]] = []
 
-    def take(batch: list[Run]) -> None:
+    def take(batch: list[DatagramRun]) -> None:
         taken.append(batch)
         path.close()
 
@@ -426,4 +426,4 @@ async def test_the_receiver_may_close_the_path_while_it_takes_a_batch(sides: tup
     await until(lambda: len(taken) == 1)
     one.path.send_one(datagram(40, 2))
     assert await asyncio.wait_for(other.connection.recv(), 5) == datagram(40, 2)
-    assert taken == [[Run(datagram(40, 1), 40)]]
+    assert taken == [[DatagramRun(datagram(40, 1), 40)]]

@@ -8,7 +8,7 @@ from aiortc.rtcdtlstransport import SRTP_PROFILES, RTCCertificate
 from OpenSSL import SSL
 
 from transport.sctp.dtls import DirectRecords, DtlsClosedError, Records, first_length, open_records
-from transport.sctp.udp.offload import Run
+from transport.sctp.udp.offload import DatagramRun
 
 
 def shaken() -> tuple[SSL.Connection, SSL.Connection]:
@@ -49,8 +49,8 @@ def cut(sealed: memoryview) -> list[bytes]:
     return records
 
 
-def runs(datagrams: list[bytes]) -> list[Run]:
-    return [Run(datagram, len(datagram)) for datagram in datagrams]
+def runs(datagrams: list[bytes]) -> list[DatagramRun]:
+    return [DatagramRun(datagram, len(datagram)) for datagram in datagrams]
 
 
 def sealed(sender: Records, packets: list[bytes]) -> memoryview:
@@ -59,7 +59,7 @@ def sealed(sender: Records, packets: list[bytes]) -> memoryview:
     return sender.take()
 
 
-def opened(receiver: Records, runs: list[Run]) -> list[bytes]:
+def opened(receiver: Records, runs: list[DatagramRun]) -> list[bytes]:
     return [packet for run in receiver.open(runs) for packet in run.each()]
 
 
@@ -125,7 +125,10 @@ def test_what_was_read_together_is_opened_as_if_it_had_come_one_by_one(ends: tup
     last = packets(1, seed=3)[0][:700]
     records = cut(sealed(sender, sent[:40])) + cut(sealed(sender, [*sent[40:], last]))
     size = len(records[0])
-    assert opened(receiver, [Run(b"".join(records[:21]), size), Run(b"".join(records[21:]), size)]) == [*sent, last]
+    assert opened(receiver, [DatagramRun(b"".join(records[:21]), size), DatagramRun(b"".join(records[21:]), size)]) == [
+        *sent,
+        last,
+    ]
 
 
 def test_forged_datagrams_read_together_with_genuine_ones_spoil_nothing(ends: tuple[Records, Records]) -> None:
@@ -135,15 +138,17 @@ def test_forged_datagrams_read_together_with_genuine_ones_spoil_nothing(ends: tu
     genuine = cut(sealed(sender, sent[:40])) + cut(sealed(sender, sent[40:80])) + cut(sealed(sender, sent[80:]))
     size = len(genuine[0])
     chance = random.Random(5)
-    joined: list[Run] = []
+    joined: list[DatagramRun] = []
     for start in range(0, 90, 9):
         together = genuine[start : start + 9]
         for position in (1, 11, 12, 20, size - 1):
             forged = bytearray(chance.choice(together))
             forged[position] ^= 1 << chance.randrange(8)
             together.insert(chance.randrange(len(together) + 1), bytes(forged))
-        joined.append(Run(b"".join(together), size))
-        joined.append(Run(b"".join(together)[: -chance.randrange(1, size)], size))  # Repeated, and the last is cut.
+        joined.append(DatagramRun(b"".join(together), size))
+        joined.append(
+            DatagramRun(b"".join(together)[: -chance.randrange(1, size)], size)
+        )  # Repeated, and the last is cut.
     assert opened(receiver, joined) == sent
     assert not receiver.closed
 

@@ -16,14 +16,14 @@ from tests.transport.sctp.fuzz import Fuzzer
 from tests.transport.sctp.hostile import BURST, Attacker, attacked
 from tests.transport.sctp.pairs import joined, until
 from transport.sctp.congestion.controller import RateController
-from transport.sctp.datapath import DataPath, Setup
+from transport.sctp.datapath import DataPath, DatapathSetup
 from transport.sctp.dtls import RECORD_HEADER, Records
 from transport.sctp.mtu import BASE_MTU
 from transport.sctp.packet import Framer
-from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
-from transport.sctp.schedule import Outgoing
+from transport.sctp.receive import RECEIVE_WINDOW, ReceiveBook, SctpMessage
+from transport.sctp.schedule import ScheduledMessage
 from transport.sctp.send import SendBook
-from transport.sctp.udp.offload import Run
+from transport.sctp.udp.offload import DatagramRun
 
 IN_PROCESS, AS_RECORDS, THROUGH_SOCKETS = 700_000, 250_000, 50_000
 PARTS = 7  # The first number is run in so many tests, so that several processes share them.
@@ -82,10 +82,10 @@ class Owner:
     """What the association does for its data path, as far as that matters here."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[SctpMessage] = []
         self.fault = ""
 
-    def on_messages(self, messages: list[Message]) -> None:
+    def on_messages(self, messages: list[SctpMessage]) -> None:
         self.messages = messages
 
     def on_control(self, kind: int, flags: int, body: bytes) -> None:
@@ -111,19 +111,19 @@ def data_path(owner: Owner, chance: random.Random) -> DataPath:
     first = chance.getrandbits(32)
     receiver = ReceiveBook(chance.getrandbits(32), MAX_MESSAGE)
     sender = SendBook(first, 1 << 20, {}, partial=True)
-    path = DataPath(Setup(5000, 5000, TAG, 7), Plain(), receiver, sender, RateController(BASE_MTU), owner)
+    path = DataPath(DatapathSetup(5000, 5000, TAG, 7), Plain(), receiver, sender, RateController(BASE_MTU), owner)
     path.attach(Nowhere())  # type: ignore[arg-type]
     return path
 
 
-def alone(packets: list[bytes]) -> list[Run]:
-    return [Run(packet, len(packet)) for packet in packets if packet]
+def alone(packets: list[bytes]) -> list[DatagramRun]:
+    return [DatagramRun(packet, len(packet)) for packet in packets if packet]
 
 
-def joined_up(packets: list[bytes]) -> list[Run]:
+def joined_up(packets: list[bytes]) -> list[DatagramRun]:
     """Neighbours of one length together, as records are opened."""
     alike = [(size, list(packets)) for size, packets in groupby(packets, key=len) if size]
-    return [Run(b"".join(packets), size) for size, packets in alike]
+    return [DatagramRun(b"".join(packets), size) for size, packets in alike]
 
 
 def check_a_good_message_passes(path: DataPath, owner: Owner, framer: Framer) -> None:
@@ -145,7 +145,9 @@ async def test_the_data_path_takes_anything(seed: int) -> None:
         packets[chance.randrange(len(packets)) : 0] = fuzzer.run(path.receiver.cumulative, RUN)
         if not path.sender.backlog:
             limit = chance.choice((None, 0, 2))
-            path.queue(Outgoing("owner", 1, 53, bytes(20_000), ordered=chance.random() < 0.5, max_retransmits=limit))
+            path.queue(
+                ScheduledMessage("owner", 1, 53, bytes(20_000), ordered=chance.random() < 0.5, max_retransmits=limit)
+            )
         try:
             path.on_packets(joined_up(packets))
             if number % 64 == 0 and not owner.fault:
@@ -184,7 +186,7 @@ async def test_records_are_genuine_and_new_or_left_out() -> None:
         before, reached = resident_bytes(), 0
         on_packets = path.on_packets
 
-        def count(packets: list[Run]) -> None:
+        def count(packets: list[DatagramRun]) -> None:
             nonlocal reached
             reached += len(packets)
             on_packets(packets)
@@ -192,7 +194,7 @@ async def test_records_are_genuine_and_new_or_left_out() -> None:
         path.on_packets = count
         for _ in range(AS_RECORDS // BATCH):
             forged = [_forged(chance, chance.choice(genuine)) for _ in range(BATCH)]
-            take([Run(one, max(1, len(one) // chance.choice((1, 1, 2, 3)))) for one in forged])
+            take([DatagramRun(one, max(1, len(one) // chance.choice((1, 1, 2, 3)))) for one in forged])
         assert reached == 0
         path.on_packets = on_packets
         assert resident_bytes() - before < MOST_GROWTH

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from transport.sctp.packet import FIRST_FRAGMENT, LAST_FRAGMENT, UNORDERED, DataRun
-from transport.sctp.receive import CHUNK_COST, MAX_AHEAD, MAX_RUNS, Message, ReceiveBook
+from transport.sctp.receive import CHUNK_COST, MAX_AHEAD, MAX_RUNS, ReceiveBook, SctpMessage
 
 BINARY = 53
 START = 2**32 - 20  # The 32-bit number wraps early in every test.
@@ -32,8 +32,8 @@ class Sent:
     fragments: list[Fragment]
 
     @property
-    def message(self) -> Message:
-        return Message(self.stream, BINARY, b"".join(fragment.payload for fragment in self.fragments))
+    def message(self) -> SctpMessage:
+        return SctpMessage(self.stream, BINARY, b"".join(fragment.payload for fragment in self.fragments))
 
 
 def send(messages: int, chance: random.Random, streams: int = 3) -> list[Sent]:
@@ -55,7 +55,7 @@ def send(messages: int, chance: random.Random, streams: int = 3) -> list[Sent]:
     return sent
 
 
-def check(sent: list[Sent], delivered: list[Message]) -> None:
+def check(sent: list[Sent], delivered: list[SctpMessage]) -> None:
     """Everything once, and ordered messages in their stream's order."""
     assert sorted(delivered) == sorted(each.message for each in sent)
     for stream in {each.stream for each in sent}:
@@ -107,7 +107,7 @@ def test_a_gap_in_one_stream_does_not_hold_up_another() -> None:
     book = ReceiveBook(0, 1000)
     book.on_data(2, 7, 0, BINARY, 3, b"urgent")
     book.on_data(3, 1, 1, BINARY, 3, b"later")
-    assert book.ready == [Message(7, BINARY, b"urgent")]
+    assert book.ready == [SctpMessage(7, BINARY, b"urgent")]
     book.on_data(1, 1, 0, BINARY, 3, b"first")
     assert [message.data for message in book.ready] == [b"urgent", b"first", b"later"]
 

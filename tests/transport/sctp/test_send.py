@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.transport.sctp.exchange import HEADERS, PAYLOAD, START, Exchange, Network
 from transport.sctp.packet import TSN_MASK, Sack
 from transport.sctp.record import Record
-from transport.sctp.schedule import Outgoing, Schedule
+from transport.sctp.schedule import ScheduledMessage, StreamSchedule
 from transport.sctp.send import MAX_TIMEOUT_S, SendBook
 
 NETWORKS = {
@@ -32,7 +32,7 @@ def filled(packets: int, window: int = 1 << 20) -> SendBook:
     """A book that has sent so many packets at time 0."""
     book = SendBook(START, window, {}, partial=True)
     book.set_size(PAYLOAD, HEADERS)
-    book.queue(Outgoing("owner", 1, 53, bytes(PAYLOAD * packets), ordered=True))
+    book.queue(ScheduledMessage("owner", 1, 53, bytes(PAYLOAD * packets), ordered=True))
     for _ in range(packets):
         assert book.next(0.0) is not None
     return book
@@ -51,7 +51,7 @@ def test_a_run_is_what_would_have_been_sent_one_by_one(
         made = SendBook(START, window, {}, partial=True)
         made.set_size(PAYLOAD, HEADERS)
         for number, size in enumerate(sizes):
-            made.queue(Outgoing("owner", number % 3, 53, bytes(size), ordered=number % 2 == 0))
+            made.queue(ScheduledMessage("owner", number % 3, 53, bytes(size), ordered=number % 2 == 0))
         return made
 
     def facts(record: Record) -> tuple[object, ...]:
@@ -94,7 +94,7 @@ def test_what_left_as_a_flight_arrives_is_lost_and_given_up_as_if_it_had_left_on
         made.set_size(PAYLOAD, HEADERS)
         for number, (size, ordered, once) in enumerate(messages):
             limit = 1 if once else None
-            made.queue(Outgoing(number, number % 3, 53, bytes(size), ordered, max_retransmits=limit))
+            made.queue(ScheduledMessage(number, number % 3, 53, bytes(size), ordered, max_retransmits=limit))
         return made
 
     def facts(made: SendBook) -> tuple[object, ...]:
@@ -200,7 +200,7 @@ def test_a_line_that_was_cut_is_asked_every_two_seconds_and_goes_on_when_it_is_b
 def test_a_closed_receive_window_is_asked_with_single_packets_and_opens_again() -> None:
     book = filled(2)
     book.on_sack(ack(START + 1, window=0), 0.1)
-    book.queue(Outgoing("owner", 1, 53, bytes(5000), ordered=True))
+    book.queue(ScheduledMessage("owner", 1, 53, bytes(5000), ordered=True))
     assert book.next(0.2) is not None
     assert book.next(0.2) is None
     assert book.deadline is not None
@@ -286,11 +286,11 @@ def test_nothing_is_given_up_towards_a_peer_that_does_not_know_of_it() -> None:
 
 
 def test_level_zero_goes_before_everything_and_weights_share_the_rest() -> None:
-    schedule = Schedule()
+    schedule = StreamSchedule()
     for stream, level in ((1, 1), (2, 2), (3, 3), (9, 0)):
         schedule.set_level(stream, level)
         for _ in range(200):
-            schedule.add(Outgoing(None, stream, 53, bytes(1000), ordered=True))
+            schedule.add(ScheduledMessage(None, stream, 53, bytes(1000), ordered=True))
     order = [message.stream for message in iter(schedule.take, None)]
     assert order[:200] == [9] * 200
     first = Counter(order[200:310])
@@ -302,7 +302,7 @@ def test_level_zero_goes_before_everything_and_weights_share_the_rest() -> None:
 
 def test_an_unknown_level_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="level 7 of stream 3"):
-        Schedule().set_level(3, 7)
+        StreamSchedule().set_level(3, 7)
 
 
 def test_an_urgent_message_waits_for_one_message_at_most() -> None:
@@ -436,7 +436,7 @@ def test_after_a_packet_was_overtaken_three_later_ones_are_no_proof_of_a_loss() 
 def test_a_peer_that_skips_what_was_given_up_counts_as_progress() -> None:
     book = SendBook(START, 1 << 20, {}, partial=True)
     book.set_size(PAYLOAD, HEADERS)
-    book.queue(Outgoing("owner", 1, 53, bytes(3000), ordered=True, max_retransmits=0))
+    book.queue(ScheduledMessage("owner", 1, 53, bytes(3000), ordered=True, max_retransmits=0))
     while book.next(0.0) is not None:
         pass
     now = 0.0
@@ -447,7 +447,7 @@ def test_a_peer_that_skips_what_was_given_up_counts_as_progress() -> None:
         while book.next(now) is not None:
             pass
     assert book.forward(now) is not None
-    book.queue(Outgoing("owner", 1, 53, bytes(1000), ordered=True))
+    book.queue(ScheduledMessage("owner", 1, 53, bytes(1000), ordered=True))
     assert book.next(now) is not None
     before = book.deadline
     assert before is not None
@@ -459,7 +459,7 @@ def test_a_peer_that_skips_what_was_given_up_counts_as_progress() -> None:
 def test_a_sample_tells_whether_its_packet_ended_a_burst() -> None:
     book = SendBook(START, 1 << 20, {}, partial=True)
     book.set_size(PAYLOAD, HEADERS)
-    book.queue(Outgoing("owner", 1, 53, bytes(20 * PAYLOAD), ordered=False))
+    book.queue(ScheduledMessage("owner", 1, 53, bytes(20 * PAYLOAD), ordered=False))
     run = book.next_run(1.0, 6 * (PAYLOAD + HEADERS))
     run[-1].ask()
     inside = book.on_sack(ack(START + 2, window=1 << 20), 1.1)

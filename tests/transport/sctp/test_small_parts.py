@@ -19,7 +19,7 @@ from transport.sctp.congestion.pacing import (
     burst_seconds,
     rest_seconds,
 )
-from transport.sctp.meter import Meter
+from transport.sctp.meter import AssociationMeter
 from transport.sctp.rtt import INITIAL_TIMEOUT_S, MIN_TIMEOUT_S, RoundTrips
 
 PACKET = 1500
@@ -93,7 +93,7 @@ def test_urgent_packets_may_run_ahead_a_little() -> None:
 
 
 def test_rates_are_those_of_about_the_last_second() -> None:
-    meter = Meter(0.0)
+    meter = AssociationMeter(0.0)
     for n in range(300):
         meter.sent_payload(1000, n / 100)
         meter.delivered(500 if n < 100 else 0, n / 100)

@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary, ref
 from common import clock
 from transport.sctp.congestion.pacing import DENSE, LEAST_BURST_S
 from transport.sctp.udp import offload, proactor
-from transport.sctp.udp.offload import Address, Run
-from transport.sctp.udp.route import CHANNEL_HEADER, Route, find_route
+from transport.sctp.udp.offload import Address, DatagramRun
+from transport.sctp.udp.route import CHANNEL_HEADER, UdpRoute, find_route
 
 LOG = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ MANY = 48  # Datagrams of one reading that make it worth its wake-up.
 ROOM_RETRY_S = 0.01  # Where not even a descriptor to wait on is left: look again.
 
 Buffer = bytes | bytearray | memoryview
-OnDatagrams = Callable[[list[Run]], None]
+OnDatagrams = Callable[[list[DatagramRun]], None]
 
 if sys.platform == "win32":
     proactor.mend()
@@ -54,7 +54,7 @@ class DatagramPath(ABC):
 
     def __init__(
         self,
-        route: Route,
+        route: UdpRoute,
         loop: asyncio.AbstractEventLoop,
         on_datagrams: OnDatagrams,
         on_writable: Callable[[], None] | None,
@@ -71,7 +71,7 @@ class DatagramPath(ABC):
         self._on_writable = on_writable
         self._on_too_big = on_too_big
         self._closed = False
-        self._batch: list[Run] = []
+        self._batch: list[DatagramRun] = []
         self._hook = self._data_received
         self._original: Callable[[bytes, int], None] = route.receiver.data_received
         route.receiver.data_received = self._hook
@@ -149,7 +149,7 @@ class DatagramPath(ABC):
         elif FIRST_DTLS <= data[0] <= LAST_DTLS:
             if not self._batch:
                 self._loop.call_soon(self._deliver)
-            self._batch.append(Run(data, len(data)))
+            self._batch.append(DatagramRun(data, len(data)))
         else:
             self._original(data, component)
 
@@ -179,7 +179,7 @@ class DatagramPath(ABC):
 class SocketPath(DatagramPath):
     """Reads and writes the UDP socket itself, beside asyncio's transport; for selector event loops on Unix."""
 
-    def __init__(self, end: socket.socket, route: Route, *arguments: Any) -> None:
+    def __init__(self, end: socket.socket, route: UdpRoute, *arguments: Any) -> None:
         """Take over reading from ``end``, the socket of the route's transport."""
         super().__init__(route, *arguments)
         self._end = end
@@ -282,18 +282,18 @@ class SocketPath(DatagramPath):
             self._on_datagrams(batch)
         return sum(run.datagrams for run in batch)
 
-    def _sort(self, data: bytes, size: int, address: Address, batch: list[Run]) -> None:
+    def _sort(self, data: bytes, size: int, address: Address, batch: list[DatagramRun]) -> None:
         relayed = self._route.relay is not None
         channel = self._route.channel
         firsts = data[::size]
         if not relayed and firsts and min(firsts) >= FIRST_DTLS and max(firsts) <= LAST_DTLS:
-            batch.append(Run(data, size))
+            batch.append(DatagramRun(data, size))
             return
-        for datagram in Run(data, size).each():  # None for an empty one: see _data_received.
+        for datagram in DatagramRun(data, size).each():  # None for an empty one: see _data_received.
             if not relayed and FIRST_DTLS <= datagram[0] <= LAST_DTLS:
-                batch.append(Run(datagram, len(datagram)))
+                batch.append(DatagramRun(datagram, len(datagram)))
             elif relayed and (payload := _channel_payload(datagram, channel)):
-                batch.append(Run(payload, len(payload)))
+                batch.append(DatagramRun(payload, len(payload)))
             else:
                 # Each in its own callback: whatever a hostile datagram makes of aioice, it does that to no other's.
                 self._loop.call_soon(self._route.flow.datagram_received, datagram, address)
@@ -302,7 +302,7 @@ class SocketPath(DatagramPath):
 class PortablePath(DatagramPath):
     """Uses asyncio's transports only: any event loop, any system, and relays reached over TCP or TLS."""
 
-    def __init__(self, route: Route, *arguments: Any) -> None:
+    def __init__(self, route: UdpRoute, *arguments: Any) -> None:
         """Take over; asyncio tells of full queues."""
         super().__init__(route, *arguments)
         if route.stream:
@@ -375,7 +375,7 @@ def _stream_message(datagram: memoryview, channel: int) -> bytes:
     return b"".join((struct.pack("!HH", channel, len(datagram)), datagram, bytes(-len(datagram) % 4)))
 
 
-def _through_relay(route: Route, buffer: Buffer, segment: int) -> None:
+def _through_relay(route: UdpRoute, buffer: Buffer, segment: int) -> None:
     """Let aioice send, and bind the channel by that."""
     view = memoryview(buffer)
     for start in range(0, len(view), segment):
@@ -421,7 +421,7 @@ def _owner(transport: Any) -> DatagramPath | None:
     return known() if known is not None else None
 
 
-def _own_socket(route: Route, loop: asyncio.AbstractEventLoop) -> socket.socket | None:
+def _own_socket(route: UdpRoute, loop: asyncio.AbstractEventLoop) -> socket.socket | None:
     """The UDP socket under asyncio's transport where its reader can be replaced: selector loops on Unix, no uvloop."""
     end = getattr(route.transport, "_sock", None)
     ours = isinstance(end, socket.socket) and end.type == socket.SOCK_DGRAM and hasattr(end, "recvmsg")

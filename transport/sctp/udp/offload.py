@@ -46,7 +46,7 @@ DEFAULT_MTU = 1500  # Ethernet.
 GSO_REFUSED = frozenset({errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT})  # EIO: no checksum offload.
 
 
-class Run(NamedTuple):
+class DatagramRun(NamedTuple):
     """Datagrams of one sender that were read together.
 
     Attributes:

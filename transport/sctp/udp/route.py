@@ -16,7 +16,7 @@ CHANNEL_HEADER = 4  # RFC 8656, section 12.4.
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class UdpRoute:
     """The way of one nominated pair.
 
     Attributes:
@@ -72,7 +72,7 @@ class Route:
         return DEFAULT_MTU if self.stream else interface_mtu(self.hop)
 
 
-def find_route(protocol: Any, remote: Address) -> Route:
+def find_route(protocol: Any, remote: Address) -> UdpRoute:
     """Read the way off aioice's objects.
 
     Args:
@@ -82,5 +82,5 @@ def find_route(protocol: Any, remote: Address) -> Route:
     remote = (remote[0], remote[1])
     inner = getattr(protocol.transport, "_TurnTransport__inner_protocol", None)
     if inner is None:
-        return Route(protocol.receiver, protocol, None, remote, stream=False)
-    return Route(protocol.receiver, inner, protocol.transport, remote, stream=not hasattr(inner.transport, "sendto"))
+        return UdpRoute(protocol.receiver, protocol, None, remote, stream=False)
+    return UdpRoute(protocol.receiver, inner, protocol.transport, remote, stream=not hasattr(inner.transport, "sendto"))

@@ -194,7 +194,7 @@ def node_of(device: str, flops: float, owner: str = "a", earned: int = 0, online
 
 
 def test_a_cards_range_follows_from_price_payouts_and_electricity() -> None:
-    asked = gpus.Question("RTX 4090", hours=10.0, price_kwh=0.4, token=0.5)
+    asked = gpus.GpuQuestion("RTX 4090", hours=10.0, price_kwh=0.4, token=0.5)
     seconds = 10 * 3600 * 30
     found = gpus.estimate(asked, market_of(rate=2_000_000, paid=100, capacity=1e6 * 1e15), [])
     assert found.high == pytest.approx(2_000_000 * 82.6e12 * gpus.PART_HIGH / 1e15 * seconds, rel=1e-9)
@@ -212,9 +212,9 @@ def test_a_cards_range_follows_from_price_payouts_and_electricity() -> None:
     st.integers(0, 10**12), st.floats(0, 1e24),
 )  # fmt: skip
 def test_the_low_end_is_never_above_the_high_end(
-    card: gpus.Gpu, hours: float, kwh: float, token: float, rate: int, paid: int, capacity: float
+    card: gpus.GpuDataSheet, hours: float, kwh: float, token: float, rate: int, paid: int, capacity: float
 ) -> None:
-    found = gpus.estimate(gpus.Question(card.name, hours, kwh, token), market_of(rate, paid, capacity), [])
+    found = gpus.estimate(gpus.GpuQuestion(card.name, hours, kwh, token), market_of(rate, paid, capacity), [])
     assert 0 <= found.low <= found.high
     assert 0 <= found.at_work <= 1
     assert found.profit_high <= found.high / 1e6 * token

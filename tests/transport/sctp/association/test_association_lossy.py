@@ -11,7 +11,7 @@ from aiortc import RTCPeerConnection
 from tests.transport.sctp.association.test_association import both_ways, messages
 from tests.transport.sctp.pairs import joined, until
 from transport.sctp.connection import FastPeerConnection
-from transport.sctp.udp.offload import Run
+from transport.sctp.udp.offload import DatagramRun
 
 
 def lose(connection: RTCPeerConnection, share: float, seed: int) -> None:
@@ -23,9 +23,9 @@ def lose(connection: RTCPeerConnection, share: float, seed: int) -> None:
         return [datagram for datagram in datagrams if chance.random() >= share]
 
     if isinstance(connection, FastPeerConnection):
-        take: Callable[[list[Run]], None] = sctp._data._path._on_datagrams
+        take: Callable[[list[DatagramRun]], None] = sctp._data._path._on_datagrams
         sctp._data._path._on_datagrams = lambda runs: take(
-            [Run(datagram, len(datagram)) for run in runs for datagram in keep(run.each())]
+            [DatagramRun(datagram, len(datagram)) for run in runs for datagram in keep(run.each())]
         )
     else:
         ice = sctp.transport.transport._connection
