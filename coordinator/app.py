@@ -64,6 +64,7 @@ from coordinator.services.payments.chain import ChainPort, LedgerChain
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.payments.stakes import StakeService
+from coordinator.services.payments.withdrawals import LedgerSponsor, Sponsor, WithdrawalService
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
@@ -115,6 +116,7 @@ class CoordinatorParts:
     handout: Handout
     patience: Patience
     stakes: StakeService
+    withdrawals: WithdrawalService
     doors: ArtifactAccess
     keeping: Keeping
     unpaid: Unpaid
@@ -146,6 +148,7 @@ class CoordinatorParts:
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
             "stakes": self.stakes.run,
+            "withdrawals": self.withdrawals.run,
             "relays": self.relays.watch,
             "notices": self.notices.run,
             "keeping": self.keeping.run,
@@ -176,6 +179,7 @@ def assemble(
     outside: OpenSession | None = None,
     deliveries: Deliveries | None = None,
     room: Room | None = None,
+    sponsor: Sponsor | None = None,
 ) -> CoordinatorParts:
     """Wire the services; nothing runs yet."""
     context = Context(config, clock, store, entropy)
@@ -235,7 +239,8 @@ def assemble(
         context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
         Bonds(context, desk, chain, drawing), canaries, upkeep, jobs, network, market, books, leavings,
         NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics),
-        StakeService(context, nodes, leases, chain, coordinator), doors, Keeping(context, artifacts, checkpoints.folders), unpaid,
+        StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor), doors,
+        Keeping(context, artifacts, checkpoints.folders), unpaid,
         Forgetting(context, lambda node: nodes.session(node) is not None),
     )  # fmt: skip
 
@@ -279,6 +284,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
             forger=tools,
             generator=tools,
             room=room,
+            sponsor=LedgerSponsor(ledger, config.ledger_url, key.seed, key.address),
         )
         budgets = Budgets(store, clock)
         parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools, budgets)))
@@ -313,6 +319,7 @@ def add_interface(
         uploads,
         checks,
         artifacts,
+        parts.withdrawals,
         parts.doors,
         context.config.data / "downloads",
     )

@@ -113,6 +113,8 @@ def _config(options: argparse.Namespace) -> Config:
         evaluators=options.evaluators,
         price_per_petaflop=options.price_per_petaflop,
         sol_price=options.sol_price,
+        withdrawal_lamports=options.withdrawal_lamports,
+        least_withdrawal=options.least_withdrawal,
         min_stake=options.min_stake,
         stun=tuple(options.stun),
         turn=_turn(options),
@@ -159,8 +161,9 @@ def _parser() -> argparse.ArgumentParser:
         "--sol-price",
         type=_count,
         default=default.sol_price,
-        help="millionths for one SOL: small payouts wait (0: none do)",
+        help="millionths for one SOL: small payouts wait (0: none do), and withdrawals pay fee and rent at this rate",
     )
+    _add_withdrawals(parser)
     add("--price-per-petaflop", type=_count, default=default.price_per_petaflop, help="millionths for 10^15 operations")
     add("--min-stake", type=_count, default=default.min_stake, help="millionths that a node must have staked")
     _add_auditors(parser)
@@ -168,6 +171,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_relays(parser)
     _add_notices(parser)
     return parser
+
+
+def _add_withdrawals(parser: argparse.ArgumentParser) -> None:
+    default, add = Config(Path(), ""), parser.add_argument
+    a_day = "lamports a day for fees and rent of withdrawals, which come back in tokens; 0: offer none (%(default)s)"
+    add("--withdrawal-lamports", type=_count, default=default.withdrawal_lamports, metavar="LAMPORTS", help=a_day)
+    least = "millionths that must arrive of a withdrawal (%(default)s)"
+    add("--least-withdrawal", type=_count, default=default.least_withdrawal, metavar="AMOUNT", help=least)
 
 
 def _add_auditors(parser: argparse.ArgumentParser) -> None:

@@ -73,7 +73,10 @@ class Config:
         return_seconds: for which the time of an audit stands still, in sum, while its prover is away; 0: who is lost has left.
         store_every: rounds between two states of a job that are stored here; its nodes keep the newest for each other.
         settle_every: rounds between two settlements.
-        sol_price: of one SOL, by which a payout is worth its fee or waits; 0: fees are nothing, as on the embedded ledger.
+        sol_price: of one SOL, by which a payout is worth its fee or waits, and at which a withdrawal pays fee and rent;
+            0: fees are nothing, as on the embedded ledger. On a cluster no withdrawal is offered without it.
+        withdrawal_lamports: that a day's withdrawals of everybody may take for fees and rent; 0: none is offered.
+        least_withdrawal: what must arrive of one.
         spares: nodes held ready beside a job's seats, where there are enough.
         validations: between the first and the last.
         evaluators: replicas of different owners that measure the held-out loss; 1: it is one computer's word.
@@ -121,6 +124,10 @@ class Config:
     price_per_petaflop: int = 2_000
     minimum_price: int = 1_000_000
     sol_price: int = 0
+    withdrawal_lamports: int = (
+        500_000_000  # Half a SOL: 240 new token accounts a day, or 50,000 withdrawals to old ones.
+    )
+    least_withdrawal: int = 1_000
     min_stake: int = 0
     stun: tuple[str, ...] = ()
     turn: tuple[TurnRelay, ...] = ()

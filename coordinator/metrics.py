@@ -55,6 +55,8 @@ _COUNTERS: Mapping[str, str] = {
     "ledger_retried_total": "ledger transactions signed anew after they had expired",
     "ledger_failed_total": "ledger transactions given up",
     "ledger_unavailable_total": "times that the ledger did not answer",
+    "withdrawals_total": "withdrawals signed and sent, whose fee and rent the coordinator pays",
+    "withdrawals_refused_total": "withdrawals that were asked for and not offered or not signed",
     "log_lines_dropped_total": "lines of jobs' logs that were too many to be stored",
     "store_away_total": "times that a loop or a node's report waited because the database did not answer",
 }

@@ -116,6 +116,12 @@ class Connection:
         value = (await self._ask(self._client.get_latest_blockhash)).value
         return value.blockhash, value.last_valid_block_height
 
+    async def is_recent(self, blockhash: Hash) -> bool:
+        """Whether a transaction with this blockhash can still be executed, as far as the endpoint knows."""
+        params = [str(blockhash), {"commitment": "processed"}]
+        request = JsonRpcRequest(method="isBlockhashValid", params=params)
+        return (await self._ask(lambda: self._client.send_rpc_request(request, dict[str, Any])))["value"] is True
+
     async def final_account(self, key: Pubkey) -> tuple[Account | None, int]:
         """An account in the newest block that can never be undone, and the slot of that block."""
         answer = await self._ask(lambda: self._client.get_account_info(key, Finalized, "base64"))

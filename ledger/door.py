@@ -110,15 +110,17 @@ class Door:
         """The same of a whole transaction: one with a nonce is ``expired`` once another transaction has used that up."""
         return await self._sender.outcome_of(prepared)
 
-    async def confirm(self, prepared: PreparedTransaction, timeout: float = CONFIRM_TIMEOUT_S) -> str:
-        """Send and wait; returns the signature.
+    async def confirm(
+        self, prepared: PreparedTransaction, timeout: float = CONFIRM_TIMEOUT_S, *, send: bool = True
+    ) -> str:
+        """Send and wait; returns the signature. ``send`` off: somebody else sends it.
 
         Raises:
             TransactionFailedError: it failed; carries the programs' logs.
             TransactionExpiredError: it was not processed while its blockhash was valid.
             LedgerUnavailableError: nothing was decided within ``timeout`` seconds.
         """
-        return await self._sender.confirm(prepared, timeout)
+        return await self._sender.confirm(prepared, timeout, send=send)
 
     async def _prepare(
         self, signer: Keypair, instructions: Sequence[Instruction], nonce: str = ""

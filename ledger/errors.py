@@ -15,6 +15,7 @@ LedgerError
 │   └── InsufficientFundsError
 ├── TransactionFailedError      the ledger executed a transaction and refused it; carries the program's logs
 ├── TransactionExpiredError     a transaction's blockhash ran out before it was processed
+├── AlteredTransactionError     a transaction that somebody has sent is not the one that was agreed on
 ├── UnsupportedError            what this cluster cannot do, because it lacks the market program
 ├── DeployError                 the program cannot be brought to a cluster this way
 ├── program.errors.ProgramLinkError, BuildError                        building the on-chain program
@@ -95,6 +96,10 @@ class TransactionFailedError(LedgerError):
 
 class TransactionExpiredError(LedgerError):
     """A transaction was not processed while its blockhash was valid: prepare and send a new one."""
+
+
+class AlteredTransactionError(LedgerError):
+    """A transaction that somebody has sent is not the one that was agreed on, or lacks a signature: it must not be signed."""
 
 
 class DeployError(LedgerError):

@@ -171,11 +171,14 @@ class Sender:
             return None
         return slot
 
-    async def confirm(self, prepared: PreparedTransaction, timeout: float = CONFIRM_TIMEOUT_S) -> str:
+    async def confirm(
+        self, prepared: PreparedTransaction, timeout: float = CONFIRM_TIMEOUT_S, *, send: bool = True
+    ) -> str:
         """See ``Ledger.confirm``."""
         try:
             async with asyncio.timeout(timeout):
-                await self.submit(prepared)
+                if send:
+                    await self.submit(prepared)
                 outcome = await self._decided(prepared)
         except TimeoutError as error:
             message = f"transaction {prepared.signature} was not decided within {timeout} s: ask its outcome later"

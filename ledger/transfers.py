@@ -1,22 +1,34 @@
-"""Tokens from one wallet to another: what a provider does with earnings."""
+"""Tokens from one wallet to another: what a provider does with earnings.
+
+The owner pays fee and rent itself (``prepare_transfer``), or a sponsor does (``ledger.sponsored``).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from solders.account import Account
 from solders.pubkey import Pubkey
+from solders.system_program import ID as SYSTEM_PROGRAM
+from solders.transaction import VersionedTransaction
 from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
 from spl.token.instructions import create_idempotent_associated_token_account, transfer_checked
 
 from ledger.addresses import keypair, parse_address
 from ledger.door import Door, checked
-from ledger.errors import InsufficientFundsError
+from ledger.errors import InsufficientFundsError, TransactionExpiredError
 from ledger.money import DECIMALS, Amount, show
+from ledger.sponsored import SPONSORED_SIGNATURES, SponsoredTransfer
 from ledger.states import PreparedTransaction
 
 SIGNATURE_LAMPORTS = 5000  # What a cluster takes for one signature.
 _TOKEN_ACCOUNT = 165  # Bytes.
+_OWNER = slice(32, 64)  # Of a token account's bytes.
+
+Receiver = Literal["account", "none", "no wallet"]
+"""Whether a wallet has an account for the token; ``no wallet``: tokens that go there might be lost."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +74,76 @@ class TransferCalls(Door):
             transfer_checked(self._parameters(key, to, amount)),
         ])  # fmt: skip
 
+    async def receiver(self, target: str) -> Receiver:
+        """What sending tokens to the owner ``target`` meets: a program, a token account or a name of nobody is no wallet."""
+        owner = parse_address(target)
+        whose, account = await self._connection.accounts([owner, self._market.wallet(owner)])
+        if whose is None and not owner.is_on_curve():
+            return "no wallet"
+        if whose is not None and (whose.owner != SYSTEM_PROGRAM or whose.executable):
+            return "no wallet"
+        if account is None or account.owner != TOKEN_PROGRAM_ID:
+            return "none"
+        return "account" if _is_owned(account, owner) else "no wallet"
+
+    async def sponsored_cost(self) -> TransferCost:
+        """What a sponsored transfer costs its sponsor: ``rent`` only where the receiver has no account yet."""
+        rent = await self._connection.rent(_TOKEN_ACCOUNT)
+        return TransferCost(SPONSORED_SIGNATURES * SIGNATURE_LAMPORTS, rent)
+
+    async def draft_sponsored(self, transfer: SponsoredTransfer) -> bytes:
+        """The transaction for the owner to sign, good for about a minute."""
+        return transfer.draft(self._market, (await self._connection.blockhash())[0])
+
+    async def sign_sponsored(self, seed: bytes, transfer: SponsoredTransfer, draft: bytes) -> tuple[bytes, int]:
+        """The owner's signature under a draft, and the block height until which it may be executed, at the latest.
+
+        Raises:
+            AlteredTransactionError: the draft is not this transfer.
+        """
+        signed = transfer.signed_by_owner(self._market, draft, seed)
+        return signed, (await self._connection.blockhash())[1]
+
+    async def complete_sponsored(self, seed: bytes, transfer: SponsoredTransfer, signed: bytes) -> PreparedTransaction:
+        """The sponsor's signature under what the owner has signed: from here on it can be executed.
+
+        Raises:
+            AlteredTransactionError: it is not this transfer, or not signed by the owner.
+            TransactionExpiredError: it was signed too long ago.
+        """
+        whole = transfer.signed_by_both(self._market, signed, seed)
+        last = (await self._connection.blockhash())[1]
+        if not await self._connection.is_recent(VersionedTransaction.from_bytes(whole).message.recent_blockhash):
+            raise TransactionExpiredError("the transaction was drawn up more than a minute ago: ask for a new one")
+        return PreparedTransaction(transfer.signature(self._market, whole), whole, last)
+
+    def sponsored(self, transfer: SponsoredTransfer, wire: bytes, last_height: int) -> PreparedTransaction:
+        """A transaction that came back with both signatures, to be sent and followed.
+
+        Raises:
+            AlteredTransactionError: it is not this transfer, or a signature is false.
+        """
+        return PreparedTransaction(transfer.signature(self._market, wire), wire, last_height)
+
+    async def is_over(self, last_height: int) -> bool:
+        """Whether a block height has passed for good: what was signed for it can no longer be executed."""
+        return await self._connection.block_height() > last_height
+
+    async def open_account(self, seed: bytes) -> None:
+        """Give the wallet of ``seed`` an account for the token, where it has none."""
+        signer = keypair(seed)
+        if not await self.has_wallet(str(signer.pubkey())):
+            key = signer.pubkey()
+            made = create_idempotent_associated_token_account(key, key, self._market.mint)
+            await self.confirm(await self._prepare(signer, [made]))
+
     def _parameters(self, key: Pubkey, to: Pubkey, amount: Amount) -> models.TransferCheckedParams:
         return models.TransferCheckedParams(
             program_id=TOKEN_PROGRAM_ID, source=self._market.wallet(key), dest=self._market.wallet(to),
             mint=self._market.mint, owner=key, amount=amount, decimals=DECIMALS, signers=[],
         )  # fmt: skip
+
+
+def _is_owned(account: Account, owner: Pubkey) -> bool:
+    """Whether a token account is still its wallet's own: whoever has it may give it away."""
+    return account.data[_OWNER] == bytes(owner)

@@ -115,7 +115,11 @@ def worth_claiming(amount: int, fee_lamports: int, price_of_sol: int) -> bool:
 
 def ledger_cost(rounds: int, price_of_sol: int) -> int:
     """What a job of so many rounds costs its coordinator on the ledger, in millionths of the token, rounded up."""
-    lamports = SIGNATURE_LAMPORTS * (ROUND_SIGNATURES * rounds + JOB_SIGNATURES)
+    return in_tokens(SIGNATURE_LAMPORTS * (ROUND_SIGNATURES * rounds + JOB_SIGNATURES), price_of_sol)
+
+
+def in_tokens(lamports: int, price_of_sol: int) -> int:
+    """What lamports are worth, in millionths of the token, rounded up: whoever lays them out loses nothing."""
     return -(-lamports * price_of_sol // LAMPORTS)
 
 

@@ -31,6 +31,7 @@ from coordinator.store.records import (
     RunRecord,
     SessionRecord,
     TrailRecord,
+    WithdrawalRecord,
 )
 
 
@@ -80,6 +81,7 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
     ),
     DisputeRecord: RecordKind("disputes", ("id",), ("began", "id"), frozenset({"dispute"})),
     OutboxRecord: RecordKind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
+    WithdrawalRecord: RecordKind("withdrawals", ("signature",), ("created", "signature")),
     EventRecord: RecordKind("events", ("id",), ("id",), numbered=True),
     LogRecord: RecordKind("logs", ("id",), ("id",), numbered=True),
     NoticeSettings: RecordKind(

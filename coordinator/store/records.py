@@ -160,6 +160,30 @@ class OutboxRecord(Told, frozen=True):
     version: int = 0
 
 
+class WithdrawalRecord(msgspec.Struct, frozen=True):
+    """A withdrawal whose fee and rent the coordinator pays; kept before it is sent.
+
+    Attributes:
+        signature: the sponsor's, by which the ledger knows it; ``wire``: the signed transaction.
+        amount: what leaves the owner's wallet; ``fee``: what of it comes here.
+        lamports: what it costs here at the most.
+        last_height: block height after which it cannot be executed.
+        state: ``refused``: the ledger has found, before it sent it on, that it would fail; it is not sent again.
+    """
+
+    signature: str
+    owner: NodeAddress
+    target: NodeAddress
+    amount: int
+    fee: int
+    lamports: int
+    wire: bytes
+    last_height: int
+    created: float
+    state: Literal["sent", "refused", "confirmed", "failed", "expired"] = "sent"
+    version: int = 0
+
+
 class EventRecord(Told, frozen=True):
     """A line of a job's timeline."""
 

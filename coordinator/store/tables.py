@@ -248,6 +248,23 @@ outbox = Table(
     sqlite_autoincrement=True,
 )  # fmt: skip
 
+withdrawals = Table(
+    "withdrawals", metadata,
+    Column("signature", String(128), primary_key=True),
+    Column("owner", _ID, nullable=False),
+    Column("target", _ID, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("fee", BigInteger, nullable=False),
+    Column("lamports", BigInteger, nullable=False),
+    Column("wire", LargeBinary, nullable=False),
+    Column("last_height", BigInteger, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("version", Integer, nullable=False),
+    Index("withdrawals_by_state", "state"),
+    Index("withdrawals_by_age", "created"),
+)  # fmt: skip
+
 events = Table(
     "events", metadata,
     Column("id", _NUMBER, primary_key=True),

@@ -22,6 +22,7 @@ from coordinator.web.route import Route, register
 from coordinator.web.services import Services
 from coordinator.web.stream import Streams
 from coordinator.web.transfers import Authorise, TransferRoutes
+from coordinator.web.withdrawals import WithdrawalRoutes
 
 
 def setup(app: web.Application, services: Services, authorise: Authorise, auth: Auth, replays: Replays) -> None:
@@ -60,6 +61,7 @@ def interface(
         *LifeRoutes(jobs, services.leavings, artifacts).routes(),
         *NoticeRoutes(services.notices).routes(),
         *LedgerRoutes(services.books).routes(),
+        *WithdrawalRoutes(services.withdrawals).routes(),
         *AccountRoutes(auth).routes(),
     ]
     return api.describe_with(routes, release()), routes

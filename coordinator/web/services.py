@@ -23,6 +23,7 @@ class Services:
         uploads: where submitters' files arrive.
         checks: what says what datasets hold.
         artifacts: where files lie.
+        withdrawals: how lenders' earnings leave.
         doors: what nodes may read and store of them.
         downloads: folder of the installers that are offered; None: none are.
     """
@@ -36,5 +37,6 @@ class Services:
     uploads: UploadService
     checks: DatasetChecks
     artifacts: ArtifactStore
+    withdrawals: ports.WithdrawalPort
     doors: ports.ArtifactAccessPort
     downloads: Path | None = None

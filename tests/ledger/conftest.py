@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -40,6 +41,13 @@ def world(request: pytest.FixtureRequest) -> World:
 @pytest.fixture
 async def url(world: World) -> AsyncIterator[str]:
     """The world behind HTTP, as the embedded ledger serves it."""
+    async with serving_world(world) as url:
+        yield url
+
+
+@asynccontextmanager
+async def serving_world(world: World) -> AsyncIterator[str]:
+    """Its address while it is served."""
     runner = web.AppRunner(build_app(Rpc(world.chain, world.genesis), lambda: None), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -86,6 +86,7 @@ class SurfpoolChain:
     """As much of ``ledger.local.chain.LocalChain`` as a World uses, over JSON-RPC. Its clock stands still unless it is moved."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=RPC_TIMEOUT_S)
         self._rents: dict[int, int] = {}
         self._hash, self._uses = Hash.default(), HASH_USES
@@ -254,6 +255,11 @@ class SurfpoolWorld(World):
         self.put(market.terms(), Account(deployment.terms.lamports, terms, market.program))
         self._give(self.genesis.treasury.pubkey(), 0)
         self._meet()
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self._surfpool.url
 
     def person(self, name: str) -> Pubkey:
         who = self.new_key(name)

@@ -16,6 +16,13 @@ from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
 from protocol.node import IceServers
 from protocol.rest import api, ledger, market
 from protocol.rest.records import AuditRecords
+from protocol.rest.withdrawals import (
+    SentWithdrawal,
+    SignedWithdrawal,
+    WithdrawalAnswer,
+    WithdrawalRequest,
+    WithdrawalTerms,
+)
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -210,6 +217,18 @@ class NetworkPort(Protocol):
 
     async def relay_credentials(self, question: RelayQuestion, host: str) -> IceServers:
         """Every relay that lives, with credentials for the node that has signed the question to ``host``."""
+
+
+class WithdrawalPort(Protocol):
+    """How lenders' earnings leave wallets without SOL."""
+
+    async def terms(self) -> WithdrawalTerms: ...
+
+    async def offer(self, asked: WithdrawalRequest, address: str) -> WithdrawalAnswer:
+        """What it costs now, or why it is refused; ``address``: where the question comes from."""
+
+    async def take(self, signed: SignedWithdrawal, address: str) -> SentWithdrawal:
+        """Sign and send what its owner has signed, or say why not."""
 
 
 class ArtifactAccessPort(Protocol):

@@ -36,9 +36,16 @@ class Lender:
 class MarketPages:
     """Handlers of the pages about the market."""
 
-    def __init__(self, network: ports.NetworkPort, market: ports.MarketPort, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        network: ports.NetworkPort,
+        market: ports.MarketPort,
+        withdrawals: ports.WithdrawalPort,
+        renderer: Renderer,
+    ) -> None:
         self._network = network
         self._market = market
+        self._withdrawals = withdrawals
         self._renderer = renderer
 
     def register(self, app: web.Application) -> None:
@@ -56,12 +63,13 @@ class MarketPages:
     @public
     async def network(self, request: web.Request) -> web.Response:
         """Capacity, prices, demand, the map, the strongest nodes, the relays."""
-        view, nodes, relays, market, regions = await asyncio.gather(
+        view, nodes, relays, market, regions, withdrawals = await asyncio.gather(
             self._network.view(),
             self._network.nodes(),
             self._network.relays(),
             self._market.now(),
             self._market.regions(),
+            self._withdrawals.terms(),
         )
         traffic = sorted((entry for relay in relays for entry in relay.traffic), key=lambda entry: -entry.bytes_relayed)
         marks, elsewhere = atlas.marks(regions)
@@ -70,6 +78,7 @@ class MarketPages:
             "network.html",
             network=view,
             market=market,
+            withdrawals=withdrawals,
             nodes=_ordered(nodes)[:MAX_NODES_SHOWN],
             known=len(nodes),
             relays=relays,

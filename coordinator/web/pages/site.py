@@ -48,7 +48,7 @@ class Site:
         self._parts = (
             Views(jobs, network, renderer),
             JobPages(jobs, services.leavings, network, market, renderer),
-            MarketPages(network, market, renderer),
+            MarketPages(network, market, services.withdrawals, renderer),
             LedgerPages(jobs, services.books, renderer),
             DisputePages(services.books, renderer),
             Submit(jobs, network, services.uploads, services.checks, renderer),

@@ -29,7 +29,7 @@ from coordinator.web.routes import setup
 from coordinator.web.services import Services
 from tests.coordinator.web.documented import Ears
 from tests.coordinator.web.fake import TOKEN, Cluster, address
-from tests.coordinator.web.fake_services import Books, Leavings, Market, Registry
+from tests.coordinator.web.fake_services import Books, Leavings, Market, PricedWithdrawals, Registry
 
 
 def authorise(token: str) -> str:
@@ -104,6 +104,7 @@ class House:
             self.uploads,
             self.checks,
             self.artifacts,
+            PricedWithdrawals(),
             self.doors,
             self.folder / "downloads",
         )

@@ -12,10 +12,19 @@ from protocol.audit import ReplayStep
 from protocol.disputes import DisputeDetail, DisputeView
 from protocol.evidence import RoundEvidence
 from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
-from protocol.node import IceServers, OfferedIceServer
+from protocol.node import IceServers, LedgerInfo, OfferedIceServer
 from protocol.plan import Layers, Member, Plan
 from protocol.rest import api, ledger, market
 from protocol.rest.records import OPENING, AuditRecords
+from protocol.rest.withdrawals import (
+    SentWithdrawal,
+    SignedWithdrawal,
+    WithdrawalAnswer,
+    WithdrawalOffer,
+    WithdrawalRefusal,
+    WithdrawalRequest,
+    WithdrawalTerms,
+)
 from tests.coordinator.web.fake import NODES, PRICE_PER_PETAFLOP, START, Cluster, address, loss_at, signature
 
 
@@ -260,3 +269,19 @@ class Registry:
     async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
         self._cluster.announced.append(envelope)
         return RelayOrder(10.0)
+
+
+class PricedWithdrawals:
+    """``ports.WithdrawalPort`` at 150 tokens a SOL, which offers what is more than its fee and signs nothing."""
+
+    async def terms(self) -> WithdrawalTerms:
+        info = LedgerInfo("http://ledger.test", address("program"), address("mint"), address("coordinator"))
+        return WithdrawalTerms(True, 150_000_000, 1_000, 1_500, 305_892, 10, 500_000_000, 497_950_720, info)
+
+    async def offer(self, asked: WithdrawalRequest, _address: str) -> WithdrawalAnswer:
+        if asked.amount <= 1_500:
+            return WithdrawalAnswer(refused=WithdrawalRefusal("too little", "withdraw more", 2_500))  # type: ignore[arg-type]
+        return WithdrawalAnswer(WithdrawalOffer(asked.amount - 1_500, 1_500, False, b"a transaction"))
+
+    async def take(self, signed: SignedWithdrawal, _address: str) -> SentWithdrawal:
+        return SentWithdrawal(refused=WithdrawalRefusal("altered", "sign what was offered"))  # type: ignore[arg-type]
