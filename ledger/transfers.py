@@ -95,6 +95,10 @@ class TransferCalls(Door):
         """The transaction for the owner to sign, good for about a minute."""
         return transfer.draft(self._market, (await self._connection.blockhash())[0])
 
+    def check_sponsored(self, transfer: SponsoredTransfer, draft: bytes) -> None:
+        """Raises AlteredTransactionError where the draft is not this transfer."""
+        transfer.agreed(self._market, draft)
+
     async def sign_sponsored(self, seed: bytes, transfer: SponsoredTransfer, draft: bytes) -> tuple[bytes, int]:
         """The owner's signature under a draft, and the block height until which it may be executed, at the latest.
 

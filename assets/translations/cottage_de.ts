@@ -1647,7 +1647,7 @@
     </message>
 </context>
 <context>
-    <name>Welcome</name>
+    <name>WelcomePage</name>
     <message>
         <source>Welcome to Cottage</source>
         <translation>Willkommen bei Cottage</translation>
@@ -1675,6 +1675,10 @@
     <message>
         <source>Into a &amp;wallet on this computer. It is made already.</source>
         <translation>In eine &amp;Geldbörse auf diesem Computer. Es gibt sie schon.</translation>
+    </message>
+    <message>
+        <source>This is chosen unless you name another one. From there you send it on with “Withdraw” whenever you like: that takes no SOL, and the fee, which is taken out of the amount, is shown before.</source>
+        <translation>Das gilt, solange Sie keine andere nennen. Von dort schicken Sie es mit „Auszahlen“ weiter, wann Sie wollen: Das braucht kein SOL, und die Gebühr, die vom Betrag abgeht, steht vorher da.</translation>
     </message>
     <message>
         <source>To an &amp;address of mine:</source>
@@ -1705,18 +1709,6 @@
         <translation>&amp;Zurück</translation>
     </message>
     <message>
-        <source>Cottage&apos;s agent does not run, so nothing can be checked: {0}</source>
-        <translation>Cottages Agent läuft nicht, darum lässt sich nichts prüfen: {0}</translation>
-    </message>
-    <message>
-        <source>Cottage&apos;s agent is starting.</source>
-        <translation>Cottages Agent startet.</translation>
-    </message>
-    <message>
-        <source>Ready.</source>
-        <translation>Bereit.</translation>
-    </message>
-    <message>
         <source>It lends once nobody has used the computer for five minutes, on mains only, and steps aside for games. All of that can be changed in the settings.</source>
         <translation>Er wird verliehen, wenn ihn fünf Minuten niemand benutzt hat, nur am Netz, und macht Platz für Spiele. All das lässt sich in den Einstellungen ändern.</translation>
     </message>
@@ -1737,6 +1729,14 @@
         <translation>Schritt {0} von 3</translation>
     </message>
     <message>
+        <source>Cottage&apos;s agent does not run, so nothing can be checked: {0}</source>
+        <translation>Cottages Agent läuft nicht, darum lässt sich nichts prüfen: {0}</translation>
+    </message>
+    <message>
+        <source>Cottage&apos;s agent is starting.</source>
+        <translation>Der Agent von Cottage startet.</translation>
+    </message>
+    <message>
         <source>Checking; measuring takes about a minute the first time.</source>
         <translation>Prüft; das Messen dauert beim ersten Mal etwa eine Minute.</translation>
     </message>
@@ -1751,6 +1751,10 @@
     <message>
         <source>Almost ready.</source>
         <translation>Fast bereit.</translation>
+    </message>
+    <message>
+        <source>Ready.</source>
+        <translation>Bereit.</translation>
     </message>
     <message>
         <source>Lending begins by itself once this has been mended:</source>
@@ -1772,32 +1776,32 @@
         <translation>Abheben</translation>
     </message>
     <message>
-        <source>Send tokens from this computer&apos;s own wallet to another of yours.</source>
-        <translation>Token aus der Geldbörse dieses Computers an eine andere von Ihnen senden.</translation>
-    </message>
-    <message>
-        <source>To the &amp;address</source>
-        <translation>An die &amp;Adresse</translation>
-    </message>
-    <message>
         <source>a Solana wallet address</source>
         <translation>eine Solana-Adresse</translation>
-    </message>
-    <message>
-        <source>A&amp;mount</source>
-        <translation>&amp;Betrag</translation>
     </message>
     <message>
         <source>all</source>
         <translation>alle</translation>
     </message>
     <message>
-        <source>The address is &amp;mine, and right</source>
-        <translation>Die Adresse ist &amp;meine und stimmt</translation>
+        <source>To the address</source>
+        <translation>An die Adresse</translation>
     </message>
     <message>
-        <source>Show the &amp;fee</source>
-        <translation>&amp;Gebühr zeigen</translation>
+        <source>Amount</source>
+        <translation>Betrag</translation>
+    </message>
+    <message>
+        <source>Leaves this wallet</source>
+        <translation>Verlässt diese Geldbörse</translation>
+    </message>
+    <message>
+        <source>Fee</source>
+        <translation>Gebühr</translation>
+    </message>
+    <message>
+        <source>Arrives</source>
+        <translation>Kommt an</translation>
     </message>
     <message>
         <source>&amp;Send</source>
@@ -1808,32 +1812,135 @@
         <translation>S&amp;chließen</translation>
     </message>
     <message>
-        <source>The fee is shown before anything is sent.</source>
-        <translation>Die Gebühr wird gezeigt, bevor etwas gesendet wird.</translation>
+        <source>It takes no SOL: the fee is taken out of the amount, and shown here before.</source>
+        <translation>Das braucht kein SOL: Die Gebühr geht vom Betrag ab und steht vorher hier.</translation>
     </message>
     <message>
-        <source>Asking the ledger…</source>
-        <translation>Fragt den Ledger …</translation>
+        <source>From the wallet on this computer to another one of yours.</source>
+        <translation>Aus der Geldbörse auf diesem Computer in eine andere von Ihnen.</translation>
+    </message>
+    <message>
+        <source>From the wallet on this computer, which holds {0} tokens, to another one of yours.</source>
+        <translation>Aus der Geldbörse auf diesem Computer, in der {0} Token liegen, in eine andere von Ihnen.</translation>
+    </message>
+    <message>
+        <source>Looking up what it costs…</source>
+        <translation>Was es kostet, wird nachgesehen …</translation>
+    </message>
+    <message>
+        <source>The address has no account for this token yet; making one is part of the fee, this once.</source>
+        <translation>Die Adresse hat noch kein Konto für diesen Token; das Anlegen steckt dieses eine Mal in der Gebühr.</translation>
+    </message>
+    <message>
+        <source>Look at the address once more: what is sent cannot be called back.</source>
+        <translation>Sehen Sie die Adresse noch einmal an: Was gesendet ist, lässt sich nicht zurückholen.</translation>
+    </message>
+    <message>
+        <source>{0} have arrived. Receipt: {1}</source>
+        <translation>{0} sind angekommen. Quittung: {1}</translation>
     </message>
     <message>
         <source>Sending; the ledger confirms within a minute…</source>
         <translation>Sendet; der Ledger bestätigt binnen einer Minute …</translation>
     </message>
+</context>
+<context>
+    <name>WithdrawWords</name>
     <message>
-        <source>{0} were sent. Receipt: {1}</source>
-        <translation>{0} wurden gesendet. Beleg: {1}</translation>
+        <source>The fee is {0} now. Look at it, and send it again.</source>
+        <translation>Die Gebühr beträgt jetzt {0}. Sehen Sie sie an und senden Sie noch einmal.</translation>
     </message>
     <message>
-        <source>{0} of {1} go to {2}. The ledger takes {3} SOL.</source>
-        <translation>{0} von {1} gehen an {2}. Der Ledger nimmt {3} SOL.</translation>
+        <source>This is no Solana address. Copy it from your wallet or exchange.</source>
+        <translation>Das ist keine Solana-Adresse. Kopieren Sie sie aus Ihrer Geldbörse oder von Ihrer Börse.</translation>
     </message>
     <message>
-        <source>The address has no account for this token yet; making one takes {0} SOL.</source>
-        <translation>Die Adresse hat noch kein Konto für dieses Token; es anzulegen kostet {0} SOL.</translation>
+        <source>This is the wallet on this computer itself. Give the address of another one.</source>
+        <translation>Das ist die Geldbörse auf diesem Computer selbst. Nennen Sie die Adresse einer anderen.</translation>
     </message>
     <message>
-        <source>This computer&apos;s wallet has too little SOL: send it some first.</source>
-        <translation>Die Geldbörse dieses Computers hat zu wenig SOL: Senden Sie ihr zuerst welche.</translation>
+        <source>This address is no wallet: tokens might be lost there. Copy the wallet&apos;s own address.</source>
+        <translation>Diese Adresse ist keine Geldbörse: Dort könnten Token verloren gehen. Kopieren Sie die Adresse der Geldbörse selbst.</translation>
+    </message>
+    <message>
+        <source>This is no amount. Write digits, with at most six decimals.</source>
+        <translation>Das ist kein Betrag. Schreiben Sie Ziffern, mit höchstens sechs Nachkommastellen.</translation>
+    </message>
+    <message>
+        <source>The wallet on this computer is empty. What jobs pay comes in here.</source>
+        <translation>Die Geldbörse auf diesem Computer ist leer. Was Aufträge zahlen, kommt hier an.</translation>
+    </message>
+    <message>
+        <source>The wallet holds {0}. Withdraw that, or less.</source>
+        <translation>In der Geldbörse liegen {0}. Zahlen Sie das aus oder weniger.</translation>
+    </message>
+    <message>
+        <source>The fee would leave too little. Withdraw at least {0}, or wait until there is more.</source>
+        <translation>Die Gebühr ließe zu wenig übrig. Zahlen Sie mindestens {0} aus, oder warten Sie, bis es mehr ist.</translation>
+    </message>
+    <message>
+        <source>No network is set. Say in Settings whom to lend to.</source>
+        <translation>Es ist kein Netz eingestellt. Sagen Sie in den Einstellungen, an wen verliehen wird.</translation>
+    </message>
+    <message>
+        <source>This wallet has earned nothing at this coordinator. In Settings, choose the one that has paid it.</source>
+        <translation>Diese Geldbörse hat bei diesem Koordinator nichts verdient. Wählen Sie in den Einstellungen den, der sie bezahlt hat.</translation>
+    </message>
+    <message>
+        <source>Your last withdrawal is not decided yet. Look at the wallet in two minutes, and try again.</source>
+        <translation>Ihre letzte Auszahlung ist noch nicht entschieden. Sehen Sie in zwei Minuten in die Geldbörse, und versuchen Sie es dann wieder.</translation>
+    </message>
+    <message>
+        <source>You have withdrawn as often as is paid for in a day. Try again in {0} h.</source>
+        <translation>Sie haben so oft ausgezahlt, wie an einem Tag bezahlt wird. Versuchen Sie es in {0} Std. wieder.</translation>
+    </message>
+    <message>
+        <source>What the coordinator pays for withdrawals in a day is used up. Try again in {0} h.</source>
+        <translation>Was der Koordinator an einem Tag für Auszahlungen zahlt, ist verbraucht. Versuchen Sie es in {0} Std. wieder.</translation>
+    </message>
+    <message>
+        <source>That was too often. Try again in a moment.</source>
+        <translation>Das war zu oft. Versuchen Sie es gleich noch einmal.</translation>
+    </message>
+    <message>
+        <source>The ledger does not answer. Nothing was sent; try again later.</source>
+        <translation>Der Ledger antwortet nicht. Es wurde nichts gesendet; versuchen Sie es später wieder.</translation>
+    </message>
+    <message>
+        <source>The coordinator does not answer. Nothing was sent; try again later.</source>
+        <translation>Der Koordinator antwortet nicht. Es wurde nichts gesendet; versuchen Sie es später wieder.</translation>
+    </message>
+    <message>
+        <source>It did not reach the ledger in time. Nothing was sent; try again.</source>
+        <translation>Es hat den Ledger nicht rechtzeitig erreicht. Es wurde nichts gesendet; versuchen Sie es noch einmal.</translation>
+    </message>
+    <message>
+        <source>The ledger refused it. Nothing was sent; look at what the wallet holds, and try again.</source>
+        <translation>Der Ledger hat es abgelehnt. Es wurde nichts gesendet; sehen Sie nach, was in der Geldbörse liegt, und versuchen Sie es noch einmal.</translation>
+    </message>
+    <message>
+        <source>It may have been sent. Look at the wallet in two minutes, before you send anything again.</source>
+        <translation>Es ist vielleicht gesendet worden. Sehen Sie in zwei Minuten in die Geldbörse, bevor Sie noch einmal senden.</translation>
+    </message>
+    <message>
+        <source>With SOL in this wallet, “cottage node send --own-sol” in a terminal sends it without the coordinator.</source>
+        <translation>Mit SOL in dieser Geldbörse sendet es „cottage node send --own-sol“ in einem Terminal ohne den Koordinator.</translation>
+    </message>
+    <message>
+        <source>This coordinator pays for no withdrawals: ask its operator.</source>
+        <translation>Dieser Koordinator bezahlt keine Auszahlungen: Fragen Sie seinen Betreiber.</translation>
+    </message>
+    <message>
+        <source>This coordinator does not say what a SOL is worth: ask its operator.</source>
+        <translation>Dieser Koordinator sagt nicht, was ein SOL wert ist: Fragen Sie seinen Betreiber.</translation>
+    </message>
+    <message>
+        <source>The coordinator&apos;s own wallet has too little SOL: tell its operator.</source>
+        <translation>In der Geldbörse des Koordinators ist zu wenig SOL: Sagen Sie es seinem Betreiber.</translation>
+    </message>
+    <message>
+        <source>The coordinator offered another transaction than what you asked for. Nothing was signed; tell its operator.</source>
+        <translation>Der Koordinator hat eine andere Transaktion angeboten als die gewünschte. Es wurde nichts unterschrieben; sagen Sie es seinem Betreiber.</translation>
     </message>
 </context>
 <context>

@@ -23,7 +23,10 @@
         └── TamperedError               somebody reached into the worker's sandbox
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from desktop.agent.app.status import Withdrawal, WithdrawalDenial
 
 
 class AgentError(Exception):
@@ -96,7 +99,11 @@ class UpdateError(AgentError):
 
 
 class WithdrawalError(AgentError):
-    """Nothing can be sent from the node's wallet; the text says why."""
+    """Nothing can be sent from the node's wallet. ``denial``: why, for programs; ``known``: what was found out by then."""
+
+    def __init__(self, denial: "WithdrawalDenial", known: "Withdrawal") -> None:
+        super().__init__(denial.text)
+        self.denial, self.known = denial, known
 
 
 class NotConnectedError(AgentError):

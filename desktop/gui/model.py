@@ -219,16 +219,26 @@ class SelfTest(View, frozen=True):
     can_lend: bool = False
 
 
+class WithdrawalDenial(View, frozen=True):
+    """Why it cannot be sent: ``reason`` for a sentence of the window's own, ``text`` in the agent's words."""
+
+    reason: ShortText
+    text: LongText
+    amount: Units = 0
+    seconds: Units = 0
+
+
 class Withdrawal(View, frozen=True):
-    """What sending costs, in lamports, or has cost."""
+    """What sending costs, or has cost: amount = arrives + fee."""
 
     target: ShortText
     amount: Units
     held: Units
-    fee: Units
-    rent: Units
-    sol: Units
+    fee: Units = 0
+    arrives: Units = 0
+    opens: bool = False
     signature: ShortText = ""
+    denied: WithdrawalDenial | None = None
 
 
 class SettingsView(View, frozen=True):

@@ -7,6 +7,7 @@ from enum import Enum
 from PySide6.QtCore import QDateTime, QLocale, QObject
 
 from desktop.gui.model import AgentPhase, LendingReason, Snapshot, Status, Task, plain
+from ledger.money import show
 
 
 class Mood(Enum):
@@ -261,6 +262,11 @@ def moment(unix_s: float) -> str:
     if abs(now.date().daysTo(then.date())) < 7:
         return f"{QLocale().toString(then.date(), 'ddd')} {clock}"
     return f"{QLocale().toString(then.date(), QLocale.FormatType.ShortFormat)} {clock}"
+
+
+def exact_money(units: int) -> str:
+    """Millionths of the token to the last one, as people here write an amount."""
+    return show(units).replace(".", QLocale().decimalPoint())
 
 
 def money(units: int) -> str:

@@ -12,9 +12,10 @@ from desktop.gui.errors import AnswerError
 from desktop.gui.model import Snapshot, Summary, read
 from desktop.gui.pages.activity import ActivityPage
 from desktop.gui.pages.home import HomePage
-from desktop.gui.pages.money import EarningsPage, WithdrawSheet
+from desktop.gui.pages.money import EarningsPage
 from desktop.gui.pages.settings import SettingsPages
 from desktop.gui.pages.welcome import WelcomePage
+from desktop.gui.pages.withdraw import WithdrawSheet
 from desktop.gui.widgets import ChoiceButtons, Text
 
 MIN_WIDTH, MIN_HEIGHT = 420, 360

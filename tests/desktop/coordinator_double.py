@@ -47,6 +47,7 @@ class Double:
     listen: str = "127.0.0.1"
     tls: ssl.SSLContext | None = None
     ledger: object = None
+    add_routes: Callable[[web.Application], None] = lambda _app: None
     heartbeat_seconds: float = 0.2
     hellos: list[Hello] = field(default_factory=list)
     reports: list[tuple[str, Report]] = field(default_factory=list)
@@ -84,6 +85,7 @@ class Double:
         app.router.add_get("/api/v1/network", self._network)
         app.router.add_get("/api/v1/artifacts/{digest}", self._get)
         app.router.add_put("/api/v1/artifacts/{digest}", self._put)
+        self.add_routes(app)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.listen, self.port, reuse_address=True, ssl_context=self.tls)

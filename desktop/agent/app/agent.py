@@ -227,6 +227,7 @@ class Agent:
             await self._session.send(Accounts(open_jobs))
         if welcome.ledger is not None:
             self.ledger = welcome.ledger
+            self._books.earnings.record_ledger(self._parts.settings.coordinator, welcome.ledger)
             self._wallet_changed.set()
             stake = max(self._parts.settings.stake, welcome.min_stake if self._parts.settings.stake else 0)
             self._spawn(wallet.ensure_stake(welcome.ledger, self._parts.key, stake), "stake")

@@ -19,9 +19,9 @@ from desktop.agent.app.selftest import SelfTest, SelfTestMeans, Steps
 from desktop.agent.base.activity import Activity, Events
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import NOTHING, Device
-from desktop.agent.earnings import wallet
 from desktop.agent.earnings.earnings import Summary
 from desktop.agent.earnings.records import EarningRecords
+from desktop.agent.earnings.withdrawals import OwnWithdrawals
 from desktop.agent.errors import AgentError, NotConnectedError, SettingsError, UpdateError
 from desktop.agent.hardware.power import PowerCap
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
@@ -29,8 +29,6 @@ from desktop.agent.jobs.traffic_usage import load_usage
 from desktop.agent.lending.keeper import LendingChange, LendingView, change_kept
 from desktop.agent.lending.policy import State
 from desktop.agent.updates.keeper import UpdateOrder, UpdateView
-from ledger.errors import AmountError
-from ledger.money import parse
 from protocol.identity import NodeKey
 from protocol.node import LedgerInfo, NodeProfile
 from transport.nettest.result import NetTest, PeerTest
@@ -116,6 +114,7 @@ class OwnerApi:
         self._test = SelfTest()
         self._testing: asyncio.Task[None] | None = None
         self._ledger: LedgerInfo | None = None
+        self._withdrawals = OwnWithdrawals()
         self._started = time.monotonic()
         self._runner: web.AppRunner | None = None
 
@@ -299,20 +298,13 @@ class OwnerApi:
         return self.earnings()
 
     async def withdraw(self, order: local.WithdrawOrder) -> local.Withdrawal:
-        """Raises WithdrawalError, SettingsError, or NotConnectedError where no ledger is known."""
-        self.earnings()
-        if self._ledger is None:
-            raise NotConnectedError(
-                "the ledger is known once this computer has been connected: switch lending on first"
-            )
-        try:
-            amount = parse(order.amount) if order.amount else None
-        except AmountError as error:
-            raise SettingsError(str(error)) from error
-        found = await wallet.withdraw(self._ledger, self.home.key(), order.target, amount, send=order.send)
-        if order.send:
-            text = f"sent {found.amount} millionths to {found.target}"
-            self.activity.add(time.time(), "paid", text, amount=str(found.amount), target=found.target)
+        """What it costs, or what became of it."""
+        coordinator = self.home.settings().coordinator
+        known = self.books.earnings.ledger(coordinator)
+        found = await self._withdrawals.withdraw(coordinator, known, self.home.key(), order)
+        if found.signature:
+            text = f"sent {found.arrives} millionths to {found.target}"
+            self.activity.add(time.time(), "paid", text, amount=str(found.arrives), target=found.target)
         return found
 
     async def backup(self, order: local.BackupOrder) -> local.BackupDone:

@@ -12,7 +12,7 @@ import inspect
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import aiohttp
 import msgspec
@@ -31,8 +31,9 @@ from desktop.agent.lending.keeper import LendingChange, LendingView
 from desktop.agent.lending.policy import LendingReason, State
 from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from protocol.codec import MessageError, decode_json, encode_json
-from protocol.ids import NodeAddress
+from protocol.ids import Count, NodeAddress
 from protocol.node import NodeProfile
+from protocol.rest.withdrawals import WithdrawalReason
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest, PeerTest
 
@@ -162,26 +163,58 @@ class ClaimOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WithdrawOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Send ``amount`` tokens (decimals; "" for all) from the node's wallet to ``target``; ``send`` off: say what it costs."""
+    """Send ``amount`` tokens (decimals; "" for all) from the node's wallet to ``target``; ``send`` off: say what it costs.
 
-    target: NodeAddress
+    Attributes:
+        fee: what the owner has seen that it costs; with ``send``, nothing is sent at another one.
+        own_sol: the wallet's own SOL pays, without the coordinator.
+    """
+
+    target: Annotated[str, Meta(max_length=100)]
     amount: Annotated[str, Meta(max_length=40)] = ""
     send: bool = False
+    fee: Count = 0
+    own_sol: bool = False
 
 
-class Withdrawal(msgspec.Struct, frozen=True):
-    """What sending ``amount`` millionths to ``target`` costs, in lamports, or has cost; ``signature``: "" until it is sent.
+DenialReason = (
+    WithdrawalReason
+    | Literal["no address", "no amount", "nothing", "no coordinator", "no answer", "own sol", "undecided"]
+)
+"""Why nothing was withdrawn: what the coordinator says, or what the agent has found itself.
 
-    ``rent``: the receiver has no account for this token yet, and one is made. ``sol``: lamports that the node's wallet holds.
+``own sol``: the wallet has less than ``amount`` lamports; ``undecided``: it may have been sent all the same.
+"""
+
+
+class WithdrawalDenial(View, frozen=True):
+    """``text``: in English, with the way out; ``amount``, ``seconds``: as in ``WithdrawalRefusal``."""
+
+    reason: DenialReason
+    text: Untrusted
+    amount: Count = 0
+    seconds: Count = 0
+
+
+class Withdrawal(View, frozen=True):
+    """What sending ``amount`` millionths of the ``held`` ones to ``target`` costs, or has cost; amount = arrives + fee.
+
+    Attributes:
+        opens: the receiver has no account for this token yet, and ``fee`` or ``lamports`` pay for one.
+        lamports: that the wallet's own SOL pays; 0 where the coordinator does.
+        signature: of the transaction; "" until it is sent.
+        denied: why it cannot be, or was not.
     """
 
     target: str
     amount: int
     held: int
-    fee: int
-    rent: int
-    sol: int
+    fee: int = 0
+    arrives: int = 0
+    opens: bool = False
+    lamports: int = 0
     signature: str = ""
+    denied: WithdrawalDenial | None = None
 
 
 class BackupOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

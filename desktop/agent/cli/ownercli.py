@@ -48,6 +48,8 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     take.add_argument("amount", nargs="?", default="", help="tokens, such as 12.5 (all)")
     take.add_argument("--to", required=True, metavar="ADDRESS", help="a wallet of yours")
     take.add_argument("--yes", action="store_true", help="do not ask")
+    own = "pay fee and rent with SOL that the wallet holds, without the coordinator"
+    take.add_argument("--own-sol", action="store_true", help=own)
     claim = words.add_parser("withdraw", help="take what was promised on the ledger, though the coordinator be gone")
     claim.add_argument("--job", help="only of this job")
     claim.add_argument(
@@ -186,17 +188,33 @@ def _kept_earnings(home: Home) -> Summary:
 
 def _send(options: argparse.Namespace) -> int:
     home, console = Home.at(options.home), Terminal(stderr=options.json)
-    order = status.WithdrawOrder(options.to, options.amount)
-    cost = asyncio.run(status.ask_for(home.socket, "withdraw", status.Withdrawal, order, status.LONG_TIMEOUT_S))
-    fee = f"{cost.fee / SOL:.6f} SOL" + (f" and {cost.rent / SOL:.6f} SOL for its token account" if cost.rent else "")
-    console.print(f"{show(cost.amount)} of {show(cost.held)} to {cost.target}; the ledger takes {fee}")
-    if not options.yes and console.input("Send it? [y/N] ").strip().lower() not in ("y", "yes"):
-        return 1
-    exact = f"{cost.amount // UNIT}.{cost.amount % UNIT:06d}"  # Not "all" a second time: more may have come meanwhile.
-    order = msgspec.structs.replace(order, amount=exact, send=True)
-    done = asyncio.run(status.ask_for(home.socket, "withdraw", status.Withdrawal, order, status.LONG_TIMEOUT_S))
-    _say(encode_json(done).decode() if options.json else f"sent: {done.signature}")
-    return 0
+    order = status.WithdrawOrder(options.to, options.amount, own_sol=options.own_sol)
+    cost = _withdrawal(home, order)
+    if cost.denied is None:
+        console.print(_cost_of(cost), soft_wrap=True)
+        if not options.yes and console.input("Send it? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+        # Not "all" a second time: more may have come meanwhile.
+        exact = f"{cost.amount // UNIT}.{cost.amount % UNIT:06d}"
+        cost = _withdrawal(home, msgspec.structs.replace(order, amount=exact, send=True, fee=cost.fee))
+    if options.json:
+        _say(encode_json(cost).decode())
+    elif cost.denied is None:
+        _say(f"sent: {cost.signature}")
+    if cost.denied is not None:
+        console.print(f"not sent: {cost.denied.text}", soft_wrap=True)
+    return 0 if cost.denied is None else 1
+
+
+def _withdrawal(home: Home, order: status.WithdrawOrder) -> status.Withdrawal:
+    return asyncio.run(status.ask_for(home.socket, "withdraw", status.Withdrawal, order, status.LONG_TIMEOUT_S))
+
+
+def _cost_of(cost: status.Withdrawal) -> str:
+    account = ", with an account for the token, which the address does not have yet" if cost.opens else ""
+    paid = f"{cost.lamports / SOL:.6f} SOL of its own" if cost.lamports else f"{show(cost.fee)} of it"
+    leaves = f"{show(cost.amount)} of {show(cost.held)} leave the wallet"
+    return f"{leaves}, {show(cost.arrives)} arrive at {cost.target}; the ledger takes {paid}{account}"
 
 
 def _withdraw(options: argparse.Namespace) -> int:

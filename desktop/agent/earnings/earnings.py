@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, assert_never, get_args
 import msgspec
 
 from common.untrusted_text import Untrusted, View, untrusted
-from protocol.node import MAX_ACCOUNTS, Due, JobEarned, ShareState
+from protocol.node import MAX_ACCOUNTS, Due, JobEarned, LedgerInfo, ShareState
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS earned (
@@ -17,6 +17,7 @@ CREATE TABLE IF NOT EXISTS earned (
     signature TEXT NOT NULL, first REAL NOT NULL, changed REAL NOT NULL, PRIMARY KEY (coordinator, job));
 CREATE TABLE IF NOT EXISTS wallet (
     address TEXT PRIMARY KEY, balance INTEGER NOT NULL, seen REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS ledger (coordinator TEXT PRIMARY KEY, told TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS gained (
     at REAL NOT NULL, coordinator TEXT NOT NULL, job TEXT NOT NULL, verified INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS gained_at ON gained (at);
@@ -173,6 +174,16 @@ class EarningsFile:
     def record_wallet(self, address: str, balance: int, now: float) -> None:
         """Remember what the ledger says about the payout wallet."""
         self._database.execute("INSERT OR REPLACE INTO wallet VALUES (?, ?, ?)", (address, balance, now))
+
+    def record_ledger(self, coordinator: str, info: LedgerInfo) -> None:
+        """Remember where a coordinator keeps the money, for when it is not connected."""
+        row = (coordinator, msgspec.json.encode(info).decode())
+        self._database.execute("INSERT OR REPLACE INTO ledger VALUES (?, ?)", row)
+
+    def ledger(self, coordinator: str) -> LedgerInfo | None:
+        """Where that is; None for one that has never said."""
+        found = self._database.execute("SELECT told FROM ledger WHERE coordinator = ?", (coordinator,)).fetchone()
+        return msgspec.json.decode(found[0], type=LedgerInfo) if found else None
 
     def record_work(
         self, coordinator: str, lease: str, job: str, name: str, began: float, seconds: float, trouble: str

@@ -1,10 +1,6 @@
 """The node's own look at the ledger: its stake and what its payout wallet holds."""
 
-import msgspec
-
-from desktop.agent.app.status import Withdrawal
 from desktop.agent.base.log import LOGGER
-from desktop.agent.errors import WithdrawalError
 from ledger.addresses import audit_bytes
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import InsufficientFundsError, LedgerError
@@ -72,31 +68,6 @@ async def balance(info: LedgerInfo, wallet: str) -> int | None:
     except LedgerError as error:
         LOGGER.warning("the ledger does not answer: %s", error)
         return None
-
-
-async def withdraw(info: LedgerInfo, key: NodeKey, target: str, wanted: int | None, *, send: bool) -> Withdrawal:
-    """Send ``wanted`` (None: all) from the node's own wallet to ``target``; with ``send`` off only say what that costs.
-
-    Raises:
-        WithdrawalError: the wallet holds too little, the address is none, or the ledger does not answer.
-    """
-    try:
-        async with await Ledger.connect(_config(info)) as ledger:
-            held, sol = await ledger.balance(key.address), await ledger.lamports(key.address)
-            cost = await ledger.transfer_cost(target)
-            found = Withdrawal(target, held if wanted is None else wanted, held, cost.fee, cost.rent, sol)
-            if found.amount <= 0:
-                raise WithdrawalError(f"there is nothing to withdraw: the wallet {key.address} holds {show(held)}")
-            if target == key.address:
-                raise WithdrawalError(f"{target} is this node's own wallet: give another address")
-            if not send:
-                return found
-            prepared = await ledger.prepare_transfer(key.seed, target, amount(found.amount))
-            signature = await ledger.confirm(prepared)
-            LOGGER.info("sent %s to %s (%s)", show(found.amount), target, signature)
-            return msgspec.structs.replace(found, held=held - found.amount, signature=signature)
-    except LedgerError as error:
-        raise WithdrawalError(f"nothing was withdrawn: {error}") from error
 
 
 def _config(info: LedgerInfo) -> LedgerConfig:

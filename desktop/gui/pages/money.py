@@ -1,4 +1,4 @@
-"""Earnings: the card of the first page, the page of all jobs, and the sheet for withdrawing."""
+"""Earnings: the card of the first page, and the page of all jobs."""
 
 import csv
 import io
@@ -9,14 +9,9 @@ from PySide6.QtCore import QDate, QLocale, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QCheckBox,
-    QDialog,
-    QDialogButtonBox,
     QFileDialog,
     QHBoxLayout,
     QHeaderView,
-    QLineEdit,
-    QPushButton,
     QTableWidget,
     QTableWidgetItem,
     QVBoxLayout,
@@ -27,14 +22,12 @@ from common.untrusted_text import untrusted
 from desktop.gui.charts import Bar, Bars
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import Day, JobEarnings, PayReason, Status, Summary, Withdrawal, plain, read
+from desktop.gui.model import Day, JobEarnings, PayReason, Status, Summary, plain, read
 from desktop.gui.paywords import PayWords
 from desktop.gui.sentences import moment, money
 from desktop.gui.widgets import Card, ChoiceButtons, FlowBox, Text, button
 from ledger.money import show
 
-SEND_PATIENCE_MS = 90_000  # The ledger confirms within sixty seconds, or says that it has not.
-SOL = 10**9
 UNKNOWN = "–"
 COLUMNS = 6
 
@@ -337,105 +330,3 @@ def table_of(summary: Summary) -> str:
             )
         )
     return text.getvalue()
-
-
-class WithdrawSheet(QDialog):
-    """Amount and address, what the ledger takes, and only then the sending."""
-
-    def __init__(self, calls: Calls, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._calls, self._cost = calls, Withdrawal("", 0, 0, 0, 0, 0)
-        self.setWindowTitle(self.tr("Withdraw"))
-        self.setMinimumWidth(440)
-        column = QVBoxLayout(self)
-        column.setSpacing(8)
-        column.addWidget(_said(self.tr("Send tokens from this computer's own wallet to another of yours."), dim=True))
-        self.target = self._line(column, self.tr("To the &address"), self.tr("a Solana wallet address"))
-        self.amount = self._line(column, self.tr("A&mount"), self.tr("all"))
-        self.said = Text()
-        self.sure = QCheckBox(self.tr("The address is &mine, and right"))
-        column.addWidget(self.said)
-        column.addWidget(self.sure)
-        self.sure.toggled.connect(lambda _: self._judge())
-        buttons = QDialogButtonBox()
-        self.ask = QPushButton(self.tr("Show the &fee"))
-        self.send = QPushButton(self.tr("&Send"))
-        self.send.setProperty("role", "main")
-        self.cancel = QPushButton(self.tr("&Close"))
-        buttons.addButton(self.ask, QDialogButtonBox.ButtonRole.ActionRole)
-        buttons.addButton(self.send, QDialogButtonBox.ButtonRole.ActionRole)
-        buttons.addButton(self.cancel, QDialogButtonBox.ButtonRole.RejectRole)
-        self.ask.clicked.connect(self._ask)
-        self.send.clicked.connect(self._send)
-        buttons.rejected.connect(self.reject)
-        column.addWidget(buttons)
-        for line in (self.target, self.amount):
-            line.textEdited.connect(lambda _: self._forget())
-        self._forget()
-
-    def _line(self, column: QVBoxLayout, caption: str, hint: str) -> QLineEdit:
-        label, line = Text(), QLineEdit()
-        label.say(caption.replace("&", ""))
-        label.setBuddy(line)
-        line.setPlaceholderText(hint)
-        line.setAccessibleName(caption.replace("&", ""))
-        line.setMaxLength(64)
-        column.addWidget(label)
-        column.addWidget(line)
-        return line
-
-    def _forget(self) -> None:
-        self._cost = Withdrawal("", 0, 0, 0, 0, 0)
-        self.sure.setChecked(False)
-        self.said.say(self.tr("The fee is shown before anything is sent."))
-        self._judge()
-
-    def _judge(self) -> None:
-        self.ask.setEnabled(bool(self.target.text().strip()))
-        self.sure.setVisible(self._cost.amount > 0 and not self._cost.signature)
-        self.send.setEnabled(self._cost.amount > 0 and not self._cost.signature and self.sure.isChecked())
-
-    def _order(self, send: bool) -> dict[str, object]:
-        amount = show(self._cost.amount) if send else self.amount.text().strip()
-        return {"target": self.target.text().strip(), "amount": amount, "send": send}
-
-    def _ask(self) -> None:
-        self.said.say(self.tr("Asking the ledger…"))
-        self._calls.post("withdraw", self._order(False), self._take, self.said.say, SEND_PATIENCE_MS)
-
-    def _send(self) -> None:
-        self.send.setEnabled(False)
-        self.said.say(self.tr("Sending; the ledger confirms within a minute…"))
-        self._calls.post("withdraw", self._order(True), self._take, self._failed, SEND_PATIENCE_MS)
-
-    def _failed(self, text: str) -> None:
-        self._forget()
-        self.said.say(text)
-
-    def _take(self, body: bytes) -> None:
-        try:
-            cost = self._cost = read(body, Withdrawal)
-        except AnswerError as error:
-            self._failed(str(error))
-            return
-        if cost.signature:
-            self.said.say(self.tr("{0} were sent. Receipt: {1}").format(show(cost.amount), cost.signature))
-        else:
-            fee = QLocale().toString(cost.fee / SOL, "f", 6)
-            text = self.tr("{0} of {1} go to {2}. The ledger takes {3} SOL.")
-            said = text.format(show(cost.amount), show(cost.held), cost.target, fee)
-            if cost.rent:
-                rent = QLocale().toString(cost.rent / SOL, "f", 6)
-                said += " " + self.tr(
-                    "The address has no account for this token yet; making one takes {0} SOL."
-                ).format(rent)
-            if cost.sol < cost.fee + cost.rent:
-                said += " " + self.tr("This computer's wallet has too little SOL: send it some first.")
-            self.said.say(said)
-        self._judge()
-
-
-def _said(text: str, dim: bool = False) -> Text:
-    label = Text(dim=dim)
-    label.say(text)
-    return label

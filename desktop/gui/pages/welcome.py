@@ -83,6 +83,13 @@ class WelcomePage(QWidget):
     def _wallet_step(self) -> QWidget:
         card = self._step(2, self.tr("Where shall the earnings go?"), "")
         self.own = QRadioButton(self.tr("Into a &wallet on this computer. It is made already."))
+        later = Text(dim=True)
+        later.say(
+            self.tr(
+                "This is chosen unless you name another one. From there you send it on with “Withdraw” whenever you like: that "
+                "takes no SOL, and the fee, which is taken out of the amount, is shown before."
+            )
+        )
         self.other = QRadioButton(self.tr("To an &address of mine:"))
         self.own.setChecked(True)
         group = QButtonGroup(self)
@@ -102,7 +109,7 @@ class WelcomePage(QWidget):
             "link",
         )
         self.second = button(self.tr("&Continue"), self._to_switch, "main")
-        for part in (self.own, self.other, self.payout, never):
+        for part in (self.own, later, self.other, self.payout, never):
             card.body.addWidget(part)
         back = button(self.tr("I &have one from before: bring it back…"), self._bring_back, "link")
         for link in (save, back):

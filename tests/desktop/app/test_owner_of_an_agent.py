@@ -418,11 +418,13 @@ async def test_a_backup_and_the_words_are_had_over_the_socket_only_by_asking(
         assert running.home.socket.stat().st_mode & 0o777 == 0o600
 
 
-async def test_withdrawing_without_a_ledger_says_what_to_do(start_agent: StartAgent) -> None:
+async def test_withdrawing_from_a_coordinator_of_before_says_that_it_pays_for_none(start_agent: StartAgent) -> None:
     async with start_agent() as running:
         order = status.WithdrawOrder(NodeKey(b"\2" * 32).address)
-        with pytest.raises(SettingsError, match="switch lending on first"):
-            await status.ask_for(running.home.socket, "withdraw", msgspec.Raw, order)
+        found = await status.ask_for(running.home.socket, "withdraw", status.Withdrawal, order)
+        assert found.denied is not None
+        assert found.denied.reason == "not offered"
+        assert "older version" in found.denied.text
 
 
 async def test_an_order_with_unknown_fields_is_refused(start_agent: StartAgent) -> None:

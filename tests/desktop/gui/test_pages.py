@@ -28,7 +28,7 @@ from desktop.gui.charts import Bar, Bars, Gauge, HoursGrid, Reading
 from desktop.gui.client import Calls
 from desktop.gui.model import AgentPhase, Event, Summary, read
 from desktop.gui.notices import notice_key, notice_of
-from desktop.gui.pages.money import WithdrawSheet, table_of
+from desktop.gui.pages.money import table_of
 from desktop.gui.pages.welcome import DONE
 from desktop.gui.sentences import moment
 from desktop.gui.window import ACTIVITY, EARNINGS, HOME, SETTINGS, WELCOME
@@ -106,31 +106,6 @@ def test_the_table_is_saved_exactly_and_runs_nothing_in_a_spreadsheet() -> None:
     rows = list(csv.DictReader(io.StringIO(text)))
     assert rows[0]["name"] == '\'=HYPERLINK("http://x")'
     assert (rows[1]["verified"], rows[1]["paid"], rows[3]["standing"]) == ("1.24", "0", "not paid")
-
-
-def test_nothing_is_sent_before_the_fee_was_shown_and_the_address_confirmed(opened: Opened) -> None:
-    found = {"target": TARGET, "amount": 5_000_000, "held": 9_000_000, "fee": 5000, "rent": 2_039_280, "sol": 10**9}
-    opened.docs["withdraw"] = json.dumps(found).encode()
-    sheet = WithdrawSheet(opened.desktop.notices._calls, opened.window)
-    sheet.show()
-    assert not sheet.send.isEnabled()
-    QTest.keyClicks(sheet.target, TARGET)
-    QTest.keyClicks(sheet.amount, "5")
-    QTest.mouseClick(sheet.ask, Qt.MouseButton.LeftButton)
-    wait_for(lambda: "The ledger takes" in sheet.said.accessibleName(), "the fee")
-    assert opened.ordered("withdraw") == [{"target": TARGET, "amount": "5", "send": False}]
-    assert "0.000005 SOL" in sheet.said.accessibleName()
-    assert "0.002039 SOL" in sheet.said.accessibleName()
-    assert not sheet.send.isEnabled()
-    sheet.sure.setChecked(True)
-    opened.docs["withdraw"] = json.dumps(found | {"signature": "5sig"}).encode()
-    QTest.mouseClick(sheet.send, Qt.MouseButton.LeftButton)
-    wait_for(lambda: "5sig" in sheet.said.accessibleName(), "the receipt")
-    assert opened.ordered("withdraw")[-1] == {"target": TARGET, "amount": "5", "send": True}
-    assert not sheet.send.isEnabled()
-    QTest.keyClicks(sheet.amount, "0")  # Another amount has another fee.
-    assert not sheet.sure.isVisible()
-    sheet.close()
 
 
 # --- activity ---------------------------------------------------------------------------------------------------------

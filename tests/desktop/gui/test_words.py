@@ -70,9 +70,9 @@ def test_no_text_is_shown_past_the_catalogues() -> None:
 
 def test_the_window_speaks_german_where_its_owner_does(app: QApplication) -> None:
     code = (
-        "from desktop.gui.app import application; from desktop.gui.model import Phase, Snapshot;"
+        "from desktop.gui.app import application; from desktop.gui.model import AgentPhase, Snapshot;"
         "from desktop.gui.sentences import Sentences, money; from PySide6.QtWidgets import QDialogButtonBox;"
-        "app = application(['cottage'], 'de'); s = Sentences().describe(Snapshot(Phase.OFF));"
+        "app = application(['cottage'], 'de'); s = Sentences().describe(Snapshot(AgentPhase.OFF));"
         "b = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel);"
         "print(s.headline, '|', money(1_240_000), '|', b.buttons()[0].text())"
     )
