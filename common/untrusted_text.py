@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NewType, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -100,6 +100,8 @@ def _cleaner(hint: Any, limit: int, every: bool) -> Callable[[Any], Any] | None:
             return None
         longest = next((meta.max_length for meta in metas if meta.max_length is not None), limit)
         return _cleaner(inner, longest if inner in (str, Untrusted) else limit, every)
+    if isinstance(hint, TypeVar):
+        return lambda value: _each(value, limit)
     if get_origin(hint) is Literal or all(_cleaner(part, limit, every) is None for part in get_args(hint)):
         return None
     # Of several types, and of what holds others, the value itself tells what it is.

@@ -26,7 +26,7 @@
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from desktop.agent.app.status import Withdrawal, WithdrawalDenial
+    from desktop.answers import WalletWithdrawal, WithdrawalDenial
 
 
 class AgentError(Exception):
@@ -101,7 +101,7 @@ class UpdateError(AgentError):
 class WithdrawalError(AgentError):
     """Nothing can be sent from the node's wallet. ``denial``: why, for programs; ``known``: what was found out by then."""
 
-    def __init__(self, denial: "WithdrawalDenial", known: "Withdrawal") -> None:
+    def __init__(self, denial: "WithdrawalDenial", known: "WalletWithdrawal") -> None:
         super().__init__(denial.text)
         self.denial, self.known = denial, known
 

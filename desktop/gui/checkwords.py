@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import QObject
 
-from desktop.gui.model import Check, plain
+from desktop.answers import SelfTestStep
+from desktop.gui.model import plain
 from desktop.gui.sentences import Sentences, money
 
 
@@ -28,7 +29,7 @@ class CheckWords(QObject):
         }
         return names.get(name, self.tr("Earnings"))
 
-    def said(self, check: Check) -> str:
+    def said(self, check: SelfTestStep) -> str:
         """What was found."""
         detail, text = {name: plain(value, 60) for name, value in check.detail.items()}, plain(check.text)
         if check.name in ("sandbox", "speed"):

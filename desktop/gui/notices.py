@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QSettings
 
+from desktop.answers import ActivityEvent, ActivityEvents
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import Event, Events, Snapshot, read
+from desktop.gui.model import Snapshot, read
 from desktop.gui.pages.activity import ActivityPage
 
 NOTICES: dict[str, bool] = {"needs you": True, "job failed": True, "paid": True, "job ended": False, "paused": False}
@@ -19,7 +20,7 @@ def notice_key(name: str) -> str:
     return f"notify/{name}"
 
 
-def notice_of(event: Event) -> str:
+def notice_of(event: ActivityEvent) -> str:
     """Of which kind an event is, "" for those that are never told."""
     match event.kind:
         case "stopped" | "unanswered":
@@ -61,14 +62,14 @@ class DesktopNotices(QObject):
 
     def _take(self, body: bytes, since: int) -> None:
         try:
-            events = read(body, Events).events
+            events = read(body, ActivityEvents).events
         except AnswerError:
             return  # The activity page says so where somebody looks.
-        self._words.show_events(Events(events))
+        self._words.show_events(ActivityEvents(events))
         new = [event for event in events if event.number > since and self._wanted(event)]
         for event in reversed(new[:AT_ONCE]):
             self._tell(self._words.words(event), event.severity != "info")
 
-    def _wanted(self, event: Event) -> bool:
+    def _wanted(self, event: ActivityEvent) -> bool:
         name = notice_of(event)
         return bool(name) and bool(self._settings.value(notice_key(name), NOTICES[name], bool))

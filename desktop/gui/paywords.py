@@ -2,7 +2,8 @@
 
 from PySide6.QtCore import QObject
 
-from desktop.gui.model import PayReason, plain
+from desktop.answers import PayReason
+from desktop.gui.model import plain
 from desktop.gui.sentences import money
 
 

@@ -6,7 +6,8 @@ from enum import Enum
 
 from PySide6.QtCore import QDateTime, QLocale, QObject
 
-from desktop.gui.model import AgentPhase, LendingReason, Snapshot, Status, Task, plain
+from desktop.answers import LendingReason, Task
+from desktop.gui.model import AgentPhase, Snapshot, Status, plain
 from ledger.money import show
 
 

@@ -7,9 +7,10 @@ from PySide6.QtCore import QByteArray, QEvent, QMargins, QSettings, Qt, QTimer, 
 from PySide6.QtGui import QCloseEvent, QHideEvent, QKeySequence, QMoveEvent, QResizeEvent, QShortcut, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
+from desktop.answers import EarningsSummary
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import Snapshot, Summary, read
+from desktop.gui.model import Snapshot, read
 from desktop.gui.pages.activity import ActivityPage
 from desktop.gui.pages.home import HomePage
 from desktop.gui.pages.money import EarningsPage
@@ -124,7 +125,7 @@ class MainWindow(QWidget):
 
     def _take_earnings(self, body: bytes) -> None:
         try:
-            summary = read(body, Summary)
+            summary = read(body, EarningsSummary)
         except AnswerError:
             return  # The page of earnings says so where somebody looks.
         self.home.earnings.show_days(summary.days)

@@ -2,7 +2,8 @@
 
 from PySide6.QtCore import QObject
 
-from desktop.gui.model import WithdrawalDenial, plain
+from desktop.answers import WithdrawalDenial
+from desktop.gui.model import plain
 from desktop.gui.sentences import exact_money
 
 HOUR_S = 3600

@@ -108,7 +108,7 @@ class Earnings(msgspec.Struct, frozen=True):
     payouts: tuple[Payout, ...]
 
 
-class Check(View, frozen=True):
+class HealthCheck(View, frozen=True):
     """One part of the service: ``bad`` stops work, ``warn`` does not."""
 
     name: str
@@ -133,6 +133,6 @@ class Health(View, frozen=True):
     """
 
     started: float
-    checks: tuple[Check, ...]
+    checks: tuple[HealthCheck, ...]
     versions: dict[str, str]
     days: tuple[Day, ...]

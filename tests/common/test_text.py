@@ -34,11 +34,20 @@ from tests.support.hostile import ALL, OWN, TEXTS, acts, hostile
 
 ROOT = Path(__file__).parents[2]
 SHOWN_BY_OTHERS = (
-    "coordinator.store.records", "coordinator.domain.job", "coordinator.domain.lease", "coordinator.domain.audits.trust",
-    "coordinator.domain.audits.dispute", "desktop.agent.app.status", "desktop.agent.earnings.earnings",
+    "coordinator.store.records",
+    "coordinator.domain.job",
+    "coordinator.domain.lease",
+    "coordinator.domain.audits.trust",
+    "coordinator.domain.audits.dispute",
+    "desktop.agent.app.status",
+    "desktop.agent.earnings.earnings",
     "desktop.agent.base.activity",
-    "desktop.agent.app.selftest", "desktop.agent.hardware.benchmark", "desktop.gui.model", "transport.nettest.result",
-)  # fmt: skip
+    "desktop.agent.app.selftest",
+    "desktop.agent.hardware.benchmark",
+    "desktop.gui.model",
+    "desktop.answers",
+    "transport.nettest.result",
+)
 
 
 # --- the function ---------------------------------------------------------------------------------------------------------

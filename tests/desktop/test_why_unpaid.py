@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from common.untrusted_text import untrusted
 from desktop.agent.earnings import pay_sentences
-from desktop.agent.earnings.earnings import EarningsFile, PayReason, Why, standing_of
-from desktop.gui.model import PayReason as ShownReason
+from desktop.agent.earnings.earnings import EarningsFile, Why, standing_of
+from desktop.answers import PayReason
+from desktop.answers import PayReason as ShownReason
 from desktop.gui.paywords import PayWords
 from protocol.node import Due, JobEarned, SeatState, ShareState, Tally, Unpaid
 from protocol.rest.api import JobStateName

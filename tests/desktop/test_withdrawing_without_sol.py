@@ -23,8 +23,9 @@ from coordinator.services.core.context import Context
 from coordinator.services.payments.withdrawals import LedgerSponsor, WithdrawalService
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import NodeRecord
-from desktop.agent.app.status import Withdrawal, WithdrawOrder
+from desktop.agent.app.status import WithdrawOrder
 from desktop.agent.earnings.withdrawals import OwnWithdrawals
+from desktop.answers import WalletWithdrawal
 from ledger.client import Ledger, LedgerConfig
 from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_SECONDS
 from ledger.money import Amount
@@ -112,11 +113,11 @@ class Scene:
     url: str
     own: OwnWithdrawals = field(default_factory=OwnWithdrawals)
 
-    async def ask(self, target: Pubkey | str | None = None, amount: str = "", **more: Any) -> Withdrawal:
+    async def ask(self, target: Pubkey | str | None = None, amount: str = "", **more: Any) -> WalletWithdrawal:
         to = str(self.world.stranger if target is None else target)
         return await self.own.withdraw(self.url, None, KEY, WithdrawOrder(to, amount, **more))
 
-    async def send(self, target: Pubkey | None = None, amount: str = "") -> Withdrawal:
+    async def send(self, target: Pubkey | None = None, amount: str = "") -> WalletWithdrawal:
         """As a window does: the fee is shown, and then it is sent."""
         shown = await self.ask(target, amount)
         if shown.denied is not None:
@@ -142,7 +143,7 @@ async def scene() -> AsyncIterator[Scene]:
             yield Scene(world, ledger, twisting, base)
 
 
-def reason(found: Withdrawal) -> str:
+def reason(found: WalletWithdrawal) -> str:
     """Why; each denial is a sentence with a way out, and nothing is called sent."""
     assert found.denied is not None, found
     assert not found.signature

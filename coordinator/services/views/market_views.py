@@ -173,7 +173,7 @@ class MarketService:
         return market.Health(
             started=self._started,
             checks=(
-                market.Check("Coordinator and database", "good", "answer"),
+                market.HealthCheck("Coordinator and database", "good", "answer"),
                 await self._ledger(),
                 self._nodes_check(),
                 self._auditors_check(),
@@ -197,39 +197,39 @@ class MarketService:
             for record in records
         )
 
-    async def _ledger(self) -> market.Check:
+    async def _ledger(self) -> market.HealthCheck:
         try:
             await self._chain.balance(self._coordinator)
         except LedgerError as error:
-            return market.Check("Ledger", "bad", f"does not answer: {error}. Training goes on, payouts wait.")
-        return market.Check("Ledger", "good", "answers")
+            return market.HealthCheck("Ledger", "bad", f"does not answer: {error}. Training goes on, payouts wait.")
+        return market.HealthCheck("Ledger", "good", "answers")
 
-    def _nodes_check(self) -> market.Check:
+    def _nodes_check(self) -> market.HealthCheck:
         here = len(self._nodes.everybody())
         text = f"{here} online" if here else "none is online: jobs wait until some are"
-        return market.Check("Nodes", "good" if here else "warn", text)
+        return market.HealthCheck("Nodes", "good" if here else "warn", text)
 
-    def _auditors_check(self) -> market.Check:
+    def _auditors_check(self) -> market.HealthCheck:
         config, here = self._context.config, len(self._nodes.auditors())
         if not config.auditors:
-            return market.Check("Auditors", "warn", nobody_looks(config))
+            return market.HealthCheck("Auditors", "warn", nobody_looks(config))
         if not here:
-            return market.Check(
+            return market.HealthCheck(
                 "Auditors", "bad", f"none of {len(config.auditors)} is here: what strangers do is not paid until one is"
             )
-        return market.Check(
+        return market.HealthCheck(
             "Auditors", "good", f"{here} of {len(config.auditors)} are here and look at strangers' work"
         )
 
-    def _relays_check(self) -> market.Check:
+    def _relays_check(self) -> market.HealthCheck:
         relays = self._relays.views()
         up = sum(relay.state in ("up", "full") for relay in relays)
         if not relays:
-            return market.Check(
+            return market.HealthCheck(
                 "Relays", "warn", "none is known: only homes that reach each other directly can work together"
             )
         state = "good" if up == len(relays) else "warn" if up else "bad"
-        return market.Check("Relays", state, f"{up} of {len(relays)} are up")  # type: ignore[arg-type]
+        return market.HealthCheck("Relays", state, f"{up} of {len(relays)} are up")  # type: ignore[arg-type]
 
 
 def nobody_looks(config: Config) -> str:
@@ -240,11 +240,13 @@ def nobody_looks(config: Config) -> str:
     )
 
 
-def _payments(waiting: int, failed: int) -> market.Check:
+def _payments(waiting: int, failed: int) -> market.HealthCheck:
     text = f"{waiting} transactions are under way" if waiting else "nothing waits"
     if failed:
-        return market.Check("Payments", "warn", f"{text}; {failed} were given up, and the operator has to look at them")
-    return market.Check("Payments", "good", text)
+        return market.HealthCheck(
+            "Payments", "warn", f"{text}; {failed} were given up, and the operator has to look at them"
+        )
+    return market.HealthCheck("Payments", "good", text)
 
 
 def _by_day(payouts: Sequence[market.Payout], now: float) -> tuple[market.Earned, ...]:

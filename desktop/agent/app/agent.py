@@ -472,12 +472,12 @@ class Agent:
 
     # --- what it says of itself -----------------------------------------------------------------------------------------
 
-    def status(self) -> status.Status:
+    def status(self) -> status.AgentStatus:
         """Everything that the owner may want to know now."""
         parts, settings = self._parts, self._parts.settings
         links = self._peers.links()
         up, down = (sum(getattr(link, way) for link in links.values()) for way in ("send_rate", "receive_rate"))
-        return status.Status(
+        return status.AgentStatus(
             node=parts.key.address,
             payout=parts.settings.payout,
             name=parts.settings.name,

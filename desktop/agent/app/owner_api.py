@@ -15,11 +15,10 @@ from common.untrusted_text import untrusted
 from desktop.agent.app import backup, support
 from desktop.agent.app import settings as owner
 from desktop.agent.app import status as local
-from desktop.agent.app.selftest import SelfTest, SelfTestMeans, Steps
-from desktop.agent.base.activity import Activity, Events
+from desktop.agent.app.selftest import NOT_TESTED, SelfTestMeans, SelfTestResult, Steps
+from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import NOTHING, Device
-from desktop.agent.earnings.earnings import Summary
 from desktop.agent.earnings.records import EarningRecords
 from desktop.agent.earnings.withdrawals import OwnWithdrawals
 from desktop.agent.errors import AgentError, NotConnectedError, SettingsError, UpdateError
@@ -28,7 +27,16 @@ from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
 from desktop.agent.jobs.traffic_usage import load_usage
 from desktop.agent.lending.keeper import LendingChange, LendingView, change_kept
 from desktop.agent.lending.policy import State
-from desktop.agent.updates.keeper import UpdateOrder, UpdateView
+from desktop.agent.updates.keeper import UpdateOrder
+from desktop.answers import (
+    ActivityEvents,
+    BackupDone,
+    EarningsSummary,
+    KeyWords,
+    SupportReport,
+    UpdateView,
+    WalletWithdrawal,
+)
 from protocol.identity import NodeKey
 from protocol.node import LedgerInfo, NodeProfile
 from transport.nettest.result import NetTest, PeerTest
@@ -40,7 +48,7 @@ class Live(Protocol):
     ledger: LedgerInfo | None
     cap: PowerCap
 
-    def status(self) -> local.Status:
+    def status(self) -> local.AgentStatus:
         """Everything that the owner may want to know now."""
 
     @property
@@ -111,7 +119,7 @@ class OwnerApi:
         self.device: Device | None = None
         self.on, self.preparing, self.renews = True, False, False
         self.trouble: AgentError | None = None  # Why the switch went off by itself.
-        self._test = SelfTest()
+        self._test = SelfTestResult(NOT_TESTED)
         self._testing: asyncio.Task[None] | None = None
         self._ledger: LedgerInfo | None = None
         self._withdrawals = OwnWithdrawals()
@@ -153,7 +161,7 @@ class OwnerApi:
 
     # --- what it says ---------------------------------------------------------------------------------------------------
 
-    def status(self) -> local.Status:
+    def status(self) -> local.AgentStatus:
         """The agent's, or what is known while nothing is lent."""
         told = self.agent.status() if self.agent is not None else self._status_of_rest()
         earned, trouble = self.earnings(), self.trouble
@@ -164,7 +172,7 @@ class OwnerApi:
             paid=earned.paid, today=earned.today, week=earned.week,
         )  # fmt: skip
 
-    def _status_of_rest(self) -> local.Status:
+    def _status_of_rest(self) -> local.AgentStatus:
         kept = self.home.settings()
         device = self.device or NOTHING
         profile = NodeProfile(
@@ -177,14 +185,14 @@ class OwnerApi:
             kept.sandbox,
             self.version,
         )
-        return local.Status(
+        return local.AgentStatus(
             node=self.address, payout=kept.payout or self.address, name=kept.name, coordinator=kept.coordinator,
             state="starting" if self.preparing else "off", reason=untrusted(""), note=device.note, pid=os.getpid(),
             uptime=time.monotonic() - self._started, profile=profile, tasks=(), links=(), dropped={}, verified=0, paid=0,
             lending_state=State.OFF, electricity=kept.electricity,
         )  # fmt: skip
 
-    def earnings(self) -> Summary:
+    def earnings(self) -> EarningsSummary:
         """What jobs have brought."""
         if self.agent is not None and self.agent.ledger is not None:
             self._ledger = self.agent.ledger
@@ -192,13 +200,13 @@ class OwnerApi:
         heard = self.agent.heard if self.agent is not None else None
         return self.books.earnings.summary(time.time(), working, self._ledger.url if self._ledger else "", heard)
 
-    def events(self) -> Events:
+    def events(self) -> ActivityEvents:
         """What has happened, the newest first."""
         return self.activity.newest()
 
-    def support(self) -> local.Support:
+    def support(self) -> SupportReport:
         """For somebody who helps."""
-        return local.Support(support.report(self.home, self.activity, self.version))
+        return SupportReport(support.report(self.home, self.activity, self.version))
 
     def settings(self) -> owner.SettingsView:
         """The owner's settings."""
@@ -267,12 +275,12 @@ class OwnerApi:
             raise UpdateError("this agent follows no updates")
         return await self.handles.update(order)
 
-    def begin_test(self, _: local.TestOrder) -> SelfTest:
+    def begin_test(self, _: local.TestOrder) -> SelfTestResult:
         """Begin a self-test, unless one runs."""
         if self._testing is None or self._testing.done():
             kept = self.home.settings()
             steps = Steps(self.home, kept, self.handles.means(kept))
-            self._test = SelfTest(running=True)
+            self._test = SelfTestResult(NOT_TESTED, running=True)
             self._testing = asyncio.create_task(self._follow(steps), name="selftest")
         return self._test
 
@@ -292,12 +300,12 @@ class OwnerApi:
         """Raises as ``test_line``."""
         return await self._lending().test_peer(order)
 
-    async def claim(self, _: local.ClaimOrder) -> Summary:
+    async def claim(self, _: local.ClaimOrder) -> EarningsSummary:
         """Raises NotConnectedError."""
         await self._lending().claim()
         return self.earnings()
 
-    async def withdraw(self, order: local.WithdrawOrder) -> local.Withdrawal:
+    async def withdraw(self, order: local.WithdrawOrder) -> WalletWithdrawal:
         """What it costs, or what became of it."""
         coordinator = self.home.settings().coordinator
         known = self.books.earnings.ledger(coordinator)
@@ -307,13 +315,13 @@ class OwnerApi:
             self.activity.add(time.time(), "paid", text, amount=str(found.arrives), target=found.target)
         return found
 
-    async def backup(self, order: local.BackupOrder) -> local.BackupDone:
+    async def backup(self, order: local.BackupOrder) -> BackupDone:
         """Raises SettingsError."""
         file = (self.home.path / order.file).expanduser()
         address = await asyncio.to_thread(backup.write, self.home, file, order.passphrase)
-        return local.BackupDone(str(file), address)
+        return BackupDone(str(file), address)
 
-    async def restore(self, order: local.RestoreOrder) -> local.BackupDone:
+    async def restore(self, order: local.RestoreOrder) -> BackupDone:
         """Raises SettingsError: lending is on, another node has earned here, or it is no backup or no node's words."""
         if self.agent is not None or self.preparing or self.on:
             raise SettingsError("switch lending off first: a node does not change while it lends")
@@ -321,7 +329,7 @@ class OwnerApi:
         address = await asyncio.to_thread(self._restore, order, earned)
         self.activity.add(time.time(), "settings", f"this computer became node {address}", node=address)
         self.handles.anew()
-        return local.BackupDone(order.file, address)
+        return BackupDone(order.file, address)
 
     def _restore(self, order: local.RestoreOrder, earned: bool) -> str:
         file = (self.home.path / order.file).expanduser()
@@ -335,14 +343,14 @@ class OwnerApi:
         backup.make_room(self.home, key)
         return backup.restore(self.home, kept) if kept else backup.restore_key(self.home, key)
 
-    def leave(self, _: local.LeaveOrder) -> local.Status:
+    def leave(self, _: local.LeaveOrder) -> local.AgentStatus:
         """End, once this is answered."""
         asyncio.get_running_loop().call_soon(self.handles.leave)
         return self.status()
 
-    def words(self, _: local.WordsOrder) -> local.Words:
+    def words(self, _: local.WordsOrder) -> KeyWords:
         """The key as words."""
-        return local.Words(backup.to_words(self.home.key()))
+        return KeyWords(backup.to_words(self.home.key()))
 
     def _lending(self) -> Live:
         if self.agent is None:

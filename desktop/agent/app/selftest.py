@@ -6,40 +6,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
-from common.untrusted_text import View
 from desktop.agent.base.config import MIN_MEMORY_MB, Home, Settings
 from desktop.agent.base.gpu import Device, total_memory_mb
 from desktop.agent.base.log import printable
 from desktop.agent.earnings.earnings_estimate import Prediction, ask_network, predict
 from desktop.agent.errors import AgentError, NoEngineError, NoImageError
 from desktop.agent.hardware.meters import gpus
+from desktop.answers import SelfTest, SelfTestStep
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest
 
 Name = Literal["gpu", "sandbox", "speed", "disk", "memory", "coordinator", "line", "earnings"]
 State = Literal["waiting", "running", "good", "warning", "bad"]
 NAMES: tuple[Name, ...] = ("gpu", "sandbox", "speed", "disk", "memory", "coordinator", "line", "earnings")
+NOT_TESTED = tuple(SelfTestStep(name) for name in NAMES)
 GB = 10**9
 
 
-class Check(View, frozen=True):
-    """One step. ``code``: what was found, one word or two; ``detail``: its numbers; ``text``: in words, with the way out."""
+class SelfTestResult(SelfTest, frozen=True):
+    """The same with what this computer may earn; ``at``: when it was asked."""
 
-    name: Name
-    state: State = "waiting"
-    code: str = ""
-    text: str = ""
-    detail: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-class SelfTest(msgspec.Struct, frozen=True):
-    """All steps. ``running``: some are still to come. ``can_lend``: nothing that was found forbids it."""
-
-    checks: tuple[Check, ...] = tuple(Check(name) for name in NAMES)
-    running: bool = False
-    can_lend: bool = False
     prediction: Prediction | None = None
     at: float = 0.0
 
@@ -70,115 +56,117 @@ class Steps:
     def __init__(self, home: Home, settings: Settings, means: SelfTestMeans) -> None:
         """Nothing is asked yet."""
         self._home, self._settings, self._means = home, settings, means
-        self._checks = {name: Check(name) for name in NAMES}
+        self._checks = {name: SelfTestStep(name) for name in NAMES}
         self._device: Device | None = None
         self._speed_found = Speed(0.0)
         self._prediction: Prediction | None = None
 
-    def _whole(self, running: bool, at: float) -> SelfTest:
+    def _whole(self, running: bool, at: float) -> SelfTestResult:
         needed = (self._checks[name].state for name in ("sandbox", "speed", "disk", "memory", "coordinator"))
         can_lend = not running and all(state in ("good", "warning") for state in needed)
-        return SelfTest(tuple(self._checks.values()), running, can_lend, self._prediction, at)
+        return SelfTestResult(tuple(self._checks.values()), running, can_lend, self._prediction, at)
 
-    async def results(self, at: float) -> AsyncIterator[SelfTest]:
+    async def results(self, at: float) -> AsyncIterator[SelfTestResult]:
         """Run every step; ``at``: Unix seconds, for the record."""
-        steps: dict[Name, Callable[[], Awaitable[Check]]] = {
+        steps: dict[Name, Callable[[], Awaitable[SelfTestStep]]] = {
             "gpu": self._gpu, "sandbox": self._sandbox, "speed": self._speed, "disk": self._disk, "memory": self._memory,
             "coordinator": self._coordinator, "line": self._line, "earnings": self._earnings,
         }  # fmt: skip
         for name, step in steps.items():
-            self._checks[name] = Check(name, "running")
+            self._checks[name] = SelfTestStep(name, "running")
             yield self._whole(True, at)
             self._checks[name] = await step()
         yield self._whole(False, at)
 
-    async def _gpu(self) -> Check:
+    async def _gpu(self) -> SelfTestStep:
         device = self._device = await asyncio.to_thread(self._means.device)
         detail = {"name": device.name, "memory_mb": str(device.memory_mb)}
         if device.kind == "cuda":
-            return Check("gpu", "good", "found", f"{device.name}. {device.note}", detail)
+            return SelfTestStep("gpu", "good", "found", f"{device.name}. {device.note}", detail)
         code = "gone" if device.gone else "other" if device.other else "processor"
-        return Check("gpu", "warning", code, device.note, detail | {"maker": device.other})
+        return SelfTestStep("gpu", "warning", code, device.note, detail | {"maker": device.other})
 
-    async def _sandbox(self) -> Check:
+    async def _sandbox(self) -> SelfTestStep:
         """Is done together with the speed, which needs it."""
         assert self._device is not None
         try:
             self._speed_found = await self._means.measure(self._device)
         except NoEngineError as error:
-            return Check("sandbox", "bad", "no engine", str(error))
+            return SelfTestStep("sandbox", "bad", "no engine", str(error))
         except NoImageError as error:
-            return Check("sandbox", "bad", "no image", str(error), {"image": self._settings.image})
+            return SelfTestStep("sandbox", "bad", "no image", str(error), {"image": self._settings.image})
         except AgentError as error:
-            return Check("sandbox", "bad", "unsafe", printable(str(error)))
+            return SelfTestStep("sandbox", "bad", "unsafe", printable(str(error)))
         if self._settings.sandbox == "process":
-            return Check("sandbox", "warning", "unprotected", "jobs run with your rights: for the demo only")
-        return Check("sandbox", "good", "found", "Docker holds jobs apart from your files and your network")
+            return SelfTestStep("sandbox", "warning", "unprotected", "jobs run with your rights: for the demo only")
+        return SelfTestStep("sandbox", "good", "found", "Docker holds jobs apart from your files and your network")
 
-    async def _speed(self) -> Check:
+    async def _speed(self) -> SelfTestStep:
         speed = self._speed_found
         if not speed.flops:
-            return Check("speed", "bad", "not measured", "it is measured inside the sandbox")
+            return SelfTestStep("speed", "bad", "not measured", "it is measured inside the sandbox")
         gigaflops = f"{speed.flops / 1e9:,.{0 if speed.flops >= 1e10 else 1}f}"
         if speed.busy:
             text = f"{gigaflops} GFLOP/s while other programs computed: close them and check again"
-            return Check("speed", "warning", "busy", text, {"gigaflops": gigaflops})
-        return Check("speed", "good", "measured", f"{gigaflops} GFLOP/s", {"gigaflops": gigaflops})
+            return SelfTestStep("speed", "warning", "busy", text, {"gigaflops": gigaflops})
+        return SelfTestStep("speed", "good", "measured", f"{gigaflops} GFLOP/s", {"gigaflops": gigaflops})
 
-    async def _disk(self) -> Check:
+    async def _disk(self) -> SelfTestStep:
         free, wanted = shutil.disk_usage(self._home.path).free, self._settings.disk_gb * GB
         detail = {"free_gb": f"{free / GB:.0f}", "wanted_gb": str(self._settings.disk_gb)}
         text = f"{free / GB:.0f} GB free, {self._settings.disk_gb} GB may be used for jobs"
         if free < GB:
-            return Check("disk", "bad", "full", f"{text}: make room, or move the agent's folder", detail)
-        return Check(
+            return SelfTestStep("disk", "bad", "full", f"{text}: make room, or move the agent's folder", detail)
+        return SelfTestStep(
             "disk", "good" if free >= wanted else "warning", "room" if free >= wanted else "little", text, detail
         )
 
-    async def _memory(self) -> Check:
+    async def _memory(self) -> SelfTestStep:
         here, lent = total_memory_mb(), self._settings.memory_mb or max(MIN_MEMORY_MB, total_memory_mb() // 2)
         detail = {"memory_mb": str(here), "lent_mb": str(lent)}
         if here < 2 * MIN_MEMORY_MB:
-            return Check("memory", "bad", "little", f"{here:,} MB are too little for any job", detail)
-        return Check("memory", "good", "enough", f"{lent:,} of {here:,} MB for jobs", detail)
+            return SelfTestStep("memory", "bad", "little", f"{here:,} MB are too little for any job", detail)
+        return SelfTestStep("memory", "good", "enough", f"{lent:,} of {here:,} MB for jobs", detail)
 
-    async def _coordinator(self) -> Check:
+    async def _coordinator(self) -> SelfTestStep:
         if not self._settings.coordinator:
-            return Check("coordinator", "bad", "not set", "no coordinator is set: give its address")
+            return SelfTestStep("coordinator", "bad", "not set", "no coordinator is set: give its address")
         try:
             network = await ask_network(self._settings.coordinator)
         except AgentError as error:
-            return Check("coordinator", "bad", "no answer", printable(str(error)))
+            return SelfTestStep("coordinator", "bad", "no answer", printable(str(error)))
         lent = self._device.gpu if self._device else ""
         watts = next((card.power_cap for card in await asyncio.to_thread(gpus) if lent and card.uuid == lent), None)
         if self._speed_found.flops:
             self._prediction = predict(self._speed_found.flops, network, watts, self._settings.electricity)
         detail = {"online": str(network.nodes_online), "busy": str(network.nodes_busy)}
         text = f"{network.nodes_online} computers are connected, {network.nodes_busy} of them work"
-        return Check("coordinator", "good", "answers", text, detail)
+        return SelfTestStep("coordinator", "good", "answers", text, detail)
 
-    async def _line(self) -> Check:
+    async def _line(self) -> SelfTestStep:
         if self._checks["coordinator"].state == "bad":
-            return Check("line", "warning", "waits", "it is tested with the coordinator's relays")
+            return SelfTestStep("line", "warning", "waits", "it is tested with the coordinator's relays")
         try:
             test = await self._means.line()
         except NettestError as error:
-            return Check("line", "warning", "not tested", printable(str(error)))
+            return SelfTestStep("line", "warning", "not tested", printable(str(error)))
         detail: dict[str, str] = {"nat": test.nat}
         for way, rate in (("up", test.up), ("down", test.down)):
             if rate is not None:
                 detail[f"{way}_mbit"] = f"{rate * 8 / 1e6:.0f}"
         text = f"router: {test.nat}; up {detail.get('up_mbit', '?')}, down {detail.get('down_mbit', '?')} Mbit/s"
-        return Check(
+        return SelfTestStep(
             "line", "good" if test.reached else "warning", "tested" if test.reached else "no relay", text, detail
         )
 
-    async def _earnings(self) -> Check:
+    async def _earnings(self) -> SelfTestStep:
         found = self._prediction
         if found is None:
-            return Check("earnings", "warning", "not known", "it takes a measured speed and a coordinator's price")
+            return SelfTestStep(
+                "earnings", "warning", "not known", "it takes a measured speed and a coordinator's price"
+            )
         detail = {"low": str(found.low - found.power), "high": str(found.high - found.power), "power": str(found.power)}
         state: State = "good" if found.high > found.power else "warning"
         code = "some" if state == "good" else "below power"
         text = f"between {(found.low - found.power) / 1e6:.4f} and {(found.high - found.power) / 1e6:.4f} an hour"
-        return Check("earnings", state, code, f"{text} after {found.power / 1e6:.4f} for electricity", detail)
+        return SelfTestStep("earnings", state, code, f"{text} after {found.power / 1e6:.4f} for electricity", detail)

@@ -23,7 +23,7 @@ from desktop.agent.app import startup
 from desktop.agent.app.agent import Agent
 from desktop.agent.app.autostart import MOVED, UNIT, AtLogin
 from desktop.agent.app.owner_api import Handles, OwnerApi
-from desktop.agent.app.selftest import SelfTest, SelfTestMeans, Speed, Steps
+from desktop.agent.app.selftest import SelfTestMeans, SelfTestResult, Speed, Steps
 from desktop.agent.app.status import Order
 from desktop.agent.base import loop_watchdog
 from desktop.agent.base.config import Home, Settings
@@ -34,10 +34,11 @@ from desktop.agent.errors import AgentError, SandboxError, SettingsError, Update
 from desktop.agent.jobs.line_limits import LineLimits
 from desktop.agent.jobs.traffic_usage import LineShare
 from desktop.agent.updates.folder import InstallationFolder
-from desktop.agent.updates.keeper import UpdateOrder, Updates, UpdateView
+from desktop.agent.updates.keeper import UpdateOrder, Updates
 from desktop.agent.updates.release import Release, Way, installation, this_release, version
 from desktop.agent.updates.replaced import LOOK_S, ProgramPlace
 from desktop.agent.updates.setup import SetupFile
+from desktop.answers import UpdateView
 from transport.nettest.result import NetTest
 
 Kind = Literal["end", "version", "anew", "unit"]
@@ -278,7 +279,7 @@ class Service:
 
     # --- a self-test ----------------------------------------------------------------------------------------------------
 
-    async def steps(self) -> AsyncIterator[SelfTest]:
+    async def steps(self) -> AsyncIterator[SelfTestResult]:
         """A self-test without a running service, step by step."""
         settings = self._home.settings()
         async for found in Steps(self._home, settings, self._means(settings)).results(time.time()):

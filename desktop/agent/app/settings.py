@@ -12,8 +12,8 @@ from msgspec import Meta
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import lasting, total_memory_mb
 from desktop.agent.errors import SettingsError
-from desktop.agent.hardware.meters import GpuMeter, gpus
-from desktop.agent.hardware.power import Held
+from desktop.agent.hardware.meters import gpus
+from desktop.answers import SettingsAnswer
 from ledger.errors import AmountError
 from ledger.money import parse
 from protocol.codec import MessageError, convert
@@ -72,25 +72,7 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return changed
 
 
-class SettingsView(msgspec.Struct, frozen=True):
-    """The settings as they were given, and what this computer has. ``effect``: how the last change takes effect.
-
-    Attributes:
-        address: the node's own wallet, which ``payout`` "" stands for.
-        processors, memory_mb_here: what this computer has; ``gpus`` likewise.
-        cap, cap_why: how ``watts`` is held now, and what the driver said against it.
-        effect: ``now``; ``rejoin``: it connects anew and keeps its jobs; ``restart``: what runs is handed over first.
-    """
-
-    settings: Settings
-    address: str
-    processors: int
-    memory_mb_here: int
-    gpus: tuple[GpuMeter, ...]
-    version: str
-    effect: Effect = "now"
-    cap: Held = ""
-    cap_why: str = ""
+SettingsView = SettingsAnswer[Settings]
 
 
 def view(home: Home, version: str, effect: Effect = "now") -> SettingsView:

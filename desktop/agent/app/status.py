@@ -20,16 +20,15 @@ from aiohttp import web
 from msgspec import Meta
 
 from common.http_sessions import open_session
-from common.untrusted_text import Untrusted, View
+from common.untrusted_text import View
 from desktop.agent.app import owner_socket
 from desktop.agent.base.config import Home
-from desktop.agent.earnings.earnings import Summary
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
-from desktop.agent.hardware.meters import Meters
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView
 from desktop.agent.lending.keeper import LendingChange, LendingView
-from desktop.agent.lending.policy import LendingReason, State
-from desktop.agent.updates.keeper import UpdateOrder, UpdateView
+from desktop.agent.lending.policy import State
+from desktop.agent.updates.keeper import UpdateOrder
+from desktop.answers import CommonStatus, EarningsSummary, Task, UpdateView
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.ids import Count, NodeAddress
 from protocol.node import NodeProfile
@@ -46,27 +45,17 @@ LONG_TIMEOUT_S = (
 DOWNLOAD_TIMEOUT_S = 3600.0  # Of 70 MB over a slow line; what came is kept.
 
 
-class TaskView(View, frozen=True):
-    """One lease. ``pid``: its worker, where it is a process of this machine. ``share``: of the run's tokens that are done."""
+class TaskView(Task, frozen=True, kw_only=True):
+    """The same for programs. ``pid``: its worker, where it is a process of this machine; bytes by what they were for."""
 
     lease: str
-    job: str
-    job_name: Untrusted
-    stage: int | None
-    replica: int | None
-    state: str
-    reason: Untrusted
     pid: int | None
-    round: int | None
-    step: int | None
-    loss: float | None
     activations: int
     bulk: int
     wire: int
     naive: int
     artifacts: int
     dropped: dict[str, int]
-    share: float | None = None
 
 
 class LinkView(View, frozen=True):
@@ -93,56 +82,21 @@ class LinkView(View, frozen=True):
     path_changes: int = 0
 
 
-class Status(View, frozen=True):
-    """The whole agent. ``state``: off, starting, connecting, online, away, refused or stopping; ``reason``: why it is not online.
+class AgentStatus(CommonStatus, frozen=True, kw_only=True):
+    """The whole agent with its process, its links and the last test of its line. ``dropped``: what peers sent in vain.
 
-    Attributes:
-        lending: when it lends, as a sentence; ``paused``: because the owner asked for it; ``reasons``: the same for programs.
-        on: the owner's switch. ``trouble``: why it went off by itself; ``trouble_cause``, ``trouble_detail``: the same for
-            programs, as ``AgentError`` has them.
-        today, week: verified today and in seven days.
-        max_celsius, memory_mb, watts: the owner's limits, for the gauges of ``meters``.
-        gpu: which one of ``meters`` is lent, "" for none.
-        last_event: number of the newest event of ``GET /v1/activity``.
-        update: whether a newer version is there.
-        renews: the agent begins anew once no job has a seat here; the switch stays as it is.
+    ``state``: off, starting, connecting, online, away, refused or stopping.
     """
 
-    node: str
-    payout: str
-    name: str
-    coordinator: str
     state: str
-    reason: Untrusted
-    note: str
+    lending_state: State = State.LENDING
     pid: int
     uptime: float
     profile: NodeProfile
     tasks: tuple[TaskView, ...]
     links: tuple[LinkView, ...]
     dropped: dict[str, int]
-    verified: int
-    paid: int
     line: NetTest | None = None
-    lending: str = ""
-    lending_state: State = State.LENDING
-    paused: bool = False
-    on: bool = True
-    trouble: Untrusted = Untrusted("")
-    trouble_cause: str = ""
-    trouble_detail: dict[str, str] = msgspec.field(default_factory=dict)
-    reasons: tuple[LendingReason, ...] = ()
-    today: int = 0
-    week: int = 0
-    meters: Meters | None = None
-    max_celsius: int = 0
-    memory_mb: int = 0
-    watts: int = 0
-    gpu: str = ""
-    last_event: int = 0
-    electricity: int = 0
-    update: UpdateView = UpdateView("off", "")
-    renews: bool = False
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,36 +141,6 @@ DenialReason = (
 """
 
 
-class WithdrawalDenial(View, frozen=True):
-    """``text``: in English, with the way out; ``amount``, ``seconds``: as in ``WithdrawalRefusal``."""
-
-    reason: DenialReason
-    text: Untrusted
-    amount: Count = 0
-    seconds: Count = 0
-
-
-class Withdrawal(View, frozen=True):
-    """What sending ``amount`` millionths of the ``held`` ones to ``target`` costs, or has cost; amount = arrives + fee.
-
-    Attributes:
-        opens: the receiver has no account for this token yet, and ``fee`` or ``lamports`` pay for one.
-        lamports: that the wallet's own SOL pays; 0 where the coordinator does.
-        signature: of the transaction; "" until it is sent.
-        denied: why it cannot be, or was not.
-    """
-
-    target: str
-    amount: int
-    held: int
-    fee: int = 0
-    arrives: int = 0
-    opens: bool = False
-    lamports: int = 0
-    signature: str = ""
-    denied: WithdrawalDenial | None = None
-
-
 class BackupOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Write key, settings and rules into a new file."""
 
@@ -232,19 +156,6 @@ class RestoreOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: Annotated[str, Meta(max_length=2000)] = ""
 
 
-class BackupDone(View, frozen=True):
-    """The node whose backup ``file`` is; "" where words were."""
-
-    file: str
-    address: str
-
-
-class Words(msgspec.Struct, frozen=True):
-    """The node's key as 24 words; only ever given over the owner's socket."""
-
-    words: str
-
-
 class WordsOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Show the words."""
 
@@ -255,12 +166,6 @@ class TestOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class LeaveOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hand over what runs, and end."""
-
-
-class Support(msgspec.Struct, frozen=True):
-    """The report for somebody who helps."""
-
-    text: str
 
 
 Gets = Mapping[str, Callable[[], Any]]
@@ -324,9 +229,9 @@ async def ask_for(path: Path, resource: str, kind: type[_T], order: Any = None, 
     return answer
 
 
-async def ask(path: Path) -> Status:
+async def ask(path: Path) -> AgentStatus:
     """The status of the agent that answers on ``path``; this and the following raise as ``ask_for``."""
-    return await ask_for(path, "status", Status)
+    return await ask_for(path, "status", AgentStatus)
 
 
 async def ask_limits(path: Path, change: LimitsChange | None = None) -> LimitsView:
@@ -349,9 +254,9 @@ async def ask_peer_test(path: Path, order: PeerOrder) -> PeerTest:
     return await ask_for(path, "nettest/peer", PeerTest, order, LONG_TIMEOUT_S)
 
 
-async def ask_claim(path: Path) -> Summary:
+async def ask_claim(path: Path) -> EarningsSummary:
     """Let the agent ask for what it has earned; returns what that is."""
-    return await ask_for(path, "claim", Summary, ClaimOrder())
+    return await ask_for(path, "claim", EarningsSummary, ClaimOrder())
 
 
 async def ask_update(path: Path, order: UpdateOrder) -> UpdateView:
@@ -359,9 +264,9 @@ async def ask_update(path: Path, order: UpdateOrder) -> UpdateView:
     return await ask_for(path, "update", UpdateView, order, DOWNLOAD_TIMEOUT_S)
 
 
-async def ask_leave(path: Path) -> Status:
+async def ask_leave(path: Path) -> AgentStatus:
     """Have the agent hand over what runs and end; the answer comes before that."""
-    return await ask_for(path, "leave", Status, LeaveOrder())
+    return await ask_for(path, "leave", AgentStatus, LeaveOrder())
 
 
 async def _request(

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from common.untrusted_text import Untrusted, View
 from desktop.agent.base.log import printable
+from desktop.answers import ActivityEvent, ActivityEvents
 
 Severity = Literal["info", "warning", "error"]
 Kind = Literal[
@@ -21,23 +21,6 @@ CREATE TABLE IF NOT EXISTS event (
     number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, severity TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
     detail TEXT NOT NULL);
 """
-
-
-class Event(View, frozen=True):
-    """One thing that happened at ``at`` (Unix seconds). ``text``: in words; ``detail``: the same for programs, by ``kind``."""
-
-    number: int
-    at: float
-    severity: Severity
-    kind: Kind
-    text: Untrusted
-    detail: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-class Events(msgspec.Struct, frozen=True):
-    """The newest events, the newest first."""
-
-    events: tuple[Event, ...]
 
 
 class Activity:
@@ -66,12 +49,12 @@ class Activity:
         row = (kind, msgspec.json.encode(detail).decode())
         return self._database.execute("SELECT 1 FROM event WHERE kind = ? AND detail = ?", row).fetchone() is not None
 
-    def newest(self, count: int = MAX_ASKED) -> Events:
+    def newest(self, count: int = MAX_ASKED) -> ActivityEvents:
         """The newest ``count``."""
         rows = self._database.execute("SELECT * FROM event ORDER BY number DESC LIMIT ?", (min(count, MAX_ASKED),))
-        return Events(
+        return ActivityEvents(
             tuple(
-                Event(number, at, severity, kind, text, msgspec.json.decode(detail))
+                ActivityEvent(number, at, severity, kind, text, msgspec.json.decode(detail))
                 for number, at, severity, kind, text, detail in rows
             )
         )

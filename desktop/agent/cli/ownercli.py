@@ -15,15 +15,15 @@ from common.console import Terminal
 from common.terminal import say
 from desktop.agent.app import settings, status
 from desktop.agent.app.autostart import AtLogin
-from desktop.agent.app.selftest import Check, SelfTest
+from desktop.agent.app.selftest import NOT_TESTED, SelfTestResult
 from desktop.agent.base import log
 from desktop.agent.base.config import Home
 from desktop.agent.base.log import printable
 from desktop.agent.earnings import pay_sentences
-from desktop.agent.earnings.earnings import JobEarnings, Summary
 from desktop.agent.earnings.records import EarningRecords
 from desktop.agent.errors import NoAgentError
 from desktop.agent.lending.keeper import LendingChange
+from desktop.answers import EarningsSummary, JobEarnings, SelfTestStep, WalletWithdrawal
 from ledger.money import UNIT, show
 from protocol.codec import encode_json
 
@@ -152,7 +152,7 @@ def _settings_table(view: settings.SettingsView) -> Table:
 def _earnings(options: argparse.Namespace) -> int:
     home = Home.at(options.home)
     try:
-        summary = asyncio.run(status.ask_for(home.socket, "earnings", Summary))
+        summary = asyncio.run(status.ask_for(home.socket, "earnings", EarningsSummary))
     except NoAgentError:
         summary = _kept_earnings(home)
     if options.json:
@@ -181,7 +181,7 @@ def _name(job: JobEarnings) -> str:
     return f"{printable(job.name)} ({job.job[:8]})" if job.name else job.job[:8]
 
 
-def _kept_earnings(home: Home) -> Summary:
+def _kept_earnings(home: Home) -> EarningsSummary:
     with contextlib.closing(EarningRecords.at(home)) as books:
         return books.earnings.summary(time.time())
 
@@ -206,11 +206,11 @@ def _send(options: argparse.Namespace) -> int:
     return 0 if cost.denied is None else 1
 
 
-def _withdrawal(home: Home, order: status.WithdrawOrder) -> status.Withdrawal:
-    return asyncio.run(status.ask_for(home.socket, "withdraw", status.Withdrawal, order, status.LONG_TIMEOUT_S))
+def _withdrawal(home: Home, order: status.WithdrawOrder) -> WalletWithdrawal:
+    return asyncio.run(status.ask_for(home.socket, "withdraw", WalletWithdrawal, order, status.LONG_TIMEOUT_S))
 
 
-def _cost_of(cost: status.Withdrawal) -> str:
+def _cost_of(cost: WalletWithdrawal) -> str:
     account = ", with an account for the token, which the address does not have yet" if cost.opens else ""
     paid = f"{cost.lamports / SOL:.6f} SOL of its own" if cost.lamports else f"{show(cost.fee)} of it"
     leaves = f"{show(cost.amount)} of {show(cost.held)} leave the wallet"
@@ -232,10 +232,10 @@ def selftest(home: Home, options: argparse.Namespace) -> int:
     return 0 if found.can_lend else 3
 
 
-async def _test_alone(home: Home, console: Terminal) -> SelfTest:
+async def _test_alone(home: Home, console: Terminal) -> SelfTestResult:
     from desktop.agent.app.service import Service  # Loads the network, which the other words can do without.
 
-    found, service = SelfTest(), Service(home, stays=True)
+    found, service = SelfTestResult(NOT_TESTED), Service(home, stays=True)
     told: set[str] = set()
     async for found in service.steps():
         for check in found.checks:
@@ -246,7 +246,7 @@ async def _test_alone(home: Home, console: Terminal) -> SelfTest:
     return found
 
 
-def _tell(console: Terminal, check: Check) -> None:
+def _tell(console: Terminal, check: SelfTestStep) -> None:
     console.print(f"{_MARKS[check.state]:4}  {check.name:11}  {printable(check.text)}", soft_wrap=True)
 
 

@@ -11,8 +11,9 @@ from desktop.agent.app.restart import why_not
 from desktop.agent.base.config import Home
 from desktop.agent.base.log import printable
 from desktop.agent.errors import SettingsError, UpdateError
-from desktop.agent.updates.keeper import UpdateOrder, UpdateView
+from desktop.agent.updates.keeper import UpdateOrder
 from desktop.agent.updates.release import installation, this_release, version
+from desktop.answers import UpdateView
 
 
 def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

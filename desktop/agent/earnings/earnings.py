@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple, assert_never, get_args
 
 import msgspec
 
-from common.untrusted_text import Untrusted, View, untrusted
+from common.untrusted_text import Untrusted, untrusted
+from desktop.answers import EarningsDay, EarningsSummary, JobEarnings, PayReason, WalletView
 from protocol.node import MAX_ACCOUNTS, Due, JobEarned, LedgerInfo, ShareState
 
 _SCHEMA = """
@@ -58,66 +59,6 @@ Why = (
 """
 _DUE = frozenset(get_args(Due))
 _OVER = frozenset({"settled", "failed", "cancelled"})
-
-
-class PayReason(View, frozen=True):
-    """``shares`` stand so, worth ``amount`` in millionths; 0 shares: of the whole job. ``detail``: how it failed here."""
-
-    why: Why
-    shares: int = 0
-    amount: int = 0
-    detail: Untrusted = Untrusted("")
-
-
-class JobEarnings(View, frozen=True):
-    """One job, in millionths of the token; ``signature``: the ledger's receipt of the last payment.
-
-    Attributes:
-        first, changed: Unix seconds of the first and the last news of it.
-        seconds: how long this node held a seat in it.
-        reasons: why it stands so, and why no more of it is paid; empty only where it works, or all of it is paid.
-        proof: the command that checks the coordinator's word against the ledger.
-    """
-
-    coordinator: str
-    job: str
-    verified: int
-    paid: int
-    signature: str
-    first: float
-    changed: float
-    name: Untrusted = Untrusted("")
-    seconds: float = 0.0
-    standing: Standing = "pending"
-    reasons: tuple[PayReason, ...] = ()
-    proof: str = ""
-
-
-class WalletView(View, frozen=True):
-    """The payout wallet as the ledger showed it at ``seen`` (unix seconds)."""
-
-    address: str
-    balance: int
-    seen: float
-
-
-class Day(View, frozen=True):
-    """What was verified on one local day, ``2026-11-22``."""
-
-    day: str
-    verified: int
-
-
-class Summary(msgspec.Struct, frozen=True):
-    """Everything earned, newest job first. ``days``: the last DAYS local days, the oldest first; ``today`` is the last."""
-
-    verified: int
-    paid: int
-    wallet: WalletView | None
-    jobs: tuple[JobEarnings, ...]
-    today: int = 0
-    week: int = 0
-    days: tuple[Day, ...] = ()
 
 
 class Grown(NamedTuple):
@@ -203,7 +144,7 @@ class EarningsFile:
 
     def summary(
         self, now: float = 0.0, working: Collection[str] = (), rpc: str = "", heard: str | None = None
-    ) -> Summary:
+    ) -> EarningsSummary:
         """All of it.
 
         Args:
@@ -233,7 +174,7 @@ class EarningsFile:
         jobs.sort(key=lambda job: (-job.changed, job.job))
         wallet = self._database.execute("SELECT * FROM wallet ORDER BY seen DESC LIMIT 1").fetchone()
         days = self._days(now)
-        return Summary(
+        return EarningsSummary(
             sum(job.verified for job in jobs),
             sum(job.paid for job in jobs),
             WalletView(*wallet) if wallet else None,
@@ -257,7 +198,7 @@ class EarningsFile:
         )
         return {(row[0], row[1]): (row[2], row[3], row[4], row[5]) for row in rows}
 
-    def _days(self, now: float) -> tuple[Day, ...]:
+    def _days(self, now: float) -> tuple[EarningsDay, ...]:
         today = dt.datetime.fromtimestamp(now).astimezone().date()
         first = today - dt.timedelta(days=DAYS - 1)
         sums = dict.fromkeys((first + dt.timedelta(days=n) for n in range(DAYS)), 0)
@@ -266,7 +207,7 @@ class EarningsFile:
             day = dt.datetime.fromtimestamp(at).astimezone().date()
             if day in sums:
                 sums[day] += verified
-        return tuple(Day(day.isoformat(), verified) for day, verified in sums.items())
+        return tuple(EarningsDay(day.isoformat(), verified) for day, verified in sums.items())
 
 
 def _job(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from desktop.agent.earnings.earnings import PayReason
+from desktop.answers import PayReason
 from ledger.money import show
 from protocol.pay_reasons import SHARES
 
@@ -30,7 +30,7 @@ _WORDS: Mapping[str, str] = _OTHERS | {str(share): words for share, words in SHA
 
 def said(reason: PayReason) -> str:
     """One reason as a sentence: how many rounds, how much, and why."""
-    words = _WORDS[reason.why]
+    words = _WORDS.get(reason.why, reason.why)  # A newer agent may know others.
     rounds = f"{reason.shares} round{'' if reason.shares == 1 else 's'}" if reason.shares else ""
     amount = show(reason.amount) if reason.amount else ""
     head = ", ".join(filter(None, (rounds, amount)))

@@ -14,9 +14,10 @@ from common.errors import UrlError
 from common.http_sessions import ProxyError, open_session
 from common.untrusted_text import untrusted
 from common.urls import at, parse_url
-from desktop.agent.app.status import DenialReason, Withdrawal, WithdrawalDenial, WithdrawOrder
+from desktop.agent.app.status import DenialReason, WithdrawOrder
 from desktop.agent.base.log import LOGGER
 from desktop.agent.errors import WithdrawalError
+from desktop.answers import WalletWithdrawal, WithdrawalDenial
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import (
     AddressError,
@@ -61,7 +62,7 @@ class OwnWithdrawals:
 
     async def withdraw(
         self, coordinator: str, known: LedgerInfo | None, key: NodeKey, order: WithdrawOrder
-    ) -> Withdrawal:
+    ) -> WalletWithdrawal:
         """Say what it costs, or send it; whatever stands in the way is part of the answer.
 
         Args:
@@ -73,11 +74,11 @@ class OwnWithdrawals:
                 return await self._withdraw(_Coordinator(coordinator), known, key, order)
             except WithdrawalError as error:
                 LOGGER.info("no withdrawal: %s", error)
-                return Withdrawal(order.target, error.known.amount, error.known.held, denied=error.denial)
+                return WalletWithdrawal(order.target, error.known.amount, error.known.held, denied=error.denial)
 
     async def _withdraw(
         self, coordinator: "_Coordinator", known: LedgerInfo | None, key: NodeKey, order: WithdrawOrder
-    ) -> Withdrawal:
+    ) -> WalletWithdrawal:
         info = known or await coordinator.ledger()
         try:
             async with await Ledger.connect(LedgerConfig(info.url, info.program or None, info.mint or None)) as ledger:
@@ -95,8 +96,8 @@ class OwnWithdrawals:
         info: LedgerInfo,
         key: NodeKey,
         order: WithdrawOrder,
-        asked: Withdrawal,
-    ) -> Withdrawal:
+        asked: WalletWithdrawal,
+    ) -> WalletWithdrawal:
         request = WithdrawalRequest(key.address, order.target, asked.amount)
         offer = await coordinator.offer(request, asked)
         if offer.arrives + offer.fee != asked.amount:
@@ -123,8 +124,8 @@ class OwnWithdrawals:
         key: NodeKey,
         draft: SignedWithdrawal,
         transfer: SponsoredTransfer,
-        found: Withdrawal,
-    ) -> Withdrawal:
+        found: WalletWithdrawal,
+    ) -> WalletWithdrawal:
         if self._until and not await ledger.is_over(self._until):
             text = f"the last one may still be executed: {_LOOK}"
             _deny("under way", text, found, seconds=UNDECIDED_S)
@@ -157,14 +158,14 @@ _ALTERED = (
 )
 
 
-async def _asked(ledger: Ledger, key: NodeKey, order: WithdrawOrder) -> Withdrawal:
+async def _asked(ledger: Ledger, key: NodeKey, order: WithdrawOrder) -> WalletWithdrawal:
     """What is to be sent, from what the wallet holds."""
     try:
         wanted = parse(order.amount) if order.amount else None
     except AmountError as error:
         _deny("no amount", str(error))
     held = await ledger.balance(key.address)
-    asked = Withdrawal(order.target, held if wanted is None else wanted, held)
+    asked = WalletWithdrawal(order.target, held if wanted is None else wanted, held)
     if held <= 0:
         _deny("nothing", f"there is nothing to withdraw: the wallet {key.address} holds nothing", asked)
     if order.target == key.address:
@@ -186,7 +187,9 @@ async def _asked(ledger: Ledger, key: NodeKey, order: WithdrawOrder) -> Withdraw
     return asked
 
 
-async def _with_own_sol(ledger: Ledger, key: NodeKey, order: WithdrawOrder, asked: Withdrawal) -> Withdrawal:
+async def _with_own_sol(
+    ledger: Ledger, key: NodeKey, order: WithdrawOrder, asked: WalletWithdrawal
+) -> WalletWithdrawal:
     """Without a coordinator: the wallet's own SOL pays."""
     cost = await ledger.transfer_cost(order.target)
     found = msgspec.structs.replace(asked, arrives=asked.amount, lamports=cost.total, opens=cost.rent > 0)
@@ -213,14 +216,14 @@ class _Coordinator:
             _deny("not offered", "this coordinator has no ledger: nothing can be withdrawn there")
         return terms.ledger
 
-    async def offer(self, request: WithdrawalRequest, asked: Withdrawal) -> WithdrawalOffer:
+    async def offer(self, request: WithdrawalRequest, asked: WalletWithdrawal) -> WithdrawalOffer:
         """What it costs now."""
         answer = await self._ask("POST", f"{PATH}/offers", WithdrawalAnswer, request)
         if answer.offer is None:
             _refused(answer.refused, asked)
         return answer.offer
 
-    async def take(self, signed: SignedWithdrawal, found: Withdrawal) -> SentWithdrawal:
+    async def take(self, signed: SignedWithdrawal, found: WalletWithdrawal) -> SentWithdrawal:
         """Have it sent. Where no answer comes, it may have been."""
         try:
             sent = await self._ask("POST", PATH, SentWithdrawal, signed)
@@ -267,7 +270,7 @@ def _of(offer: WithdrawalOffer) -> tuple[int, int, bool, bytes]:
     return offer.arrives, offer.fee, offer.opens, offer.transaction
 
 
-def _refused(refused: WithdrawalRefusal | None, asked: Withdrawal) -> NoReturn:
+def _refused(refused: WithdrawalRefusal | None, asked: WalletWithdrawal) -> NoReturn:
     """Pass on why the coordinator does not do it."""
     if refused is None:
         _deny("no answer", "the coordinator has answered neither yes nor no: try again later", asked)
@@ -275,7 +278,7 @@ def _refused(refused: WithdrawalRefusal | None, asked: Withdrawal) -> NoReturn:
 
 
 def _deny(
-    reason: DenialReason, text: str, known: Withdrawal | None = None, units: int = 0, seconds: int = 0
+    reason: DenialReason, text: str, known: WalletWithdrawal | None = None, units: int = 0, seconds: int = 0
 ) -> NoReturn:
     denial = WithdrawalDenial(reason, untrusted(text), units, seconds)
-    raise WithdrawalError(denial, known or Withdrawal("", 0, 0))
+    raise WithdrawalError(denial, known or WalletWithdrawal("", 0, 0))

@@ -3,38 +3,13 @@
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import psutil
 import pynvml
 
-from common.untrusted_text import View
 from desktop.agent.base.gpu import driver, handle_of, identity, name_of
+from desktop.answers import GpuMeter, Meters
 
 _NO_ANSWER = (pynvml.NVMLError, psutil.Error, OSError)
-
-
-class GpuMeter(View, frozen=True):
-    """One GPU; None: its driver does not tell. Memory in MB, power in watts; ``power_cap``: what the driver holds it to."""
-
-    index: int
-    name: str
-    memory_mb: int
-    percent: int | None = None
-    used_mb: int | None = None
-    celsius: int | None = None
-    watts: float | None = None
-    power_cap: float | None = None
-    uuid: str = ""
-
-
-class Meters(msgspec.Struct, frozen=True):
-    """One reading. ``processor``: percent of all processors, ``jobs_mb``: main memory that jobs hold; rates in bytes a second."""
-
-    gpus: tuple[GpuMeter, ...] = ()
-    processor: float | None = None
-    jobs_mb: int | None = None
-    up: float = 0.0
-    down: float = 0.0
 
 
 def read(jobs: Iterable[int], up: float, down: float) -> Meters:

@@ -8,9 +8,9 @@ from decimal import Decimal
 
 import msgspec
 
-from common.untrusted_text import View
 from desktop.agent.base.config import MAX_LIMIT, MIN_RATE, Settings
 from desktop.agent.errors import SettingsError
+from desktop.answers import LimitsAnswer
 
 OFF = "off"
 _QUANTITY = re.compile(
@@ -64,13 +64,7 @@ class LimitsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class LimitsView(View, frozen=True):
-    """The limits in force, and the bytes ``used`` in this ``month``, both ways. ``applied``: an agent runs and keeps to them."""
-
-    limits: LineLimits
-    month: str
-    used: int
-    applied: bool
+LimitsView = LimitsAnswer[LineLimits]
 
 
 def parse_quantity(option: str, text: str) -> int | None:

@@ -19,9 +19,9 @@ from enum import StrEnum
 
 import msgspec
 
-from common.untrusted_text import View
 from desktop.agent.lending.facts import Facts
 from desktop.agent.lending.rules import HOURS, OwnerWish, Rules
+from desktop.answers import LendingReason
 
 GB = 10**9
 HOUR_S = 3600.0
@@ -66,12 +66,10 @@ LINGER_S: dict[Cause, float] = {  # How long a cause must have been away; the ot
 }
 
 
-class LendingReason(View, frozen=True):
-    """A cause that holds. ``detail``: the program, degrees, gigabytes; ``until``: when it ends by itself (Unix seconds)."""
+class HeldCause(LendingReason, frozen=True):
+    """A cause that holds."""
 
     cause: Cause
-    detail: str = ""
-    until: float | None = None
 
 
 class PolicyMemory(msgspec.Struct, frozen=True):
@@ -92,7 +90,7 @@ class Decision(msgspec.Struct, frozen=True):
     """What to do, and why, the reason to show first. ``look_again``: Unix seconds at which time alone changes it."""
 
     state: State
-    reasons: tuple[LendingReason, ...] = ()
+    reasons: tuple[HeldCause, ...] = ()
     look_again: float | None = None
 
     @property
@@ -122,7 +120,7 @@ def decide(rules: Rules, wish: OwnerWish, facts: Facts, memory: PolicyMemory) ->
         over = last + LINGER_S.get(cause, 0.0)
         if cause not in seen and facts.at < over:
             held[cause] = last
-            lingering.append(LendingReason(cause, memory.details.get(cause, ""), over))
+            lingering.append(HeldCause(cause, memory.details.get(cause, ""), over))
     reasons = tuple(sorted((*seen.values(), *lingering), key=lambda reason: list(Cause).index(reason.cause)))
     if not reasons:
         return Decision(State.FINISHING if ends else State.LENDING, (), _closing(rules, facts)), PolicyMemory()
@@ -134,41 +132,41 @@ def decide(rules: Rules, wish: OwnerWish, facts: Facts, memory: PolicyMemory) ->
     return Decision(State.AWAY if away else State.PAUSED, reasons, again), PolicyMemory(held, details, since)
 
 
-def _causes(rules: Rules, wish: OwnerWish, facts: Facts, memory: PolicyMemory) -> Iterator[LendingReason]:
+def _causes(rules: Rules, wish: OwnerWish, facts: Facts, memory: PolicyMemory) -> Iterator[HeldCause]:
     """What speaks against lending at this moment."""
     if facts.at < wish.paused_until:
-        yield LendingReason(Cause.OWNER, until=wish.paused_until)
+        yield HeldCause(Cause.OWNER, until=wish.paused_until)
     if rules.for_games and (game := _game(rules, facts)):
-        yield LendingReason(Cause.GAME, game)
+        yield HeldCause(Cause.GAME, game)
     if rules.idle_minutes and facts.at >= wish.here_until:
         needed = rules.idle_minutes * 60
         if facts.idle_s is None:
-            yield LendingReason(Cause.IDLE_UNKNOWN)
+            yield HeldCause(Cause.IDLE_UNKNOWN)
         elif facts.idle_s < needed:
-            yield LendingReason(Cause.IN_USE, until=facts.at + needed - facts.idle_s)
+            yield HeldCause(Cause.IN_USE, until=facts.at + needed - facts.idle_s)
     if facts.on_battery and not rules.on_battery:
-        yield LendingReason(Cause.BATTERY)
+        yield HeldCause(Cause.BATTERY)
     if not _open(rules, facts, 0):
-        yield LendingReason(Cause.HOURS, until=_next_hour(rules, facts, wanted=True))
+        yield HeldCause(Cause.HOURS, until=_next_hour(rules, facts, wanted=True))
     if facts.metered and not rules.on_metered:
-        yield LendingReason(Cause.METERED)
+        yield HeldCause(Cause.METERED)
     if facts.cap_used:
-        yield LendingReason(Cause.CAP, until=_next_month(facts.at))
+        yield HeldCause(Cause.CAP, until=_next_month(facts.at))
     yield from _measured(rules, facts, memory)
 
 
-def _measured(rules: Rules, facts: Facts, memory: PolicyMemory) -> Iterator[LendingReason]:
+def _measured(rules: Rules, facts: Facts, memory: PolicyMemory) -> Iterator[HeldCause]:
     """Causes with two levels: one at which it stops, one at which it goes on."""
     if facts.celsius is not None:
         limit = rules.max_celsius - (rules.band_celsius if Cause.TEMPERATURE in memory.held else 0)
         if facts.celsius > limit or (facts.celsius == limit and Cause.TEMPERATURE not in memory.held):
-            yield LendingReason(Cause.TEMPERATURE, f"{facts.celsius:.0f}")
+            yield HeldCause(Cause.TEMPERATURE, f"{facts.celsius:.0f}")
     kept = rules.own_vram * GB * (VRAM_MARGIN if Cause.VRAM in memory.held else 1)
     if facts.own_vram is not None and facts.own_vram > kept:
-        yield LendingReason(Cause.VRAM, f"{facts.own_vram / GB:.1f}")
+        yield HeldCause(Cause.VRAM, f"{facts.own_vram / GB:.1f}")
     needed = rules.free_disk * GB * (DISK_MARGIN if Cause.DISK in memory.held else 1)
     if facts.free_disk is not None and facts.free_disk < needed:
-        yield LendingReason(Cause.DISK, f"{facts.free_disk / GB:.1f}")
+        yield HeldCause(Cause.DISK, f"{facts.free_disk / GB:.1f}")
 
 
 def _game(rules: Rules, facts: Facts) -> str:

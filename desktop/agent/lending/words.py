@@ -2,7 +2,7 @@
 
 import datetime as dt
 
-from desktop.agent.lending.policy import Cause, Decision, LendingReason, State
+from desktop.agent.lending.policy import Cause, Decision, HeldCause, State
 from desktop.agent.lending.rules import Rules
 
 
@@ -23,7 +23,7 @@ def describe(decision: Decision, rules: Rules, utc_offset: int) -> str:
     return f"Paused{ends}: {reason}.{more}"
 
 
-def because(reason: LendingReason, rules: Rules) -> str:
+def because(reason: HeldCause, rules: Rules) -> str:
     """One cause, as the second half of a sentence."""
     match reason.cause:
         case Cause.OWNER:

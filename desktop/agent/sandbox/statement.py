@@ -42,7 +42,7 @@ class SandboxImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Annotated[str, Meta(max_length=44)]
 
 
-class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SignedStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The document on the web server."""
 
     image: SandboxImage
@@ -58,7 +58,7 @@ class Newest(msgspec.Struct, frozen=True):
 
 STATEMENT: DocumentKind[SandboxImage] = DocumentKind(
     context="cottage/image/1",
-    envelope=Signed,
+    envelope=SignedStatement,
     limit=MAX_DOCUMENT,
     error=UnsignedImageError,
     noun="statement",

@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 
 from common.clock import Clock
-from common.untrusted_text import View
 from desktop.agent.base.config import Home
 from desktop.agent.base.log import LOGGER
 from desktop.agent.errors import UnsignedImageError, UpdateError
@@ -20,6 +19,7 @@ from desktop.agent.updates.manifest import Seen
 from desktop.agent.updates.release import Release, Way, platform_name
 from desktop.agent.updates.sandbox_images import Images
 from desktop.agent.updates.setup import SetupFile
+from desktop.answers import UpdateView
 from protocol.codec import encode_json
 
 FIRST_S = 300.0  # A computer that has just started has other things to do.
@@ -28,19 +28,6 @@ SPREAD = 0.5  # So that all nodes do not come at once.
 MAX_FAILED = 16  # Versions that are remembered as not starting here.
 
 Stage = Literal["off", "none", "fetching", "ready", "apt", "by hand", "installed"]
-
-
-class UpdateView(View, frozen=True):
-    """``stage``: off: not looked for; none: this is the newest; ready: a restart takes it; apt and by hand: its owner must;
-    installed: it lies in this program's place and begins between jobs, or with a restart.
-
-    ``version``: the new one; ``running``: this one; ``text``: what to do, or what went wrong at the last look.
-    """
-
-    stage: Stage
-    running: str
-    version: str = ""
-    text: str = ""
 
 
 class UpdateOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -40,7 +40,7 @@ class UpdateManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packages: Annotated[tuple[Package, ...], Meta(max_length=16)]
 
 
-class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SignedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The document on the web server."""
 
     manifest: UpdateManifest
@@ -58,7 +58,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 MANIFEST: DocumentKind[UpdateManifest] = DocumentKind(
     context="cottage/update/1",
-    envelope=Signed,
+    envelope=SignedManifest,
     limit=MAX_MANIFEST,
     error=UpdateError,
     noun="update manifest",

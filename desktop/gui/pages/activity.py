@@ -7,9 +7,10 @@ from PySide6.QtGui import QGuiApplication, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QListWidget, QListWidgetItem, QPlainTextEdit, QVBoxLayout, QWidget
 
 from common.untrusted_text import untrusted_lines
+from desktop.answers import ActivityEvent, ActivityEvents, SupportReport
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import Event, Events, Support, plain, read
+from desktop.gui.model import plain, read
 from desktop.gui.sentences import moment, money
 from desktop.gui.widgets import Card, ChoiceButtons, Text, button
 
@@ -23,7 +24,7 @@ class ActivityPage(QWidget):
 
     def __init__(self, calls: Calls) -> None:
         super().__init__()
-        self._calls, self._events = calls, Events(())
+        self._calls, self._events = calls, ActivityEvents(())
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         card, row, last = Card(), QHBoxLayout(), QHBoxLayout()
@@ -71,11 +72,11 @@ class ActivityPage(QWidget):
 
     def _take(self, body: bytes) -> None:
         try:
-            self.show_events(read(body, Events))
+            self.show_events(read(body, ActivityEvents))
         except AnswerError as error:
             self.none.say(str(error))
 
-    def show_events(self, events: Events) -> None:
+    def show_events(self, events: ActivityEvents) -> None:
         """The newest first."""
         if events != self._events:
             self._events = events
@@ -94,7 +95,7 @@ class ActivityPage(QWidget):
         self.none.setVisible(empty)
         self.none.say(self.tr("Nothing of that kind has happened yet."))
 
-    def _fits(self, event: Event) -> bool:
+    def _fits(self, event: ActivityEvent) -> bool:
         match self.filter.value:
             case "problems":
                 return event.severity != "info"
@@ -105,7 +106,7 @@ class ActivityPage(QWidget):
             case _:
                 return True
 
-    def words(self, event: Event) -> str:
+    def words(self, event: ActivityEvent) -> str:
         """One event as a sentence; of a kind that this window does not know, the agent's own."""
         detail = {name: plain(text, 200) for name, text in event.detail.items()}
         name = detail.get("name", "")
@@ -188,7 +189,7 @@ class ActivityPage(QWidget):
 
     def _report(self, body: bytes) -> str | None:
         try:
-            return untrusted_lines(read(body, Support).text)
+            return untrusted_lines(read(body, SupportReport).text)
         except AnswerError as error:
             self.said.say(str(error))
             return None

@@ -4,8 +4,9 @@ from PySide6.QtCore import QLocale, Qt, Signal
 from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QGuiApplication, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
+from desktop.answers import GpuMeter, Meters, UpdateView
 from desktop.gui.charts import Gauge, ProgressLine, Reading
-from desktop.gui.model import AgentPhase, GpuMeter, Meters, Snapshot, Status, UpdateView, plain
+from desktop.gui.model import AgentPhase, Snapshot, Status, plain
 from desktop.gui.pages.money import EarningsCard
 from desktop.gui.pausing import PauseMenu
 from desktop.gui.sentences import Sentences

@@ -5,9 +5,10 @@ from pathlib import Path
 from PySide6.QtCore import QCoreApplication, QSettings
 from PySide6.QtWidgets import QDialog, QFileDialog, QHBoxLayout, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
 
+from desktop.answers import BackupDone, KeyWords
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import BackupDone, Words, read
+from desktop.gui.model import read
 from desktop.gui.widgets import Card, FlowBox, Text, button
 
 PATIENCE_MS = 20_000  # scrypt takes a third of a second, on a crowded machine some.
@@ -205,7 +206,7 @@ class WordsSheet(_Sheet):
 
     def _show(self, body: bytes) -> None:
         try:
-            words = read(body, Words).words.split()
+            words = read(body, KeyWords).words.split()
         except AnswerError as error:
             self.words.say(str(error))
             return

@@ -19,10 +19,11 @@ from PySide6.QtWidgets import (
 )
 
 from common.untrusted_text import untrusted
+from desktop.answers import EarningsDay, EarningsSummary, JobEarnings, PayReason
 from desktop.gui.charts import Bar, Bars
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import Day, JobEarnings, PayReason, Status, Summary, plain, read
+from desktop.gui.model import Status, plain, read
 from desktop.gui.paywords import PayWords
 from desktop.gui.sentences import moment, money
 from desktop.gui.widgets import Card, ChoiceButtons, FlowBox, Text, button
@@ -87,12 +88,12 @@ class EarningsCard(Card):
             label.say(values[key], str(label.property("caption")))
         self.withdraw.setEnabled(status is not None)
 
-    def show_days(self, days: Sequence[Day]) -> None:
+    def show_days(self, days: Sequence[EarningsDay]) -> None:
         """The bars."""
         self.bars.show_bars(bars_of(days[-7:]))
 
 
-def bars_of(days: Sequence[Day]) -> list[Bar]:
+def bars_of(days: Sequence[EarningsDay]) -> list[Bar]:
     """A bar for each day, the last one called today."""
     found = []
     for day in days:
@@ -132,7 +133,7 @@ class EarningsPage(QWidget):
 
     def __init__(self, calls: Calls) -> None:
         super().__init__()
-        self._calls, self._summary = calls, Summary(0, 0, None, ())
+        self._calls, self._summary = calls, EarningsSummary(0, 0, None, ())
         self._words = PayWords()
         self._rows: list[tuple[JobEarnings, PayReason | None]] = []
         self._electricity = 0
@@ -193,7 +194,7 @@ class EarningsPage(QWidget):
 
     def _take(self, body: bytes) -> None:
         try:
-            self.show_summary(read(body, Summary))
+            self.show_summary(read(body, EarningsSummary))
         except AnswerError as error:
             self.none.say(str(error))
 
@@ -208,7 +209,7 @@ class EarningsPage(QWidget):
             text = self.tr("Before electricity. Settings, Money: what a kWh costs you.")
         self.power.say(text)
 
-    def show_summary(self, summary: Summary) -> None:
+    def show_summary(self, summary: EarningsSummary) -> None:
         """Everything anew; the picked job stays picked."""
         picked = self._job()
         self._summary = summary
@@ -307,7 +308,7 @@ def rows_of(jobs: Sequence[JobEarnings]) -> list[tuple[JobEarnings, PayReason | 
     return [(job, reason) for job in jobs for reason in (None, *job.reasons)]
 
 
-def table_of(summary: Summary) -> str:
+def table_of(summary: EarningsSummary) -> str:
     """Every job as CSV, amounts as exact decimals of the token."""
     text = io.StringIO()
     writer = csv.writer(text)

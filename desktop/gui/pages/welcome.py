@@ -12,10 +12,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from desktop.answers import SelfTest, SelfTestStep
 from desktop.gui.checkwords import CheckWords
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import AgentPhase, Check, SelfTest, Snapshot, plain, read
+from desktop.gui.model import AgentPhase, Snapshot, plain, read
 from desktop.gui.pages.identity import BackupSheet, RestoreSheet
 from desktop.gui.widgets import Card, CheckMark, Switch, Text, button
 
@@ -62,7 +63,7 @@ class WelcomePage(QWidget):
         ))  # fmt: skip
         self.lines = {name: _Line() for name in NAMES}
         for name, line in self.lines.items():
-            line.show_check(Check(name), self._words.name(name), "")
+            line.show_check(SelfTestStep(name), self._words.name(name), "")
             card.body.addWidget(line)
         self.address = QLineEdit()
         self.address.setPlaceholderText("https://…")
@@ -329,7 +330,7 @@ class _Line(QWidget):
         row.addWidget(self.name, 0, top)
         row.addWidget(self.text, 1, top)
 
-    def show_check(self, check: Check, name: str, text: str) -> None:
+    def show_check(self, check: SelfTestStep, name: str, text: str) -> None:
         """Its state, as a sign, and what was found."""
         self.mark.set_state(check.state)
         self.name.say(name)

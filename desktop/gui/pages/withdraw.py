@@ -3,9 +3,10 @@
 from PySide6.QtCore import QLocale, QTimer
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLineEdit, QPushButton, QVBoxLayout, QWidget
 
+from desktop.answers import WalletWithdrawal
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import Withdrawal, read
+from desktop.gui.model import read
 from desktop.gui.sentences import exact_money
 from desktop.gui.widgets import Rows, Text
 from desktop.gui.withdrawwords import WithdrawWords
@@ -15,7 +16,7 @@ SEND_PATIENCE_MS = 90_000  # The ledger confirms within sixty seconds, or says t
 TYPING_MS = 400  # Whoever types goes on within that.
 MIN_ADDRESS = 32
 UNKNOWN = "–"
-_NOTHING = Withdrawal("", 0, 0)
+_NOTHING = WalletWithdrawal("", 0, 0)
 
 
 class WithdrawSheet(QDialog):
@@ -115,7 +116,7 @@ class WithdrawSheet(QDialog):
 
     def _looked(self, body: bytes) -> None:
         try:
-            cost = read(body, Withdrawal)
+            cost = read(body, WalletWithdrawal)
         except AnswerError as error:
             self._not_looked(str(error))
             return
@@ -134,7 +135,7 @@ class WithdrawSheet(QDialog):
         self._asked = None
         self._forget(text)
 
-    def _show(self, cost: Withdrawal) -> None:
+    def _show(self, cost: WalletWithdrawal) -> None:
         self._cost = cost
         self.rows.set_values(
             leaves=exact_money(cost.amount), fee=exact_money(cost.fee), arrives=exact_money(cost.arrives)
@@ -167,7 +168,7 @@ class WithdrawSheet(QDialog):
 
     def _sent(self, body: bytes) -> None:
         try:
-            done = read(body, Withdrawal)
+            done = read(body, WalletWithdrawal)
         except AnswerError as error:
             self._failed(str(error))
             return

@@ -88,9 +88,11 @@ class Market:
         return market.Health(
             started=START - 86_400,
             checks=(
-                market.Check("Coordinator and database", "good", "answer"),
-                market.Check("Ledger", "bad", "does not answer: connection refused. Training goes on, payouts wait."),
-                market.Check("Relays", "warn", "1 of 2 are up"),
+                market.HealthCheck("Coordinator and database", "good", "answer"),
+                market.HealthCheck(
+                    "Ledger", "bad", "does not answer: connection refused. Training goes on, payouts wait."
+                ),
+                market.HealthCheck("Relays", "warn", "1 of 2 are up"),
             ),
             versions={"Cottage": "0.3", "protocol of nodes": "1", "Python": "3.11"},
             days=tuple(

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from desktop.agent.app import backup, status
-from desktop.agent.app.status import BackupDone, RestoreOrder
+from desktop.agent.app.status import RestoreOrder
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.errors import AgentError, SettingsError
 from desktop.agent.lending.keeper import load, store
 from desktop.agent.lending.rules import Rules
+from desktop.answers import BackupDone
 from protocol.identity import NodeKey
 from protocol.node import JobEarned
 from tests.desktop.app.test_agent_as_a_process import PROGRAM, ROOT

@@ -13,23 +13,30 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from desktop.agent.app.selftest import SelfTest
+from desktop.agent.app.selftest import SelfTestResult
 from desktop.agent.app.settings import SettingsView
-from desktop.agent.app.status import Status
+from desktop.agent.app.status import AgentStatus
 from desktop.agent.base import log
-from desktop.agent.base.activity import Activity, Events
+from desktop.agent.base.activity import Activity
 from desktop.agent.cli import cli
-from desktop.agent.earnings.earnings import Summary
 from desktop.agent.jobs.line_limits import LimitsView
 from desktop.agent.lending.keeper import LendingView
+from desktop.answers import ActivityEvents, EarningsSummary
 from tests.support.hostile import ALL, TEXTS, acts, hostile
 from transport.nettest.result import NetTest, PeerTest
 
 ANSWERS: dict[str, Any] = {
-    "/v1/status": Status, "/v1/earnings": Summary, "/v1/limits": LimitsView, "/v1/lending": LendingView, "/v1/claim": Summary,
-    "/v1/settings": SettingsView, "/v1/activity": Events, "/v1/selftest": SelfTest, "/v1/nettest": NetTest,
+    "/v1/status": AgentStatus,
+    "/v1/earnings": EarningsSummary,
+    "/v1/limits": LimitsView,
+    "/v1/lending": LendingView,
+    "/v1/claim": EarningsSummary,
+    "/v1/settings": SettingsView,
+    "/v1/activity": ActivityEvents,
+    "/v1/selftest": SelfTestResult,
+    "/v1/nettest": NetTest,
     "/v1/nettest/peer": PeerTest,
-}  # fmt: skip
+}
 WORDS = (
     ["status"], ["earnings"], ["earnings", "--proofs"], ["limits"], ["rules"], ["settings"], ["claim"], ["nettest"],
     ["nettest", "--peer", "1" * 40], ["logs"],
@@ -41,7 +48,7 @@ def agent(home: Path, text: str) -> Iterator[None]:
     ready, ended = threading.Event(), threading.Event()
 
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(hostile(ANSWERS.get(request.path, Status), text)))
+        return web.Response(body=msgspec.json.encode(hostile(ANSWERS.get(request.path, AgentStatus), text)))
 
     async def serve() -> None:
         app = web.Application()

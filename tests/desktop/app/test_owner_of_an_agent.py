@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 
 from desktop.agent.app import settings, status, support
 from desktop.agent.app.agent import MAX_FAILURES
-from desktop.agent.app.selftest import NAMES, SelfTest, SelfTestMeans, Speed, Steps
+from desktop.agent.app.selftest import NAMES, NOT_TESTED, SelfTestMeans, SelfTestResult, Speed, Steps
 from desktop.agent.app.service import Service
 from desktop.agent.base import activity
-from desktop.agent.base.activity import Activity, Events
+from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import Device, processor
 from desktop.agent.cli import cli
-from desktop.agent.earnings.earnings import DAYS, EarningsFile, Summary
+from desktop.agent.earnings.earnings import DAYS, EarningsFile
 from desktop.agent.earnings.earnings_estimate import MAX_BUSY, NetworkPrices, predict
 from desktop.agent.errors import NoAgentError, NoEngineError, NoImageError, SandboxError, SettingsError
 from desktop.agent.lending.keeper import LendingChange
+from desktop.answers import ActivityEvents, BackupDone, EarningsSummary, KeyWords, WalletWithdrawal
 from protocol.identity import NodeKey
 from protocol.node import JobEarned, Refused
 from tests.desktop.conftest import JOB, StartAgent, assignment, plan_of
@@ -97,7 +98,7 @@ async def test_the_switch_is_kept_and_the_desk_answers_while_it_is_off(
         await status.ask_lending(home.socket, LendingChange(on=False))
         await coordinator.until(lambda: address not in coordinator.nodes and service.desk.agent is None)
         assert (await status.ask(home.socket)).state == "off"
-        kinds = [event.kind for event in (await status.ask_for(home.socket, "activity", Events)).events]
+        kinds = [event.kind for event in (await status.ask_for(home.socket, "activity", ActivityEvents)).events]
     assert "started" in kinds
     assert home.switch.read_text() == "off\n"
 
@@ -199,7 +200,9 @@ async def test_a_refusal_switches_off_and_says_why(
         assert not told.on
         assert "too old" in told.trouble
         [event] = [
-            event for event in (await status.ask_for(home.socket, "activity", Events)).events if event.kind == "stopped"
+            event
+            for event in (await status.ask_for(home.socket, "activity", ActivityEvents)).events
+            if event.kind == "stopped"
         ]
         assert event.severity == "error"
 
@@ -223,7 +226,7 @@ async def test_five_failures_in_a_row_end_lending_until_its_owner_says_otherwise
         assert told.trouble.startswith(f"{MAX_FAILURES} jobs in a row failed")
         assert (told.trouble_cause, told.trouble_detail["jobs"]) == ("failures", str(MAX_FAILURES))
         assert told.trouble_detail["what"] in told.trouble
-        summary = await status.ask_for(home.socket, "earnings", Summary)
+        summary = await status.ask_for(home.socket, "earnings", EarningsSummary)
         assert {(job.standing, *(r.why for r in job.reasons)) for job in summary.jobs} == {("not paid", "failed")}
 
 
@@ -249,7 +252,7 @@ async def test_jobs_that_cannot_be_used_anywhere_stop_nobody(
 
 
 async def failures(home: Home) -> list[str]:
-    events = (await status.ask_for(home.socket, "activity", Events)).events
+    events = (await status.ask_for(home.socket, "activity", ActivityEvents)).events
     return [event.text for event in events if event.kind == "job failed"]
 
 
@@ -309,7 +312,7 @@ def test_the_activity_forgets_the_oldest_only(tmp_path: Path, monkeypatch: pytes
 # --- the self-test ----------------------------------------------------------------------------------------------------
 
 
-async def found_by(home: Home, device: Device, flops: Any, line: Any) -> SelfTest:
+async def found_by(home: Home, device: Device, flops: Any, line: Any) -> SelfTestResult:
     async def measure(_: Device) -> Speed:
         if isinstance(flops, Exception):
             raise flops
@@ -321,7 +324,7 @@ async def found_by(home: Home, device: Device, flops: Any, line: Any) -> SelfTes
         found: NetTest = line
         return found
 
-    last = SelfTest()
+    last = SelfTestResult(NOT_TESTED)
     async for last in Steps(home, home.settings(), SelfTestMeans(lambda: device, measure, test_line)).results(1.0):
         assert [check.name for check in last.checks] == list(NAMES)
     return last
@@ -408,12 +411,12 @@ async def test_a_backup_and_the_words_are_had_over_the_socket_only_by_asking(
     async with start_agent() as running:
         file = tmp_path / "key.cottage"
         order = status.BackupOrder(str(file), "a long passphrase")
-        done = await status.ask_for(running.home.socket, "backup", status.BackupDone, order, status.LONG_TIMEOUT_S)
+        done = await status.ask_for(running.home.socket, "backup", BackupDone, order, status.LONG_TIMEOUT_S)
         assert done.address == running.address
         assert file.stat().st_mode & 0o777 == 0o600
         with pytest.raises(SettingsError, match="never overwritten"):
-            await status.ask_for(running.home.socket, "backup", status.BackupDone, order, status.LONG_TIMEOUT_S)
-        words = await status.ask_for(running.home.socket, "words", status.Words, status.WordsOrder())
+            await status.ask_for(running.home.socket, "backup", BackupDone, order, status.LONG_TIMEOUT_S)
+        words = await status.ask_for(running.home.socket, "words", KeyWords, status.WordsOrder())
         assert len(words.words.split()) == 24
         assert running.home.socket.stat().st_mode & 0o777 == 0o600
 
@@ -421,7 +424,7 @@ async def test_a_backup_and_the_words_are_had_over_the_socket_only_by_asking(
 async def test_withdrawing_from_a_coordinator_of_before_says_that_it_pays_for_none(start_agent: StartAgent) -> None:
     async with start_agent() as running:
         order = status.WithdrawOrder(NodeKey(b"\2" * 32).address)
-        found = await status.ask_for(running.home.socket, "withdraw", status.Withdrawal, order)
+        found = await status.ask_for(running.home.socket, "withdraw", WalletWithdrawal, order)
         assert found.denied is not None
         assert found.denied.reason == "not offered"
         assert "older version" in found.denied.text

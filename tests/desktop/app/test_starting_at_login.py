@@ -50,7 +50,7 @@ def home(manager: UserSystemd) -> Home:
     return home
 
 
-async def answered(home: Home) -> status.Status:
+async def answered(home: Home) -> status.AgentStatus:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:

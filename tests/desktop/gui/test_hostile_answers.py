@@ -11,9 +11,10 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QLabel, QListWidget, QPlainTextEdit, QTableWidget, QWidget
 
+from desktop.answers import EarningsSummary
 from desktop.gui import client
 from desktop.gui.app import Desktop
-from desktop.gui.model import AgentPhase, Summary, read
+from desktop.gui.model import AgentPhase, read
 from desktop.gui.pages.money import table_of
 from desktop.gui.single import OnlyOne
 from desktop.gui.window import ACTIVITY, EARNINGS, HOME, MIN_WIDTH
@@ -147,7 +148,7 @@ def test_no_part_of_the_window_shows_what_deceives(open_desktop: Callable[..., D
         window.go(HOME)
         shown = [words.replace("\u200b", "") for words in words_of(window)]  # Our own, where a long word may be broken.
         assert [words for words in shown if acts(words)] == []
-    table = table_of(read(docs["earnings"], Summary))
+    table = table_of(read(docs["earnings"], EarningsSummary))
     assert acts(table.replace("\r\n", "\n")) == []
     rows = list(csv.reader(io.StringIO(table)))
     assert len(rows) == 1 + len(earnings["jobs"]), "no row is forged"

@@ -23,10 +23,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from desktop.answers import ActivityEvent, EarningsSummary
 from desktop.gui.app import Desktop
 from desktop.gui.charts import Bar, Bars, Gauge, HoursGrid, Reading
 from desktop.gui.client import Calls
-from desktop.gui.model import AgentPhase, Event, Summary, read
+from desktop.gui.model import AgentPhase, read
 from desktop.gui.notices import notice_key, notice_of
 from desktop.gui.pages.money import table_of
 from desktop.gui.pages.welcome import DONE
@@ -102,7 +103,7 @@ def test_each_job_is_a_row_with_its_stand_its_reason_and_its_proof(opened: Opene
 def test_the_table_is_saved_exactly_and_runs_nothing_in_a_spreadsheet() -> None:
     docs = json.loads(documents()["earnings"])
     docs["jobs"][0]["name"] = '=HYPERLINK("http://x")'
-    text = table_of(read(json.dumps(docs).encode(), Summary))
+    text = table_of(read(json.dumps(docs).encode(), EarningsSummary))
     rows = list(csv.DictReader(io.StringIO(text)))
     assert rows[0]["name"] == '\'=HYPERLINK("http://x")'
     assert (rows[1]["verified"], rows[1]["paid"], rows[3]["standing"]) == ("1.24", "0", "not paid")
@@ -322,7 +323,7 @@ def test_who_did_not_show_its_work_is_told_what_another_time_costs_in_both_langu
     opened: Opened, app: QApplication
 ) -> None:
     detail = {"when": "1000000000.000", "until": "1002592000", "percent": "5"}
-    event = Event(1, 1e9, "warning", "unanswered", "", detail)
+    event = ActivityEvent(1, 1e9, "warning", "unanswered", "", detail)
     words = opened.desktop.window.activity.words
     day = moment(1_002_592_000)
     assert notice_of(event) == "needs you"

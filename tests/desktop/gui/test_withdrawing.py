@@ -11,9 +11,9 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from desktop.agent.app.status import DenialReason
+from desktop.answers import WithdrawalDenial
 from desktop.gui.app import Desktop, wear
 from desktop.gui.client import Calls
-from desktop.gui.model import WithdrawalDenial
 from desktop.gui.pages.withdraw import UNKNOWN, WithdrawSheet
 from desktop.gui.theme import DARK, LIGHT, Theme
 from desktop.gui.withdrawwords import WithdrawWords

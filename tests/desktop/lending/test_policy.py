@@ -14,7 +14,7 @@ from desktop.agent.lending.policy import (
     LINGER_S,
     Cause,
     Decision,
-    LendingReason,
+    HeldCause,
     PolicyMemory,
     State,
     decide,
@@ -257,7 +257,7 @@ def test_the_sentence_says_state_reason_and_what_comes_next(change: dict[str, An
 
 @pytest.mark.parametrize("cause", list(Cause))
 def test_every_cause_has_words(cause: Cause) -> None:
-    assert because(LendingReason(cause, "x"), Rules())
+    assert because(HeldCause(cause, "x"), Rules())
 
 
 @pytest.mark.parametrize(

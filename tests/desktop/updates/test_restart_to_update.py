@@ -13,7 +13,7 @@ import pytest
 from common.clock import SystemClock
 from desktop.agent.app import status
 from desktop.agent.app.restart import why_not
-from desktop.agent.app.status import Status
+from desktop.agent.app.status import AgentStatus
 from desktop.agent.base.config import Home
 from desktop.agent.errors import AgentError, UpdateError
 from desktop.agent.updates.folder import AGENT, InstallationFolder
@@ -46,7 +46,7 @@ async def running(folder: InstallationFolder, home: Home, code: int = 0) -> Asyn
         process.wait()
 
 
-async def until_told(home: Home, version: str) -> Status:
+async def until_told(home: Home, version: str) -> AgentStatus:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:

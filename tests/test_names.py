@@ -1,0 +1,38 @@
+"""One word for one thing: no two public classes of one name, and a vocabulary that has each word once."""
+
+import ast
+import re
+from collections import Counter, defaultdict
+
+from tests.test_banned_calls import ROOMS, ROOT
+
+STAND_INS = ROOT / "installer" / "desktop" / "stubs"
+"""Of another library, under its names."""
+VOCABULARY = ROOT / "docs" / "reference" / "vocabulary.md"
+
+
+def public_classes() -> dict[str, list[str]]:
+    """Where each name of a public class of the product is defined."""
+    found = defaultdict(list)
+    for file in sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py")):
+        if STAND_INS in file.parents:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    return found
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    classes = public_classes()
+    assert len(classes) > 500
+    repeated = {name: places for name, places in classes.items() if len(places) > 1}
+    assert not repeated, f"name each for its subject, as in JobPace and ReplicaPace: {repeated}"
+
+
+def test_the_vocabulary_has_each_word_once() -> None:
+    rows = [line for line in VOCABULARY.read_text().splitlines() if line.startswith("| **")]
+    words = [word.strip() for row in rows for bold in re.findall(r"\*\*([^*]+)\*\*", row) for word in bold.split(",")]
+    assert len(words) > 60
+    twice = sorted(word for word, count in Counter(words).items() if count > 1)
+    assert not twice, f"say what each is of, as in auditor (of the operator): {twice}"
