@@ -476,6 +476,10 @@
         <translation>Noch kam kein Auftrag auf diesen Computer.</translation>
     </message>
     <message>
+        <source>Chec&amp;k the proof</source>
+        <translation>Nachweis prü&amp;fen</translation>
+    </message>
+    <message>
         <source>Copy the &amp;proof&apos;s command</source>
         <translation>&amp;Prüfbefehl kopieren</translation>
     </message>
@@ -522,6 +526,10 @@
     <message>
         <source>Choose a job to read why it stands so.</source>
         <translation>Wählen Sie einen Auftrag, um zu lesen, warum er so steht.</translation>
+    </message>
+    <message>
+        <source>Comparing the coordinator&apos;s word with the ledger…</source>
+        <translation>Das Wort des Koordinators wird mit dem Ledger verglichen …</translation>
     </message>
     <message>
         <source>Save earnings</source>
@@ -912,6 +920,41 @@
     <message>
         <source>This computer was sent away before a round with it had ended.</source>
         <translation>Dieser Computer wurde weggeschickt, bevor eine Runde mit ihm zu Ende war.</translation>
+    </message>
+</context>
+<context>
+    <name>ProofCheck</name>
+    <message>
+        <source>The check cannot be started: {0}.</source>
+        <translation>Die Prüfung lässt sich nicht starten: {0}.</translation>
+    </message>
+    <message>
+        <source>The check took longer than {0} minutes and was ended.</source>
+        <translation>Die Prüfung hat länger als {0} Minuten gedauert und wurde beendet.</translation>
+    </message>
+    <message>
+        <source>The check ended without a word.</source>
+        <translation>Die Prüfung endete ohne ein Wort.</translation>
+    </message>
+    <message>
+        <source>It cannot be checked now: {0}</source>
+        <translation>Es lässt sich jetzt nicht prüfen: {0}</translation>
+    </message>
+    <message>
+        <source>What the check says cannot be understood: is it of another version?</source>
+        <translation>Was die Prüfung sagt, ist nicht zu verstehen: Ist sie von einer anderen Version?</translation>
+    </message>
+    <message>
+        <source>✕ Not true: {0}. The ledger shows something else than the coordinator says.</source>
+        <translation>✕ Nicht wahr: {0}. Der Ledger zeigt etwas anderes, als der Koordinator sagt.</translation>
+    </message>
+    <message>
+        <source>✓ {0} checks hold: the ledger shows what the coordinator says of this job.</source>
+        <translation>✓ {0} Prüfungen stimmen: Der Ledger zeigt, was der Koordinator von diesem Auftrag sagt.</translation>
+    </message>
+    <message>
+        <source>{0} more cannot be seen on the ledger alone; the command names them.</source>
+        <translation>{0} weitere lassen sich am Ledger allein nicht sehen; der Befehl nennt sie.</translation>
     </message>
 </context>
 <context>

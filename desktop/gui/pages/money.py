@@ -25,12 +25,14 @@ from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import Status, plain, read
 from desktop.gui.paywords import PayWords
+from desktop.gui.proof import ProofCheck
 from desktop.gui.sentences import moment, money
 from desktop.gui.widgets import Card, ChoiceButtons, FlowBox, Text, button
 from ledger.money import show
 
 UNKNOWN = "–"
 COLUMNS = 6
+NUMBERS = (2, 3, 4)  # Stand right, and so do their headers.
 
 
 class EarningsCard(Card):
@@ -135,6 +137,8 @@ class EarningsPage(QWidget):
         super().__init__()
         self._calls, self._summary = calls, EarningsSummary(0, 0, None, ())
         self._words = PayWords()
+        self._proof, self._proofs = ProofCheck(parent=self), dict[str, str]()
+        self._proof.said.connect(self._checked)
         self._rows: list[tuple[JobEarnings, PayReason | None]] = []
         self._electricity = 0
         column = QVBoxLayout(self)
@@ -166,6 +170,10 @@ class EarningsPage(QWidget):
         self.table.setHorizontalHeaderLabels(
             [self.tr("Job"), self.tr("When"), self.tr("Hours"), self.tr("Verified"), self.tr("Paid"), self.tr("State")]
         )
+        for column in range(COLUMNS):
+            side = Qt.AlignmentFlag.AlignRight if column in NUMBERS else Qt.AlignmentFlag.AlignLeft
+            if (header := self.table.horizontalHeaderItem(column)) is not None:
+                header.setTextAlignment(side | Qt.AlignmentFlag.AlignVCenter)
         self.table.verticalHeader().hide()
         self.table.setShowGrid(False)
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
@@ -176,12 +184,17 @@ class EarningsPage(QWidget):
         self.table.itemSelectionChanged.connect(self._selected)
         self.none = Text(dim=True)
         self.none.say(self.tr("No job has come to this computer yet."))
-        self.why = Text(dim=True)
+        self.why, self.proven = Text(dim=True), Text()
+        self.proven.hide()
+        self.check = button(self.tr("Chec&k the proof"), self._check)
+        self.check.setEnabled(False)
         self.copy = button(self.tr("Copy the &proof's command"), self._copy)
         self.copy.setEnabled(False)
         self.export = button(self.tr("Save as CS&V…"), self._save)
-        buttons = FlowBox([self.copy, self.export, button(self.tr("&Withdraw…"), self.withdraw_asked.emit)], 8)
-        for part in (self.none, self.table, self.why, buttons):
+        buttons = FlowBox(
+            [self.check, self.copy, self.export, button(self.tr("&Withdraw…"), self.withdraw_asked.emit)], 8
+        )
+        for part in (self.none, self.table, self.why, self.proven, buttons):
             card.body.addWidget(part)
         return card
 
@@ -251,7 +264,7 @@ class EarningsPage(QWidget):
             item.setData(
                 Qt.ItemDataRole.AccessibleTextRole, f"{text}. {why}" if why and column == COLUMNS - 1 else text
             )
-            if column in (2, 3, 4):
+            if column in NUMBERS:
                 item.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
             self.table.setItem(number, column, item)
 
@@ -288,7 +301,24 @@ class EarningsPage(QWidget):
     def _selected(self) -> None:
         job = self._job()
         self.copy.setEnabled(job is not None and bool(job.proof))
+        self._show_proof(job)
         self.why.say(self.reason(job) if job is not None else self.tr("Choose a job to read why it stands so."))
+
+    def _check(self) -> None:
+        if (job := self._job()) is not None:
+            self._proofs[job.job] = self.tr("Comparing the coordinator's word with the ledger…")
+            self._proof.begin(job.job, job.proof)
+            self._show_proof(job)
+
+    def _checked(self, job: str, text: str) -> None:
+        self._proofs[job] = text
+        self._selected()
+
+    def _show_proof(self, job: JobEarnings | None) -> None:
+        text = "" if job is None else self._proofs.get(job.job, "")
+        self.proven.say(text)
+        self.proven.setVisible(bool(text))
+        self.check.setEnabled(job is not None and bool(job.proof) and not self._proof.is_running)
 
     def _copy(self) -> None:
         if (job := self._job()) is not None:
