@@ -43,9 +43,15 @@ COUNTRIES: dict[str, tuple[Access, ...]] = {
 ACCESS_LATENCY = 0.014  # Round trip of a home to a near server: Ookla's median, United States, end of 2022.
 ACCESS_WIDTH = 0.4
 CITIES = {
-    "Oregon": "United States", "Virginia": "United States", "Ohio": "United States", "Tokyo": "elsewhere",
-    "Seoul": "elsewhere", "London": "United Kingdom", "Frankfurt": "elsewhere", "Ireland": "elsewhere",
-}  # fmt: skip
+    "Oregon": "United States",
+    "Virginia": "United States",
+    "Ohio": "United States",
+    "Tokyo": "elsewhere",
+    "Seoul": "elsewhere",
+    "London": "United Kingdom",
+    "Frankfurt": "elsewhere",
+    "Ireland": "elsewhere",
+}
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,14 @@ def byte_text(sequence: int) -> Path:
 def llama(width: int, layers: int, vocabulary: int = VOCABULARY) -> dict[str, Any]:
     """The config of a small Llama."""
     config = {
-        "model_type": "llama", "hidden_size": width, "intermediate_size": width * 8 // 3 // 16 * 16,
-        "num_hidden_layers": layers, "num_attention_heads": max(1, width // 32),
-        "num_key_value_heads": max(1, width // 32), "max_position_embeddings": 1024,
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": width * 8 // 3 // 16 * 16,
+        "num_hidden_layers": layers,
+        "num_attention_heads": max(1, width // 32),
+        "num_key_value_heads": max(1, width // 32),
+        "max_position_embeddings": 1024,
+    }
     return resolve(ModelSpec(config=config), vocabulary)
 
 

@@ -59,9 +59,14 @@ def subspaces(width: int) -> dict[str, dict[str, Any]]:
 
 
 def run(
-    config: dict[str, Any], spec: TrainingSpec, steps: int, train: TokenFile, held: TokenFile, start: Stage | None,
+    config: dict[str, Any],
+    spec: TrainingSpec,
+    steps: int,
+    train: TokenFile,
+    held: TokenFile,
+    start: Stage | None,
     stages: int = STAGES,
-) -> tuple[dict[str, Any], Stage]:  # fmt: skip
+) -> tuple[dict[str, Any], Stage]:
     """One row, and the whole model that came of it."""
     began = time.process_time()
     replica = Replica(config, LAYERS, stages, spec)
@@ -112,9 +117,13 @@ def main() -> None:
     text = byte_text(options.sequence)
     train, held = (TokenFile(text / f"{name}.bin", options.sequence, 259) for name in ("train", "heldout"))
     base = TrainingSpec(
-        sequence=options.sequence, batch=options.batch, micro_batches=2, warmup_steps=max(2, options.steps // 20),
-        seed=options.seed, learning_rate=3e-3,
-    )  # fmt: skip
+        sequence=options.sequence,
+        batch=options.batch,
+        micro_batches=2,
+        warmup_steps=max(2, options.steps // 20),
+        seed=options.seed,
+        learning_rate=3e-3,
+    )
     figures: dict[str, Any] = {"options": vars(options)}
     config = llama(options.width, LAYERS)
     if options.only != "subspace":
@@ -131,9 +140,15 @@ def main() -> None:
 
 
 def _table(
-    config: dict[str, Any], base: TrainingSpec, rows: dict[str, dict[str, Any]], steps: int, train: TokenFile,
-    held: TokenFile, start: Stage | None, judged: str,
-) -> dict[str, Any]:  # fmt: skip
+    config: dict[str, Any],
+    base: TrainingSpec,
+    rows: dict[str, dict[str, Any]],
+    steps: int,
+    train: TokenFile,
+    held: TokenFile,
+    start: Stage | None,
+    judged: str,
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, changes in rows.items():
         row, _ = run(config, msgspec.structs.replace(base, **changes), steps, train, held, start)

@@ -54,8 +54,10 @@ def main() -> None:
         program = Path(ready) if ready else bundle(Path(folder))
         package = debian(program, Path(folder))
         figures: dict[str, object] = {
-            "load_before": os.getloadavg(), "on_disk_mb": size_of(program) / 1e6, "deb_mb": package.stat().st_size / 1e6,
-        }  # fmt: skip
+            "load_before": os.getloadavg(),
+            "on_disk_mb": size_of(program) / 1e6,
+            "deb_mb": package.stat().st_size / 1e6,
+        }
         for name in ("cold", "warm"):
             times = []
             for _ in range(STARTS):

@@ -40,9 +40,10 @@ def judge(calm: dict[str, Any], stormy: dict[str, Any], weather: Weather) -> dic
         "every kill was made": stormy["kills"] >= weather.kills,
         "the loss is at most 1 % over the calm run's": gap <= LOSS_GAP,
         "every committed step that was opened passes its audit": not failures - {"failed: gone"},
-        "after a kill a round is complete within the heartbeat's time and a second": killed is None or killed <= allowed,
+        "after a kill a round is complete within the heartbeat's time and a second": killed is None
+        or killed <= allowed,
         "after a power cut, within a round's time more": cut is None or cut <= allowed + calm["round_seconds_median"],
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

@@ -102,9 +102,15 @@ def shape_of(model: str) -> ModelShape:
     """A Llama of that size."""
     hidden, intermediate, layers, heads, kv_heads = MODELS[model]
     config = {
-        "model_type": "llama", "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 2048, "vocab_size": 32000,
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 2048,
+        "vocab_size": 32000,
+    }
     found = inspect_config(config)
     return LeanShape(**{field.name: getattr(found, field.name) for field in fields(ModelShape) if field.init})
 
@@ -297,12 +303,19 @@ def main(sizes: Sequence[int]) -> None:
         print(f"{name}: {what}: {figures}")
     lines = [{"country": country, **vars(access)} for country, kinds in COUNTRIES.items() for access in kinds]
     assumed = {
-        "lines": lines, "line_width": WIDTH, "access_round_trip_s": ACCESS_LATENCY, "cities": CITIES,
-        "distances": "arXiv 2206.01288, worldwide network", "machines": [vars(machine) for machine in MACHINES],
-        "utilisation": UTILISATION, "stays_hours": STAYS_HOURS, "away_hours": AWAY_HOURS,
-        "memory": " ".join(str(LeanShape.__doc__).split()), "micro_batches": TRAINING.micro_batches,
+        "lines": lines,
+        "line_width": WIDTH,
+        "access_round_trip_s": ACCESS_LATENCY,
+        "cities": CITIES,
+        "distances": "arXiv 2206.01288, worldwide network",
+        "machines": [vars(machine) for machine in MACHINES],
+        "utilisation": UTILISATION,
+        "stays_hours": STAYS_HOURS,
+        "away_hours": AWAY_HOURS,
+        "memory": " ".join(str(LeanShape.__doc__).split()),
+        "micro_batches": TRAINING.micro_batches,
         "sequence": TRAINING.sequence,
-    }  # fmt: skip
+    }
     published = [{"who": who, "what": what, "figures": figures} for who, what, figures in PUBLISHED]
     publish("cluster_sim", str(__doc__).splitlines()[0], {"rows": rows, "assumed": assumed, "published": published})
 

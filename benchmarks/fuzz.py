@@ -76,9 +76,15 @@ def run(name: str, seconds: int, seed: int) -> dict[str, Any]:
     corpus = FOLDER / name
     corpus.mkdir(parents=True, exist_ok=True)
     arguments = (
-        f"-max_total_time={seconds}", f"-seed={seed}", f"-timeout={HANG_S}", f"-rss_limit_mb={MAX_MB}",
-        f"-max_len={MAX_BYTES}", f"-artifact_prefix={FOLDER / name}.fault-", "-print_final_stats=1", str(corpus),
-    )  # fmt: skip
+        f"-max_total_time={seconds}",
+        f"-seed={seed}",
+        f"-timeout={HANG_S}",
+        f"-rss_limit_mb={MAX_MB}",
+        f"-max_len={MAX_BYTES}",
+        f"-artifact_prefix={FOLDER / name}.fault-",
+        "-print_final_stats=1",
+        str(corpus),
+    )
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as files:
         done = subprocess.run(
@@ -100,8 +106,13 @@ def run(name: str, seconds: int, seed: int) -> dict[str, Any]:
     cases, edges, features, kept = map(int, found[-1])
     print(f"{name}: {cases:,} cases, {edges} edges, {time.monotonic() - began:.0f} s", file=sys.stderr)
     return {
-        "cases": cases, "edges_of_seeds": int(found[0][1]), "edges": edges, "features": features, "kept": kept, "fault": fault,
-    }  # fmt: skip
+        "cases": cases,
+        "edges_of_seeds": int(found[0][1]),
+        "edges": edges,
+        "features": features,
+        "kept": kept,
+        "fault": fault,
+    }
 
 
 def fuzz(name: str, arguments: list[str]) -> None:

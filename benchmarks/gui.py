@@ -73,8 +73,10 @@ def working() -> Behaviour:
 
     def behave(caller: socket.socket) -> None:
         gpu = METERS["gpus"][0] | {
-            "percent": chance.randrange(90, 100), "watts": chance.uniform(280, 300), "used_mb": chance.randrange(14_000, 14_900),
-        }  # fmt: skip
+            "percent": chance.randrange(90, 100),
+            "watts": chance.uniform(280, 300),
+            "used_mb": chance.randrange(14_000, 14_900),
+        }
         rates = {"up": chance.uniform(6e5, 7e5), "down": chance.uniform(6e5, 7e5)}
         docs["status"] = status(meters=METERS | rates | {"gpus": [gpu]})
         agent(docs)(caller)
@@ -148,8 +150,10 @@ def main() -> None:
             figures["late_ms_calm"] = lateness(home)
             link = subprocess.Popen(
                 ("sh", "-c", LINK, sys.executable, str(ROOT / "benchmarks" / "peer_link.py")),
-                stdout=subprocess.DEVNULL, cwd=ROOT, start_new_session=True,
-            )  # fmt: skip
+                stdout=subprocess.DEVNULL,
+                cwd=ROOT,
+                start_new_session=True,
+            )
             try:
                 time.sleep(SETTLE_S)
                 figures["late_ms_while_data_moves"] = lateness(home)

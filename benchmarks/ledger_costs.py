@@ -103,9 +103,12 @@ class Bench:
         assert entry is not None
         rent = (after.lamports if after else 0) - (before.lamports if before else 0)
         row = {
-            "instruction": name, "compute_units": _units(msgspec.json.decode(entry.meta)["logMessages"], self.market.program),
-            "bytes": len(entry.wire), "fee_lamports": FEE_LAMPORTS, "rent_lamports": rent,
-        }  # fmt: skip
+            "instruction": name,
+            "compute_units": _units(msgspec.json.decode(entry.meta)["logMessages"], self.market.program),
+            "bytes": len(entry.wire),
+            "fee_lamports": FEE_LAMPORTS,
+            "rent_lamports": rent,
+        }
         self.rows.append(row)
 
 
@@ -270,11 +273,15 @@ class Payments:
     def report(self, providers: int) -> dict[str, Any]:
         """The sums, and what they are for one provider."""
         return {
-            "transactions": self.transactions, "compute_units": self.units, "bytes": self.total_bytes,
-            "fee_lamports": self.transactions * FEE_LAMPORTS, "most_units": self.most_units, "most_bytes": self.most_bytes,
+            "transactions": self.transactions,
+            "compute_units": self.units,
+            "bytes": self.total_bytes,
+            "fee_lamports": self.transactions * FEE_LAMPORTS,
+            "most_units": self.most_units,
+            "most_bytes": self.most_bytes,
             "lamports_a_provider": round(self.transactions * FEE_LAMPORTS / providers, 1),
             "units_a_provider": round(self.units / providers, 1),
-        }  # fmt: skip
+        }
 
 
 def many(bench: Bench, providers: int) -> dict[str, Any]:
@@ -308,13 +315,18 @@ def many(bench: Bench, providers: int) -> dict[str, Any]:
     account = bench.chain.account(escrow)
     assert account is not None
     return {
-        "providers": providers, "paid_wrongly": wrong, "escrow_rent_lamports": account.lamports,
-        "room": room.report(providers), "admission": admission.report(providers),
-        "first_settlement": first.report(providers), "later_settlement": second.report(providers),
-        "lookup_tables": listing.report(providers), "tables": len(lookups),
+        "providers": providers,
+        "paid_wrongly": wrong,
+        "escrow_rent_lamports": account.lamports,
+        "room": room.report(providers),
+        "admission": admission.report(providers),
+        "first_settlement": first.report(providers),
+        "later_settlement": second.report(providers),
+        "lookup_tables": listing.report(providers),
+        "tables": len(lookups),
         "table_rent_lamports": sum(bench.chain.rent_minimum(56 + 32 * len(one.addresses)) for one in lookups),
         "payouts_a_cpu_second": round(2 * providers / seconds),
-    }  # fmt: skip
+    }
 
 
 def _parts(people: Sequence[Pubkey], size: int) -> Iterator[Sequence[Pubkey]]:
@@ -351,10 +363,12 @@ def table(result: dict[str, Any]) -> str:
         lines.append("| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells) + " |")
     found = result["many"]
     lines += [
-        "", f"One job, {found['providers']:,} providers, {MAX_BATCH} a transaction; paid wrongly: {found['paid_wrongly']}.", "",
+        "",
+        f"One job, {found['providers']:,} providers, {MAX_BATCH} a transaction; paid wrongly: {found['paid_wrongly']}.",
+        "",
         "| step | transactions | compute units | units, largest | bytes, largest | lamports a provider |",
         "|---|---:|---:|---:|---:|---:|",
-    ]  # fmt: skip
+    ]
     for name in ("room", "admission", "lookup_tables", "first_settlement", "later_settlement"):
         step = found[name]
         counts = [step[one] for one in ("transactions", "compute_units", "most_units", "most_bytes")]

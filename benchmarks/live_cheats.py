@@ -34,9 +34,14 @@ CHEATS = {"cartel": 2, "loner": 1}
 AGENT = Path(__file__).with_name("_cheating_agent.py")
 ROUNDS, STEPS, BATCH, SEQUENCE = 12, 4, 4, 32
 MODEL = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 WORDS = ["--nodes", "4", "--stages", "2", "--no-reference", "--json"]
 
 

@@ -177,9 +177,13 @@ def main() -> None:
     for micros in (int(text) for text in options.micro_batches.split(",")):
         for schedule, ahead in product(SCHEDULES, (0, AHEAD)):
             spec = TrainingSpec(
-                sequence=SEQUENCE, batch=ROWS * micros, micro_batches=micros, activations="int8", schedule=schedule,
+                sequence=SEQUENCE,
+                batch=ROWS * micros,
+                micro_batches=micros,
+                activations="int8",
+                schedule=schedule,
                 lookahead=ahead,
-            )  # fmt: skip
+            )
             rows[f"M={micros} {schedule}, {ahead} ahead"] = row = compare(spec, options.steps)
             print(
                 f"M={micros:<3} {schedule:12} {ahead} ahead",

@@ -105,7 +105,7 @@ def speed(width: int, layers: int, precision: Literal["fp32", "bf16"], device: s
     """Tokens a second of both, and their ratio."""
     spec = TrainingSpec(
         sequence=SEQUENCE, batch=8, micro_batches=4, precision=precision, clip_norm=1.0, tokens=TOTAL * 8 * SEQUENCE
-    )  # fmt: skip
+    )
     config = llama(width, layers)
     stage, nobody, position = (
         Stage(config, Cut(0, layers, True, True), spec, device=device),
@@ -172,8 +172,14 @@ async def memory(width: int, layers: int, **more: Any) -> list[dict[str, Any]]:
     """Peaks of four workers after rounds and an audit, beside what was planned."""
     plan = make_plan([(0, layers // 2), (layers // 2, layers)], [0, 1])
     training = TrainingSpec(
-        sequence=SEQUENCE, batch=8, micro_batches=4, inner_steps=STEPS, commit_every=1, tokens=TOTAL * 8 * SEQUENCE, **more
-    )  # fmt: skip
+        sequence=SEQUENCE,
+        batch=8,
+        micro_batches=4,
+        inner_steps=STEPS,
+        commit_every=1,
+        tokens=TOTAL * 8 * SEQUENCE,
+        **more,
+    )
     config = llama(width, layers)
     spec = JobSpec("memory", ModelSpec(config=config), DatasetSpec("0" * 64), 2, training=training)
     with tempfile.TemporaryDirectory() as folder:

@@ -30,9 +30,14 @@ def main() -> None:
         figures, most = asyncio.run(storm(Path(folder), options.seconds, options.scale, options.actors, options.seed))
     rows = figures.rows
     found = {
-        "accounts": rows["accounts"] - 1, "nodes": rows["nodes"] - 1, "challenges": rows["challenges"],
-        "unpaid": rows["unpaid jobs"], "trail": rows["trail"], "disk": figures.disk, "lamports": figures.lamports,
-    }  # fmt: skip
+        "accounts": rows["accounts"] - 1,
+        "nodes": rows["nodes"] - 1,
+        "challenges": rows["challenges"],
+        "unpaid": rows["unpaid jobs"],
+        "trail": rows["trail"],
+        "disk": figures.disk,
+        "lamports": figures.lamports,
+    }
     bounds = dataclasses.asdict(most)
     publish(
         "strangers",

@@ -63,11 +63,17 @@ def main() -> None:
         "streams",
         "live streams of one process: latency, processor time and memory, beside sse-starlette under uvicorn",
         {
-            "readers": options.readers, "jobs": JOBS, "events_a_second_of_each": EVENTS_A_SECOND, "stalled": STALLED,
-            "seconds": options.seconds, "passes": options.passes, "load": os.getloadavg(),
-            "ours": told["ours"], "sse_starlette": told["peer"],
+            "readers": options.readers,
+            "jobs": JOBS,
+            "events_a_second_of_each": EVENTS_A_SECOND,
+            "stalled": STALLED,
+            "seconds": options.seconds,
+            "passes": options.passes,
+            "load": os.getloadavg(),
+            "ours": told["ours"],
+            "sse_starlette": told["peer"],
         },
-    )  # fmt: skip
+    )
 
 
 # --- the readers -------------------------------------------------------------------------------------------------------------

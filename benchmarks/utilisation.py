@@ -56,9 +56,14 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 SEQUENCE, ROWS = 128, 2  # Tokens of a window; windows of a micro-batch.
 MODEL = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": STAGES,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": SEQUENCE,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": STAGES,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": SEQUENCE,
+}
 ENTER = "import os, sys; os.execvp('nsenter', ['nsenter', *sys.argv[1:]])"
 BUSY, SLOWER = 0.96, 0.04
 LOWEST = 19  # Priority, setpriority(2).
@@ -74,9 +79,24 @@ class Between(Storm):
         """Start a node's agent in its home."""
         number = self.providers.index(provider)
         words = [
-            "-m", "cottage", "node", "run", "--coordinator", self.web, "--home", str(provider.home), "--name", provider.name,
-            "--sandbox", "process", "--threads", "1", "--stake", STAKE, f"--worker-argument=--pace={self.options['pace']}",
-        ]  # fmt: skip
+            "-m",
+            "cottage",
+            "node",
+            "run",
+            "--coordinator",
+            self.web,
+            "--home",
+            str(provider.home),
+            "--name",
+            provider.name,
+            "--sandbox",
+            "process",
+            "--threads",
+            "1",
+            "--stake",
+            STAKE,
+            f"--worker-argument=--pace={self.options['pace']}",
+        ]
         inside = [f"--net=/run/netns/{self.options['homes'][number]}", sys.executable, *words]
         provider.role = await self.household.start(f"node-{provider.name}", ["-c", ENTER, *inside])
         return provider.role
@@ -86,15 +106,27 @@ class Between(Storm):
         options, micros = self.options, self.options["micro_batches"]
         steps = options["rounds"] * options["inner_steps"]
         training = TrainingSpec(
-            tokens=steps * micros * ROWS * SEQUENCE * REPLICAS, sequence=SEQUENCE, batch=ROWS * micros, micro_batches=micros,
-            inner_steps=options["inner_steps"], activations=options["activations"], schedule="zero-bubble",
-            lookahead=options["lookahead"], pseudo_gradient="fp32", **METHODS[options["method"]],
-        )  # fmt: skip
+            tokens=steps * micros * ROWS * SEQUENCE * REPLICAS,
+            sequence=SEQUENCE,
+            batch=ROWS * micros,
+            micro_batches=micros,
+            inner_steps=options["inner_steps"],
+            activations=options["activations"],
+            schedule="zero-bubble",
+            lookahead=options["lookahead"],
+            pseudo_gradient="fp32",
+            **METHODS[options["method"]],
+        )
         return JobSpec(
-            name="a run between homes", model=ModelSpec(config=MODEL), dataset=DatasetSpec(artifact=artifact, heldout=0.005),
-            budget=budget, tokenizer=TokenizerSpec(kind="bytes"), training=training,
-            parallel=ParallelSpec(stages=STAGES, replicas=REPLICAS), deadline_hours=6.0,
-        )  # fmt: skip
+            name="a run between homes",
+            model=ModelSpec(config=MODEL),
+            dataset=DatasetSpec(artifact=artifact, heldout=0.005),
+            budget=budget,
+            tokenizer=TokenizerSpec(kind="bytes"),
+            training=training,
+            parallel=ParallelSpec(stages=STAGES, replicas=REPLICAS),
+            deadline_hours=6.0,
+        )
 
 
 _SAYS = re.compile(r"round (\d+): \d+ steps in ([\d.]+) s, of which ([\d.]+) s waiting")
@@ -156,17 +188,23 @@ async def inside(options: dict[str, Any]) -> None:
     seconds = [after - before for before, after in itertools.pairwise(ends)]
     step = 3 * options["pace"] * options["micro_batches"]
     told = [line for line in _said if line[0] > 1]  # Not of the round that warms up; workers count from 1.
-    print(json.dumps({
-        "busy, as workers say": statistics.mean(took - waited for _, took, waited in told) / statistics.mean(seconds),
-        "busy": options["inner_steps"] * step / statistics.mean(seconds),
-        "round seconds": statistics.mean(seconds),
-        "rounds": len(rounds),
-        "all contributed": all(len(r.contributors) == REPLICAS for r in rounds),
-        "seconds by round": [round(value, 2) for value in seconds],
-        "bytes": outcome.job.bytes_sent,
-        "loss": [r.train_loss for r in rounds],
-        "audits passed": sum(audit.state == "passed" for audit in outcome.audits),
-    }), flush=True)  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "busy, as workers say": statistics.mean(took - waited for _, took, waited in told)
+                / statistics.mean(seconds),
+                "busy": options["inner_steps"] * step / statistics.mean(seconds),
+                "round seconds": statistics.mean(seconds),
+                "rounds": len(rounds),
+                "all contributed": all(len(r.contributors) == REPLICAS for r in rounds),
+                "seconds by round": [round(value, 2) for value in seconds],
+                "bytes": outcome.job.bytes_sent,
+                "loss": [r.train_loss for r in rounds],
+                "audits passed": sum(audit.state == "passed" for audit in outcome.audits),
+            }
+        ),
+        flush=True,
+    )
 
 
 async def run(line: Link, options: dict[str, Any]) -> dict[str, Any]:
@@ -203,9 +241,10 @@ async def main(options: argparse.Namespace) -> int:
             )
     goals = {name: row["busy"] >= BUSY and row.get("slower", 0.0) <= SLOWER for name, row in rows.items()}
     publish(
-        "utilisation", "busy at least 96 %, at most 4 % slower than over lines without limits",
+        "utilisation",
+        "busy at least 96 %, at most 4 % slower than over lines without limits",
         {"computing": "drawn out to a fixed pace; the rest is real", "job": job, "rows": rows, "goals": goals},
-    )  # fmt: skip
+    )
     return 0 if all(goals.values()) else 1
 
 

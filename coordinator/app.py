@@ -211,6 +211,7 @@ def assemble(
     )
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models, returns)
     checkpoints = Checkpoints(context, artifacts, models)
+    unpaid = Unpaid(context, desk, runs, settlement, artifacts, None if room is not None else _endless)
     jobs = JobService(
         context,
         desk,
@@ -225,24 +226,24 @@ def assemble(
         coordinator,
         test_wallet,
         conversation.traffic,
-        unpaid := Unpaid(context, desk, runs, settlement, artifacts, None if room is not None else _endless),
+        unpaid,
     )
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
     leavings = JobOutputs(checkpoints, Trials(checkpoints, generator), logs, StepOpenings(context, artifacts))
-    notices = NoticeDelivery(
-        context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail
-    )
-    return CoordinatorParts(
-        context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
-        Bonds(context, desk, chain, drawing), canaries, upkeep, jobs, network, market, books, leavings,
-        NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics),
-        StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor), doors,
-        Keeping(context, artifacts, checkpoints.folders), unpaid,
-        Forgetting(context, lambda node: nodes.session(node) is not None),
-    )  # fmt: skip
+    outside = outside or (lambda: outside_session(allowed=config.webhook_networks))
+    notices = NoticeDelivery(context, outside, config.mail)
+    work = (context, desk, leases, nodes, runs, conversation, settlement, beacons, referee)
+    bonds = Bonds(context, desk, chain, drawing)
+    shown = (bonds, canaries, upkeep, jobs, network, market, books, leavings)
+    told = (NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics))
+    money = (StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor))
+    files = (doors, Keeping(context, artifacts, checkpoints.folders), unpaid)
+    forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
+    parts = (*work, *shown, *told, *money, *files, forgetting)
+    return CoordinatorParts(*parts)
 
 
 @asynccontextmanager

@@ -228,8 +228,14 @@ def _add_notices(parser: argparse.ArgumentParser) -> None:
     )
     add("--smtp-user", default="", metavar="NAME", help="to sign in with")
     add("--smtp-password-file", type=Path, metavar="FILE", help="its password")
-    add("--webhook-network", type=ipaddress.ip_network, action="append", default=[], metavar="CIDR",
-        help="webhooks may also go to this network; may be repeated")  # fmt: skip
+    add(
+        "--webhook-network",
+        type=ipaddress.ip_network,
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="webhooks may also go to this network; may be repeated",
+    )
 
 
 def _mail(options: argparse.Namespace) -> MailConfig | None:
@@ -250,16 +256,45 @@ def _add_relays(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
         "relays", "what carries traffic between homes that cannot reach each other; see docs/how-to/operate.md"
     ).add_argument
-    add("--relay", type=_relay, action="append", default=[], metavar="ADDRESS",
-        help="a `cottage relay` of this address may announce itself; may be repeated")  # fmt: skip
-    add("--relay-user-rate", type=_rate, default=0.0, metavar="MBIT",
-        help="Mbit/s for one node in one job on every `cottage relay`; 0 for no limit (0)")  # fmt: skip
-    add("--turn", type=_turn_url, action="append", default=[], metavar="URL",
-        help="another relay, such as turn:HOST:3478?transport=udp; may be repeated")  # fmt: skip
-    add("--turn-secret-file", type=Path, action="append", default=[], metavar="FILE",
-        help="its shared secret (coturn's static-auth-secret); one for each --turn in order, or one for all")  # fmt: skip
-    add("--stun", type=_stun_url, action="append", default=[], metavar="URL",
-        help="a STUN server beside the relays, such as stun:HOST:3478; may be repeated")  # fmt: skip
+    add(
+        "--relay",
+        type=_relay,
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="a `cottage relay` of this address may announce itself; may be repeated",
+    )
+    add(
+        "--relay-user-rate",
+        type=_rate,
+        default=0.0,
+        metavar="MBIT",
+        help="Mbit/s for one node in one job on every `cottage relay`; 0 for no limit (0)",
+    )
+    add(
+        "--turn",
+        type=_turn_url,
+        action="append",
+        default=[],
+        metavar="URL",
+        help="another relay, such as turn:HOST:3478?transport=udp; may be repeated",
+    )
+    add(
+        "--turn-secret-file",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="its shared secret (coturn's static-auth-secret); one for each --turn in order, or one for all",
+    )
+    add(
+        "--stun",
+        type=_stun_url,
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a STUN server beside the relays, such as stun:HOST:3478; may be repeated",
+    )
 
 
 def _open(options: argparse.Namespace) -> bool:

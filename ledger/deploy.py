@@ -41,8 +41,13 @@ MAX_ROUNDS = 20  # Of writing what is still missing: a cluster that drops half o
 FEE_LAMPORTS = 5000
 SLOT_POLL_S, SLOT_POLLS = 0.1, 600  # A minute; a slot takes 0.4 s.
 DEFAULT_TERMS = {
-    "slash_bps": 5000, "challenger_bps": 5000, "cooldown": 86_400, "window": 86_400, "verdict_time": 86_400, "bond": 5_000_000,
-}  # fmt: skip
+    "slash_bps": 5000,
+    "challenger_bps": 5000,
+    "cooldown": 86_400,
+    "window": 86_400,
+    "verdict_time": 86_400,
+    "bond": 5_000_000,
+}
 _NEWEST: Version = 3
 _OLDEST: Version = 0
 
@@ -227,9 +232,15 @@ class Deployer:
             names = ("slash_bps", "challenger_bps", "cooldown", "window", "verdict_time", "bond")
             terms = DeployTerms(terms.mint, known.treasury, **{name: getattr(known, name) for name in names})
         configure = market.configure(
-            self._payer.pubkey(), terms.treasury, slash_bps=terms.slash_bps, challenger_bps=terms.challenger_bps,
-            cooldown=terms.cooldown, window=terms.window, verdict_time=terms.verdict_time, bond=terms.bond,
-        )  # fmt: skip
+            self._payer.pubkey(),
+            terms.treasury,
+            slash_bps=terms.slash_bps,
+            challenger_bps=terms.challenger_bps,
+            cooldown=terms.cooldown,
+            window=terms.window,
+            verdict_time=terms.verdict_time,
+            bond=terms.bond,
+        )
         await self._send([configure], [])
         self._say(f"the terms for token {terms.mint} are set")
 

@@ -46,9 +46,14 @@ class DisputeCalls(StakeCalls):
             raise InsufficientFundsError(f"{key} holds {show(held)}, the bond is {show(pledge)}: fund the wallet")
         dispute = market.dispute(key, check_hash(audit))
         payment = TransferCheckedParams(
-            amount=pledge, decimals=DECIMALS, source=market.wallet(key), dest=market.wallet(dispute),
-            mint=market.mint, owner=key, program_id=TOKEN_PROGRAM_ID,
-        )  # fmt: skip
+            amount=pledge,
+            decimals=DECIMALS,
+            source=market.wallet(key),
+            dest=market.wallet(dispute),
+            mint=market.mint,
+            owner=key,
+            program_id=TOKEN_PROGRAM_ID,
+        )
         instructions = [
             create_idempotent_associated_token_account(key, dispute, market.mint),
             transfer_checked(payment),

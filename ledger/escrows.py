@@ -80,12 +80,18 @@ class EscrowCalls(TermsCalls):
         instructions = [
             create_idempotent_associated_token_account(key, escrow, market.mint),
             market.escrow_open(
-                key, job, parse_address(coordinator), deadline_unix, max_payees,
-                cap=amount if cap is None else checked(cap), consent=consent, count=len(payees),
+                key,
+                job,
+                parse_address(coordinator),
+                deadline_unix,
+                max_payees,
+                cap=amount if cap is None else checked(cap),
+                consent=consent,
+                count=len(payees),
                 peaks=merkle.peaks(self._leaves(payees)),
             ),
             market.escrow_deposit(key, escrow, amount),
-        ]  # fmt: skip
+        ]
         return await self._prepare(signer, instructions)
 
     async def open_escrow(
@@ -117,9 +123,14 @@ class EscrowCalls(TermsCalls):
         signer = keypair(coordinator_seed)
         key, escrow = signer.pubkey(), parse_address((await self._open_escrow_state(submitter, job)).address)
         accept = self._market.escrow_accept(
-            key, escrow, deadline=asked.deadline, cap=asked.cap, amount=asked.amount, max_payees=asked.max_payees,
+            key,
+            escrow,
+            deadline=asked.deadline,
+            cap=asked.cap,
+            amount=asked.amount,
+            max_payees=asked.max_payees,
             consent=asked.consent,
-        )  # fmt: skip
+        )
         known = (await self.terms()).revision >= REVISION
         return await self._prepare(signer, [*([accept] if known else []), *memo_of(key, note, escrow)], nonce)
 

@@ -54,9 +54,14 @@ def create_nonces(owner: Pubkey, numbers: Sequence[int], lamports: int) -> list[
     for number in numbers:
         account = nonce_address(owner, number)
         space = CreateAccountWithSeedParams(
-            from_pubkey=owner, to_pubkey=account, base=owner, seed=_seed(number), lamports=lamports, space=NONCE_SIZE,
+            from_pubkey=owner,
+            to_pubkey=account,
+            base=owner,
+            seed=_seed(number),
+            lamports=lamports,
+            space=NONCE_SIZE,
             owner=SYSTEM_PROGRAM,
-        )  # fmt: skip
+        )
         start = InitializeNonceAccountParams(nonce_pubkey=account, authority=owner)
         made += [create_account_with_seed(space), initialize_nonce_account(start)]
     return made

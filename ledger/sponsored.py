@@ -117,10 +117,16 @@ class SponsoredTransfer:
 def _tokens(market: MarketAddresses, owner: Pubkey, to: Pubkey, units: Amount) -> Instruction:
     return transfer_checked(
         models.TransferCheckedParams(
-            program_id=TOKEN_PROGRAM_ID, source=market.wallet(owner), dest=market.wallet(to), mint=market.mint,
-            owner=owner, amount=amount(units), decimals=DECIMALS, signers=[],
+            program_id=TOKEN_PROGRAM_ID,
+            source=market.wallet(owner),
+            dest=market.wallet(to),
+            mint=market.mint,
+            owner=owner,
+            amount=amount(units),
+            decimals=DECIMALS,
+            signers=[],
         )
-    )  # fmt: skip
+    )
 
 
 def _transaction(wire: bytes) -> VersionedTransaction:

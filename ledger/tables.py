@@ -99,7 +99,8 @@ def read_table(address: Pubkey, account: Account) -> Table:
 
 def _accounts(table: Pubkey, owner: Pubkey) -> list[AccountMeta]:
     return [
-        AccountMeta(table, is_signer=False, is_writable=True), AccountMeta(owner, is_signer=True, is_writable=False),
+        AccountMeta(table, is_signer=False, is_writable=True),
+        AccountMeta(owner, is_signer=True, is_writable=False),
         AccountMeta(owner, is_signer=True, is_writable=True),
         AccountMeta(SYSTEM_PROGRAM, is_signer=False, is_writable=False),
-    ]  # fmt: skip
+    ]

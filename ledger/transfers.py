@@ -69,10 +69,13 @@ class TransferCalls(Door):
             raise InsufficientFundsError(
                 f"{key} holds {sol:,} lamports of SOL, and sending takes {cost.total:,}: send it some"
             )
-        return await self._prepare(signer, [
-            create_idempotent_associated_token_account(key, to, self._market.mint),
-            transfer_checked(self._parameters(key, to, amount)),
-        ])  # fmt: skip
+        return await self._prepare(
+            signer,
+            [
+                create_idempotent_associated_token_account(key, to, self._market.mint),
+                transfer_checked(self._parameters(key, to, amount)),
+            ],
+        )
 
     async def receiver(self, target: str) -> Receiver:
         """What sending tokens to the owner ``target`` meets: a program, a token account or a name of nobody is no wallet."""
@@ -143,9 +146,15 @@ class TransferCalls(Door):
 
     def _parameters(self, key: Pubkey, to: Pubkey, amount: Amount) -> models.TransferCheckedParams:
         return models.TransferCheckedParams(
-            program_id=TOKEN_PROGRAM_ID, source=self._market.wallet(key), dest=self._market.wallet(to),
-            mint=self._market.mint, owner=key, amount=amount, decimals=DECIMALS, signers=[],
-        )  # fmt: skip
+            program_id=TOKEN_PROGRAM_ID,
+            source=self._market.wallet(key),
+            dest=self._market.wallet(to),
+            mint=self._market.mint,
+            owner=key,
+            amount=amount,
+            decimals=DECIMALS,
+            signers=[],
+        )
 
 
 def _is_owned(account: Account, owner: Pubkey) -> bool:

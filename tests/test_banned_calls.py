@@ -74,12 +74,21 @@ def test_no_room_unpickles_evaluates_or_asks_a_shell(room: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "import pickle", "from pickle import loads", "import cloudpickle.fast", "torch.load(path)",
-        "torch.load(path, weights_only=False)", "np.load(path)", "np.load(path, allow_pickle=True)", "yaml.load(text)",
-        "yaml.load(text, Loader=yaml.Loader)", "eval(text)", "subprocess.run(text, shell=True)",
-        "AutoModel.from_pretrained(path, trust_remote_code=True)", "yaml.unsafe_load(text)",
+        "import pickle",
+        "from pickle import loads",
+        "import cloudpickle.fast",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "yaml.load(text)",
+        "yaml.load(text, Loader=yaml.Loader)",
+        "eval(text)",
+        "subprocess.run(text, shell=True)",
+        "AutoModel.from_pretrained(path, trust_remote_code=True)",
+        "yaml.unsafe_load(text)",
     ],
-)  # fmt: skip
+)
 def test_the_ban_sees_what_it_is_for(line: str) -> None:
     assert list(faults(ast.parse(line)))
 
@@ -87,11 +96,14 @@ def test_the_ban_sees_what_it_is_for(line: str) -> None:
 @pytest.mark.parametrize("rule", ["S301", "S302", "S307", "S506", "S602", "S604", "S605"])
 def test_the_linter_has_the_rule_too(rule: str, tmp_path: Path) -> None:
     samples = {
-        "S301": "import pickle\npickle.loads(b'')\n", "S302": "import marshal\nmarshal.loads(b'')\n",
-        "S307": "x = input()\neval(x)\n", "S506": "import yaml\nyaml.load('', Loader=yaml.Loader)\n",
+        "S301": "import pickle\npickle.loads(b'')\n",
+        "S302": "import marshal\nmarshal.loads(b'')\n",
+        "S307": "x = input()\neval(x)\n",
+        "S506": "import yaml\nyaml.load('', Loader=yaml.Loader)\n",
         "S602": "import subprocess\nx = input()\nsubprocess.run(x, shell=True)\n",
-        "S604": "def f(**k): ...\nx = input()\nf(x, shell=True)\n", "S605": "import os\nx = input()\nos.system(x)\n",
-    }  # fmt: skip
+        "S604": "def f(**k): ...\nx = input()\nf(x, shell=True)\n",
+        "S605": "import os\nx = input()\nos.system(x)\n",
+    }
     (tmp_path / "sample.py").write_text(samples[rule])
     words = [sys.executable, "-m", "ruff", "check", "--no-cache", "--config", str(ROOT / "pyproject.toml"), "sample.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)

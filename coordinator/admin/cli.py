@@ -120,9 +120,13 @@ def _password(options: argparse.Namespace) -> str:
 
 def _plain(account: Account) -> dict[str, object]:
     return {
-        "id": account.id, "name": account.name, "role": account.role, "created": account.created,
-        "password": bool(account.password), "disabled": account.disabled,
-    }  # fmt: skip
+        "id": account.id,
+        "name": account.name,
+        "role": account.role,
+        "created": account.created,
+        "password": bool(account.password),
+        "disabled": account.disabled,
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -152,8 +156,13 @@ def _parser() -> argparse.ArgumentParser:
     word("enable", "let an account in again", _enable)
     key = word("key", "make an API key and print it, this once", _key)
     key.add_argument("--label", default="command line", help="what the key is for (%(default)s)")
-    key.add_argument("--scope", action="append", default=[], choices=[scope.value for scope in Scope],
-                     help="what it may; may be repeated (all that the account may)")  # fmt: skip
+    key.add_argument(
+        "--scope",
+        action="append",
+        default=[],
+        choices=[scope.value for scope in Scope],
+        help="what it may; may be repeated (all that the account may)",
+    )
     key.add_argument("--days", type=int, default=90, help="until it expires; 0: never (%(default)s)")
     return parser
 

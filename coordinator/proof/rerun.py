@@ -95,9 +95,20 @@ async def rerun(records: AuditRecords, folder: Path, python: str = sys.executabl
     threads = _THREADS.search(records.env_class)
     device = "cuda" if "|cuda-" in records.env_class else "cpu"
     arguments = [
-        "audit", "--replay", str(replay), "--opening", str(folder / OPENING), "--job", str(job), "--folder", str(folder),
-        "--threads", threads[1] if threads else "1", "--device", device,
-    ]  # fmt: skip
+        "audit",
+        "--replay",
+        str(replay),
+        "--opening",
+        str(folder / OPENING),
+        "--job",
+        str(job),
+        "--folder",
+        str(folder),
+        "--threads",
+        threads[1] if threads else "1",
+        "--device",
+        device,
+    ]
     process = await asyncio.create_subprocess_exec(
         python, "-m", "trainer", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -21,7 +21,8 @@ _ID = String(64)
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only in INTEGER columns.
 
 jobs = Table(
-    "jobs", metadata,
+    "jobs",
+    metadata,
     Column("id", _ID, primary_key=True),
     Column("name", Text, nullable=False),
     Column("state", String(16), nullable=False),
@@ -58,17 +59,19 @@ jobs = Table(
     Index("jobs_by_state", "state"),
     Index("jobs_by_age", "created"),
     Index("jobs_by_account", "account_id", "created"),
-)  # fmt: skip
+)
 
 runs = Table(
-    "runs", metadata,
+    "runs",
+    metadata,
     Column("job", _ID, primary_key=True),
     Column("run", Text, nullable=False),
     Column("version", Integer, nullable=False),
-)  # fmt: skip
+)
 
 leases = Table(
-    "leases", metadata,
+    "leases",
+    metadata,
     Column("id", _ID, primary_key=True),
     Column("job", _ID, nullable=False),
     Column("node", _ID, nullable=False),
@@ -87,10 +90,11 @@ leases = Table(
     Column("version", Integer, nullable=False),
     Index("leases_by_job", "job", "state"),
     Index("leases_by_state", "state"),
-)  # fmt: skip
+)
 
 rounds = Table(
-    "rounds", metadata,
+    "rounds",
+    metadata,
     Column("job", _ID, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("number", Integer, nullable=False),
@@ -114,10 +118,11 @@ rounds = Table(
     Column("agreement", Text, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "number"),
-)  # fmt: skip
+)
 
 commits = Table(
-    "commits", metadata,
+    "commits",
+    metadata,
     Column("job", _ID, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("round", Integer, nullable=False),
@@ -147,10 +152,11 @@ commits = Table(
     PrimaryKeyConstraint("job", "epoch", "round", "stage", "replica"),
     Index("commits_by_node", "node", "state"),
     Index("commits_by_payout", "payout"),
-)  # fmt: skip
+)
 
 audits = Table(
-    "audits", metadata,
+    "audits",
+    metadata,
     Column("id", _ID, primary_key=True),
     Column("job", _ID, nullable=False),
     Column("epoch", BigInteger, nullable=False),
@@ -210,10 +216,11 @@ audits = Table(
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
     Index("audits_by_node", "node", "state"),
-)  # fmt: skip
+)
 
 disputes = Table(
-    "disputes", metadata,
+    "disputes",
+    metadata,
     Column("id", _ID, primary_key=True),
     Column("job", _ID, nullable=False),
     Column("over", Boolean, nullable=False),
@@ -222,10 +229,11 @@ disputes = Table(
     Column("ended", Float),
     Column("version", Integer, nullable=False),
     Index("disputes_by_job", "job", "over"),
-)  # fmt: skip
+)
 
 outbox = Table(
-    "outbox", metadata,
+    "outbox",
+    metadata,
     Column("id", _NUMBER, primary_key=True),
     Column("key", String(200), nullable=False, unique=True),
     Column("job", _ID, nullable=False),
@@ -246,10 +254,11 @@ outbox = Table(
     Index("outbox_by_state", "state"),
     Index("outbox_by_job", "job"),
     sqlite_autoincrement=True,
-)  # fmt: skip
+)
 
 withdrawals = Table(
-    "withdrawals", metadata,
+    "withdrawals",
+    metadata,
     Column("signature", String(128), primary_key=True),
     Column("owner", _ID, nullable=False),
     Column("target", _ID, nullable=False),
@@ -263,10 +272,11 @@ withdrawals = Table(
     Column("version", Integer, nullable=False),
     Index("withdrawals_by_state", "state"),
     Index("withdrawals_by_age", "created"),
-)  # fmt: skip
+)
 
 events = Table(
-    "events", metadata,
+    "events",
+    metadata,
     Column("id", _NUMBER, primary_key=True),
     Column("job", _ID, nullable=False),
     Column("time", Float, nullable=False),
@@ -275,10 +285,11 @@ events = Table(
     Index("events_by_job", "job", "id"),
     Index("events_by_time", "time"),
     sqlite_autoincrement=True,
-)  # fmt: skip
+)
 
 metrics = Table(
-    "metrics", metadata,
+    "metrics",
+    metadata,
     Column("id", _NUMBER, primary_key=True),
     Column("job", _ID, nullable=False),
     Column("round", Integer, nullable=False),
@@ -289,10 +300,11 @@ metrics = Table(
     Column("time", Float, nullable=False),
     Index("metrics_by_job", "job", "id"),
     sqlite_autoincrement=True,
-)  # fmt: skip
+)
 
 notice_settings = Table(
-    "notice_settings", metadata,
+    "notice_settings",
+    metadata,
     Column("account_id", _ID, primary_key=True),
     Column("secret", String(100), nullable=False),
     Column("webhook", String(500), nullable=False),
@@ -302,10 +314,11 @@ notice_settings = Table(
     Column("confirmed", Boolean, nullable=False),
     Column("token", _ID, nullable=False),
     Column("version", Integer, nullable=False),
-)  # fmt: skip
+)
 
 notices = Table(
-    "notices", metadata,
+    "notices",
+    metadata,
     Column("id", _NUMBER, primary_key=True),
     Column("account_id", _ID, nullable=False),
     Column("job", _ID, nullable=False),
@@ -322,10 +335,11 @@ notices = Table(
     Index("notices_by_account", "account_id", "id"),
     Index("notices_by_state", "state", "due"),
     sqlite_autoincrement=True,
-)  # fmt: skip
+)
 
 logs = Table(
-    "logs", metadata,
+    "logs",
+    metadata,
     Column("id", _NUMBER, primary_key=True),
     Column("job", _ID, nullable=False),
     Column("time", Float, nullable=False),
@@ -336,10 +350,11 @@ logs = Table(
     Column("replica", Integer),
     Index("logs_by_job", "job", "id"),
     sqlite_autoincrement=True,
-)  # fmt: skip
+)
 
 nodes = Table(
-    "nodes", metadata,
+    "nodes",
+    metadata,
     Column("address", _ID, primary_key=True),
     Column("payout", _ID, nullable=False),
     Column("profile", Text, nullable=False),
@@ -354,10 +369,11 @@ nodes = Table(
     Column("tampered", Float, nullable=False),
     Column("evaded", Float, nullable=False),
     Column("version", Integer, nullable=False),
-)  # fmt: skip
+)
 
 credit = Table(
-    "credit", metadata,
+    "credit",
+    metadata,
     Column("node", _ID, nullable=False),
     Column("account_id", _ID, nullable=False),
     Column("watched", Boolean, nullable=False),
@@ -365,10 +381,11 @@ credit = Table(
     Column("exact", Boolean, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("node", "account_id", "watched"),
-)  # fmt: skip
+)
 
 accounts = Table(
-    "accounts", metadata,
+    "accounts",
+    metadata,
     Column("id", _ID, primary_key=True),
     Column("name", String(64), nullable=False),
     Column("key", String(64), nullable=False, unique=True),
@@ -377,10 +394,11 @@ accounts = Table(
     Column("password", String(200), nullable=False),
     Column("disabled", Boolean, nullable=False),
     Column("version", Integer, nullable=False),
-)  # fmt: skip
+)
 
 sessions = Table(
-    "sessions", metadata,
+    "sessions",
+    metadata,
     Column("id", _ID, primary_key=True),
     Column("account_id", _ID, nullable=False),
     Column("method", String(16), nullable=False),
@@ -390,10 +408,11 @@ sessions = Table(
     Column("agent", String(200), nullable=False),
     Column("version", Integer, nullable=False),
     Index("sessions_by_account", "account_id"),
-)  # fmt: skip
+)
 
 api_keys = Table(
-    "api_keys", metadata,
+    "api_keys",
+    metadata,
     Column("id", _ID, primary_key=True),
     Column("account_id", _ID, nullable=False),
     Column("name", String(100), nullable=False),
@@ -405,10 +424,11 @@ api_keys = Table(
     Column("revoked", Float),
     Column("version", Integer, nullable=False),
     Index("api_keys_by_account", "account_id"),
-)  # fmt: skip
+)
 
 credentials = Table(
-    "credentials", metadata,
+    "credentials",
+    metadata,
     Column("id", String(1400), primary_key=True),
     Column("account_id", _ID, nullable=False),
     Column("kind", String(16), nullable=False),
@@ -419,10 +439,11 @@ credentials = Table(
     Column("used", Float),
     Column("version", Integer, nullable=False),
     Index("credentials_by_account", "account_id"),
-)  # fmt: skip
+)
 
 challenges = Table(
-    "challenges", metadata,
+    "challenges",
+    metadata,
     Column("id", _ID, primary_key=True),
     Column("kind", String(16), nullable=False),
     Column("account_id", _ID, nullable=False),
@@ -430,10 +451,11 @@ challenges = Table(
     Column("created", Float, nullable=False),
     Column("version", Integer, nullable=False),
     Index("challenges_by_age", "created"),
-)  # fmt: skip
+)
 
 trail = Table(
-    "trail", metadata,
+    "trail",
+    metadata,
     Column("id", _NUMBER, primary_key=True),
     Column("account_id", _ID, nullable=False),
     Column("time", Float, nullable=False),
@@ -444,10 +466,11 @@ trail = Table(
     Column("address", _ID, nullable=False),
     Index("trail_by_account", "account_id", "id"),
     sqlite_autoincrement=True,
-)  # fmt: skip
+)
 
 files = Table(
-    "files", metadata,
+    "files",
+    metadata,
     Column("account_id", _ID, nullable=False),
     Column("artifact", _ID, nullable=False),
     Column("purpose", String(16), nullable=False),
@@ -456,10 +479,11 @@ files = Table(
     Column("created", Float, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("account_id", "artifact"),
-)  # fmt: skip
+)
 
 deliveries = Table(
-    "deliveries", metadata,
+    "deliveries",
+    metadata,
     Column("lease", _ID, nullable=False),
     Column("artifact", _ID, nullable=False),
     Column("job", _ID, nullable=False),
@@ -471,10 +495,11 @@ deliveries = Table(
     PrimaryKeyConstraint("lease", "artifact"),
     Index("deliveries_by_job", "job"),
     Index("deliveries_by_age", "created"),
-)  # fmt: skip
+)
 
 replays = Table(
-    "replays", metadata,
+    "replays",
+    metadata,
     Column("account_id", _ID, primary_key=True),
     Column("key", String(200), primary_key=True),
     Column("fingerprint", _ID, nullable=False),
@@ -485,4 +510,4 @@ replays = Table(
     Column("body", LargeBinary, nullable=False),
     Column("version", Integer, nullable=False),
     Index("replays_by_time", "created"),
-)  # fmt: skip
+)

@@ -37,9 +37,10 @@ _AFTER: dict[str, Any] = {"minimum": 0, "maximum": MAX_AFTER}
 _AFTER_METRIC = Query("after", "How many points the caller has already: only later ones are sent.", bounds=_AFTER)
 _AFTER_EVENT = Query("after", "Id of the last event that the caller has.", bounds=_AFTER)
 _LIMIT = Query(
-    "limit", f"At most this many, 1 to {MAX_POINTS:,}, which it is if left out.",
+    "limit",
+    f"At most this many, 1 to {MAX_POINTS:,}, which it is if left out.",
     bounds={"minimum": 1, "maximum": MAX_POINTS},
-)  # fmt: skip
+)
 
 
 class Api:

@@ -34,49 +34,92 @@ class LedgerRoutes:
 
     def routes(self) -> list[Route]:
         """Every route of these handlers."""
+        return [*self._lists(), *self._details()]
+
+    def _lists(self) -> list[Route]:
         kind = Query(
             "kind", f"Only these kinds, separated by commas: {', '.join(KINDS)}.", "string", bounds={"pattern": _KINDS}
         )
         state = Query(
             "state", f"Only audits in this state: {', '.join(AUDIT_STATES)}.", "string", bounds={"enum": AUDIT_STATES}
         )
-        proof = "What is published about a round: commitments, draw, audits and shares, whose Merkle roots are on the ledger"
         entries, audits = list[ledger.LedgerEntry], list[ledger.NodeAudit]
         return [
             Route(
-                "GET", f"{API}/ledger", self.entries, "Ledger transactions of all jobs, newest first", entries,
-                errors=(404,), queries=(kind, _OF_JOB), pager=pages.ENTRIES,
+                "GET",
+                f"{API}/ledger",
+                self.entries,
+                "Ledger transactions of all jobs, newest first",
+                entries,
+                errors=(404,),
+                queries=(kind, _OF_JOB),
+                pager=pages.ENTRIES,
             ),
             Route(
-                "GET", f"{API}/ledger/audits", self.audits, "Audits of all jobs, those of the latest rounds first", audits,
-                queries=(state, _OF_JOB), pager=pages.ALL_AUDITS,
+                "GET",
+                f"{API}/ledger/audits",
+                self.audits,
+                "Audits of all jobs, those of the latest rounds first",
+                audits,
+                queries=(state, _OF_JOB),
+                pager=pages.ALL_AUDITS,
             ),
             Route(
-                "GET", f"{API}/disputes", self.disputes, "Disputes of all jobs, newest first", list[DisputeView],
-                queries=(_OF_JOB,), pager=pages.DISPUTES,
+                "GET",
+                f"{API}/disputes",
+                self.disputes,
+                "Disputes of all jobs, newest first",
+                list[DisputeView],
+                queries=(_OF_JOB,),
+                pager=pages.DISPUTES,
             ),
+        ]
+
+    def _details(self) -> list[Route]:
+        proof = "What is published about a round: commitments, draw, audits and shares, whose Merkle roots are on the ledger"
+        return [
             Route(
-                "GET", f"{API}/disputes/{{audit}}", self.dispute, "A dispute, with every answer once it is over",
-                DisputeDetail, errors=(404,),
+                "GET",
+                f"{API}/disputes/{{audit}}",
+                self.dispute,
+                "A dispute, with every answer once it is over",
+                DisputeDetail,
+                errors=(404,),
             ),
             Route("GET", f"{API}/ledger/totals", self.totals, "Where all the money is", ledger.LedgerTotals),
             Route(
-                "GET", f"{API}/jobs/{{job}}/ledger", self.job, "A job's escrow, as the ledger has it", ledger.JobLedger,
+                "GET",
+                f"{API}/jobs/{{job}}/ledger",
+                self.job,
+                "A job's escrow, as the ledger has it",
+                ledger.JobLedger,
                 errors=(404,),
             ),
             Route(
-                "GET", f"{API}/jobs/{{job}}/promise", self.promise, "What a job's payees can claim from the ledger",
-                ledger.PromiseView, errors=(404,),
-            ),
-            Route(
-                "GET", f"{API}/jobs/{{job}}/rounds/{{round}}/evidence", self.evidence, proof, list[RoundEvidence],
+                "GET",
+                f"{API}/jobs/{{job}}/promise",
+                self.promise,
+                "What a job's payees can claim from the ledger",
+                ledger.PromiseView,
                 errors=(404,),
             ),
             Route(
-                "GET", f"{API}/nodes/{{node}}", self.node, "A node's stake, audits and earnings", ledger.NodeAccount,
+                "GET",
+                f"{API}/jobs/{{job}}/rounds/{{round}}/evidence",
+                self.evidence,
+                proof,
+                list[RoundEvidence],
                 errors=(404,),
             ),
-        ]  # fmt: skip
+            Route(
+                "GET",
+                f"{API}/nodes/{{node}}",
+                self.node,
+                "A node's stake, audits and earnings",
+                ledger.NodeAccount,
+                errors=(404,),
+            ),
+        ]
 
     @public
     async def entries(self, request: web.Request) -> web.Response:

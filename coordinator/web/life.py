@@ -91,21 +91,39 @@ class LifeRoutes:
         trial = "Continue a prompt with a checkpoint: events waiting, checkpoint, text, done or error"
         return [
             Route(
-                "GET", f"{_JOB}/checkpoints", self.checkpoints, listed, list[api.CheckpointView], errors=(404,),
+                "GET",
+                f"{_JOB}/checkpoints",
+                self.checkpoints,
+                listed,
+                list[api.CheckpointView],
+                errors=(404,),
                 pager=pages.CHECKPOINTS,
             ),
             Route("GET", f"{point}/model.zip", self.folder, folder, "application/zip", errors=(404, 422)),
             Route("GET", f"{point}/stages/{{stage}}", self.part, part, _BYTES, errors=(404, 422)),
             Route(
-                "GET", f"{_JOB}/logs", self.log, log, list[api.LogLine], errors=(404, 422), queries=_LOG_PAGE, listed=True
+                "GET",
+                f"{_JOB}/logs",
+                self.log,
+                log,
+                list[api.LogLine],
+                errors=(404, 422),
+                queries=_LOG_PAGE,
+                listed=True,
             ),
             Route("GET", audit, self.records, records, AuditRecords, errors=(404,)),
             Route("GET", f"{audit}/{{name}}", self.record, file, _BYTES, errors=(404,)),
             Route(
-                "POST", f"{_JOB}/generate", self.generate, trial, "text/event-stream", api.TrialRequest,
-                errors=_CHANGES, queries=(_ROUND,),
+                "POST",
+                f"{_JOB}/generate",
+                self.generate,
+                trial,
+                "text/event-stream",
+                api.TrialRequest,
+                errors=_CHANGES,
+                queries=(_ROUND,),
             ),
-        ]  # fmt: skip
+        ]
 
     async def checkpoints(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/checkpoints."""

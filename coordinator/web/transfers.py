@@ -31,9 +31,12 @@ MAX_TRANSFERS_PER_NODE = 8  # A node moves its checkpoint and an opening; more a
 _BINARY = "application/octet-stream"
 _LEASE = Query("lease", "The lease under which it was asked for.", "string", True, bounds={"pattern": ID_PATTERN})
 _ANSWERS = Query(
-    "answers", "What it answers: audit-ID, state-EPOCH-ROUND or inputs-DISPUTE.", "string", True,
+    "answers",
+    "What it answers: audit-ID, state-EPOCH-ROUND or inputs-DISPUTE.",
+    "string",
+    True,
     bounds={"pattern": ANSWERS_PATTERN},
-)  # fmt: skip
+)
 
 Authorise = Callable[[str], NodeAddress]
 

@@ -32,8 +32,14 @@ EXTENSIONS: Final = "creation,checksum,termination,expiration"
 ALGORITHMS: Final = ("sha1", "sha256", "sha512", "md5")  # The protocol asks for sha1; ours send sha256.
 MAX_BYTES: Final = 200 << 30
 MEDIA: Final = "application/offset+octet-stream"
-_METADATA: Final = {"filename": "name", "name": "name", "purpose": "purpose", "format": "format", "text_field": "text_field",
-                    "sha256": "sha256"}  # fmt: skip
+_METADATA: Final = {
+    "filename": "name",
+    "name": "name",
+    "purpose": "purpose",
+    "format": "format",
+    "text_field": "text_field",
+    "sha256": "sha256",
+}
 _VERSION = Query("Tus-Resumable", "The protocol's version: 1.0.0.", "string", True, True)
 _OFFSET = Query("Upload-Offset", "Where the bytes begin: the upload's present offset.", "integer", True, True)
 _CHECKSUM = Query(
@@ -77,8 +83,18 @@ class Tus:
             Route("OPTIONS", one, self.options, "What of tus this server has", None, status=204),
             Route("GET", one, self.get, far, Upload, None, 200, (404, 422)),
             Route("PATCH", one, self.append, send, None, MEDIA, 204, refused, (_VERSION, _OFFSET, _CHECKSUM)),
-            Route("DELETE", one, self.terminate, "Give an upload up (tus 1.0.0)", None, None, 204, (403, 404, 412), (_VERSION,)),
-        ]  # fmt: skip
+            Route(
+                "DELETE",
+                one,
+                self.terminate,
+                "Give an upload up (tus 1.0.0)",
+                None,
+                None,
+                204,
+                (403, 404, 412),
+                (_VERSION,),
+            ),
+        ]
 
     @public
     async def options(self, _request: web.Request) -> web.Response:

@@ -33,11 +33,18 @@ class WithdrawalRoutes:
         return [
             Route("GET", base, self.terms, "What taking earnings out costs here", WithdrawalTerms),
             Route(
-                "POST", f"{base}/offers", self.offer, offers, WithdrawalAnswer, WithdrawalRequest, 200, (403, 413, 422),
+                "POST",
+                f"{base}/offers",
+                self.offer,
+                offers,
+                WithdrawalAnswer,
+                WithdrawalRequest,
+                200,
+                (403, 413, 422),
                 safe=True,
             ),
             Route("POST", base, self.take, take, SentWithdrawal, SignedWithdrawal, 200, (403, 413, 422)),
-        ]  # fmt: skip
+        ]
 
     @public
     async def terms(self, _request: web.Request) -> web.Response:

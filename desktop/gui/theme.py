@@ -43,13 +43,37 @@ class Theme:
 
 
 LIGHT = Theme(
-    ground="#f6f3ef", card="#ffffff", line="#e4ddd5", text="#1d1a17", dim="#6a6159", brand="#a8431a", on_brand="#ffffff",
-    lending="#0f7f57", waiting="#8a5a00", off="#7d746b", trouble="#b3261e", gauge="#a8431a", bar="#a9cdbd", edge="#8c8279",
-)  # fmt: skip
+    ground="#f6f3ef",
+    card="#ffffff",
+    line="#e4ddd5",
+    text="#1d1a17",
+    dim="#6a6159",
+    brand="#a8431a",
+    on_brand="#ffffff",
+    lending="#0f7f57",
+    waiting="#8a5a00",
+    off="#7d746b",
+    trouble="#b3261e",
+    gauge="#a8431a",
+    bar="#a9cdbd",
+    edge="#8c8279",
+)
 DARK = Theme(
-    ground="#141210", card="#1e1b18", line="#39332d", text="#f3eee9", dim="#a79d93", brand="#f08a54", on_brand="#1d1a17",
-    lending="#2fd18b", waiting="#f2b84b", off="#8f857b", trouble="#ff7b72", gauge="#f08a54", bar="#285b45", edge="#776d64",
-)  # fmt: skip
+    ground="#141210",
+    card="#1e1b18",
+    line="#39332d",
+    text="#f3eee9",
+    dim="#a79d93",
+    brand="#f08a54",
+    on_brand="#1d1a17",
+    lending="#2fd18b",
+    waiting="#f2b84b",
+    off="#8f857b",
+    trouble="#ff7b72",
+    gauge="#f08a54",
+    bar="#285b45",
+    edge="#776d64",
+)
 
 
 def theme_of(palette: QPalette) -> Theme:

@@ -87,9 +87,18 @@ def bundle(target: Path, release: Release | None = None, image: bytes = b"") -> 
     told.write_bytes(encode_json(release or release_of(None)))
     (told.parent / STATEMENT).write_bytes(image)
     command = [
-        sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level", "WARN", "--distpath", str(target), "--workpath",
-        str(target / "work"), str(HERE / "cottage.spec"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "PyInstaller",
+        "--noconfirm",
+        "--log-level",
+        "WARN",
+        "--distpath",
+        str(target),
+        "--workpath",
+        str(target / "work"),
+        str(HERE / "cottage.spec"),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"COTTAGE_RELEASE": str(told.parent)})
     return target / "cottage"
 

@@ -6,10 +6,27 @@ from dataclasses import dataclass
 
 # Never needed by either executable, however their dependencies reach it.
 NEITHER = (
-    "tkinter", "unittest", "pydoc_data", "lib2to3", "setuptools", "pkg_resources", "pip", "wheel", "pytest", "numpy", "torch",
-    "transformers", "PIL", "xmlrpc", "test", "IPython", "PySide6.QtQml", "PySide6.QtQuick", "PySide6.QtOpenGL",
+    "tkinter",
+    "unittest",
+    "pydoc_data",
+    "lib2to3",
+    "setuptools",
+    "pkg_resources",
+    "pip",
+    "wheel",
+    "pytest",
+    "numpy",
+    "torch",
+    "transformers",
+    "PIL",
+    "xmlrpc",
+    "test",
+    "IPython",
+    "PySide6.QtQml",
+    "PySide6.QtQuick",
+    "PySide6.QtOpenGL",
     "PySide6.QtOpenGLWidgets",
-)  # fmt: skip
+)
 NOT_IN_WINDOW = ("ssl", "_ssl", "asyncio", "aiohttp", "sqlite3")
 NOT_IN_AGENT = ("PySide6", "shiboken6")
 _UNUSED = (
@@ -40,9 +57,15 @@ class PlatformParts:
 PARTS = {
     "linux": PlatformParts(
         (
-            "platforms/libqxcb", "platforms/libqoffscreen", "platforms/libqwayland", "xcbglintegrations/libqxcb-glx",
-            "imageformats/libqsvg", "iconengines/libqsvg", "platformthemes/libqxdgdesktopportal",
-            "wayland-shell-integration/libxdg-shell", "wayland-decoration-client/libbradient",
+            "platforms/libqxcb",
+            "platforms/libqoffscreen",
+            "platforms/libqwayland",
+            "xcbglintegrations/libqxcb-glx",
+            "imageformats/libqsvg",
+            "iconengines/libqsvg",
+            "platformthemes/libqxdgdesktopportal",
+            "wayland-shell-integration/libxdg-shell",
+            "wayland-decoration-client/libbradient",
         ),
         re.compile(
             rf"libQt6({_UNUSED}|EglFs\w*)\.so"
@@ -58,7 +81,11 @@ PARTS = {
     ),
     "win32": PlatformParts(
         (
-            "platforms/qwindows", "platforms/qoffscreen", "styles/qmodernwindowsstyle", "imageformats/qsvg", "imageformats/qico",
+            "platforms/qwindows",
+            "platforms/qoffscreen",
+            "styles/qmodernwindowsstyle",
+            "imageformats/qsvg",
+            "imageformats/qico",
             "iconengines/qsvgicon",
         ),
         re.compile(rf"Qt6({_UNUSED}|OpenGL)\.dll|opengl32sw\.dll|{_OTHER_LANGUAGES}"),
@@ -67,15 +94,19 @@ PARTS = {
     ),
     "darwin": PlatformParts(
         (
-            "platforms/libqcocoa", "platforms/libqoffscreen", "styles/libqmacstyle", "imageformats/libqsvg",
-            "imageformats/libqicns", "iconengines/libqsvgicon",
+            "platforms/libqcocoa",
+            "platforms/libqoffscreen",
+            "styles/libqmacstyle",
+            "imageformats/libqsvg",
+            "imageformats/libqicns",
+            "iconengines/libqsvgicon",
         ),
         re.compile(rf"Qt({_UNUSED}|OpenGL)(\.framework|$)|{_OTHER_LANGUAGES}"),
         strip=False,
         console=False,
         app=True,
     ),
-}  # fmt: skip
+}
 
 
 def kept(names: Iterable[str], parts: PlatformParts) -> set[str]:

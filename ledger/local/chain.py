@@ -219,19 +219,31 @@ class LocalChain:
         self._advance_nonces(kept, nonce)
         error = None if outcome.error is None else msgspec.json.encode(outcome.error).decode()
         meta = {
-            "err": outcome.error, "status": status_json(error), "fee": outcome.fee,
-            "preBalances": before[0], "postBalances": after[0],
-            "preTokenBalances": before[1], "postTokenBalances": after[1],
-            "innerInstructions": [], "logMessages": outcome.logs, "rewards": [],
+            "err": outcome.error,
+            "status": status_json(error),
+            "fee": outcome.fee,
+            "preBalances": before[0],
+            "postBalances": after[0],
+            "preTokenBalances": before[1],
+            "postTokenBalances": after[1],
+            "innerInstructions": [],
+            "logMessages": outcome.logs,
+            "rewards": [],
             "loadedAddresses": {
-                "writable": [str(key) for key in loaded.writable], "readonly": [str(key) for key in loaded.readonly]
+                "writable": [str(key) for key in loaded.writable],
+                "readonly": [str(key) for key in loaded.readonly],
             },
             "computeUnitsConsumed": outcome.units,
-        }  # fmt: skip
+        }
         entry = Entry(
-            signature, self._slot, int(self._clock()), error, memo_text(message, keys), bytes(transaction),
+            signature,
+            self._slot,
+            int(self._clock()),
+            error,
+            memo_text(message, keys),
+            bytes(transaction),
             msgspec.json.encode(meta),
-        )  # fmt: skip
+        )
         changed = {bytes(key): None if (account := self.account(key)) is None else bytes(account) for key in written}
         try:
             self.store.record(entry, changed, [bytes(key) for key in keys])

@@ -77,13 +77,15 @@ def balances_json(keys: Sequence[Pubkey], lookup: Lookup) -> tuple[list[int], li
         account = lookup(key)
         lamports.append(account.lamports if account else 0)
         if account is not None and is_token_account(account):
-            tokens.append({
-                "accountIndex": index,
-                "mint": str(Pubkey.from_bytes(account.data[:32])),
-                "owner": str(Pubkey.from_bytes(account.data[32:64])),
-                "programId": str(account.owner),
-                "uiTokenAmount": token_account_amount(account, lookup),
-            })  # fmt: skip
+            tokens.append(
+                {
+                    "accountIndex": index,
+                    "mint": str(Pubkey.from_bytes(account.data[:32])),
+                    "owner": str(Pubkey.from_bytes(account.data[32:64])),
+                    "programId": str(account.owner),
+                    "uiTokenAmount": token_account_amount(account, lookup),
+                }
+            )
     return lamports, tokens
 
 

@@ -133,9 +133,15 @@ def create_token(chain: LocalChain, genesis: Genesis) -> None:
 def set_terms(chain: LocalChain, genesis: Genesis) -> None:
     """Set the market's terms."""
     terms = genesis.market.configure(
-        genesis.root.pubkey(), genesis.treasury_account, slash_bps=SLASH_BPS, cooldown=COOLDOWN_S, window=SLASH_WINDOW_S,
-        challenger_bps=CHALLENGER_BPS, bond=BOND, verdict_time=VERDICT_S,
-    )  # fmt: skip
+        genesis.root.pubkey(),
+        genesis.treasury_account,
+        slash_bps=SLASH_BPS,
+        cooldown=COOLDOWN_S,
+        window=SLASH_WINDOW_S,
+        challenger_bps=CHALLENGER_BPS,
+        bond=BOND,
+        verdict_time=VERDICT_S,
+    )
     send(chain, [terms], [genesis.root])
 
 
@@ -196,9 +202,13 @@ def give(
     if tokens:
         instructions.append(token.create_idempotent_associated_token_account(root, owner, market.mint))
         minted = models.MintToCheckedParams(
-            amount=tokens, decimals=DECIMALS, dest=market.wallet(owner), mint=market.mint, mint_authority=root,
+            amount=tokens,
+            decimals=DECIMALS,
+            dest=market.wallet(owner),
+            mint=market.mint,
+            mint_authority=root,
             program_id=TOKEN_PROGRAM_ID,
-        )  # fmt: skip
+        )
         instructions.append(token.mint_to_checked(minted))
     # Two equal gifts within one slot would be one and the same transaction; a random memo sets them apart.
     note = MemoParams(program_id=MEMO_PROGRAM_ID, signer=root, message=b"faucet " + entropy(8).hex().encode())

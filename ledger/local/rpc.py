@@ -121,10 +121,13 @@ class Rpc:
     def _epoch_info(self, _: Params) -> Json:
         slot = self._chain.slot
         return {
-            "absoluteSlot": slot, "blockHeight": slot, "epoch": slot // _SLOTS_PER_EPOCH,
-            "slotIndex": slot % _SLOTS_PER_EPOCH, "slotsInEpoch": _SLOTS_PER_EPOCH,
+            "absoluteSlot": slot,
+            "blockHeight": slot,
+            "epoch": slot // _SLOTS_PER_EPOCH,
+            "slotIndex": slot % _SLOTS_PER_EPOCH,
+            "slotsInEpoch": _SLOTS_PER_EPOCH,
             "transactionCount": self._chain.store.count(),
-        }  # fmt: skip
+        }
 
     def _latest_blockhash(self, _: Params) -> Json:
         slot = self._chain.slot
@@ -143,9 +146,12 @@ class Rpc:
         if slot > self._chain.slot:
             raise RpcError(BLOCK_NOT_AVAILABLE, f"Block not available for slot {slot}")
         return {
-            "blockhash": str(self._chain.blockhash(slot)), "previousBlockhash": str(self._chain.blockhash(max(0, slot - 1))),
-            "parentSlot": max(0, slot - 1), "blockHeight": slot, "blockTime": None,
-        }  # fmt: skip
+            "blockhash": str(self._chain.blockhash(slot)),
+            "previousBlockhash": str(self._chain.blockhash(max(0, slot - 1))),
+            "parentSlot": max(0, slot - 1),
+            "blockHeight": slot,
+            "blockTime": None,
+        }
 
     def _is_blockhash_valid(self, params: Params) -> Json:
         try:
@@ -227,10 +233,17 @@ class Rpc:
         found: list[Json | None] = []
         for signature in _list(params, 0, MAX_STATUSES):
             entry = self._chain.store.find(str(signature))
-            found.append(None if entry is None else {
-                "slot": entry.slot, "confirmations": None, "err": _decoded(entry.error),
-                "status": status_json(entry.error), "confirmationStatus": "finalized",
-            })  # fmt: skip
+            found.append(
+                None
+                if entry is None
+                else {
+                    "slot": entry.slot,
+                    "confirmations": None,
+                    "err": _decoded(entry.error),
+                    "status": status_json(entry.error),
+                    "confirmationStatus": "finalized",
+                }
+            )
         return self._with_context(found)
 
     def _signatures(self, params: Params) -> list[Json]:
@@ -239,11 +252,15 @@ class Rpc:
         before, until = (_text([config[name]], 0) if config.get(name) else None for name in ("before", "until"))
         return [
             {
-                "signature": entry.signature, "slot": entry.slot, "err": _decoded(entry.error), "memo": entry.memo,
-                "blockTime": entry.time, "confirmationStatus": "finalized",
+                "signature": entry.signature,
+                "slot": entry.slot,
+                "err": _decoded(entry.error),
+                "memo": entry.memo,
+                "blockTime": entry.time,
+                "confirmationStatus": "finalized",
             }
             for entry in self._chain.store.mentions(bytes(_address(params, 0)), before, until, limit)
-        ]  # fmt: skip
+        ]
 
     def _transaction(self, params: Params) -> Json | None:
         entry = self._chain.store.find(_text(params, 0))
@@ -265,16 +282,25 @@ class Rpc:
     def _info(self, _: Params) -> Json:
         market = self._genesis.market
         return {
-            "program": str(market.program), "mint": str(market.mint), "decimals": DECIMALS,
-            "treasury": str(self._genesis.treasury_account), "authority": str(self._genesis.root.pubkey()),
-        }  # fmt: skip
+            "program": str(market.program),
+            "mint": str(market.mint),
+            "decimals": DECIMALS,
+            "treasury": str(self._genesis.treasury_account),
+            "authority": str(self._genesis.root.pubkey()),
+        }
 
 
 def _simulation(result: TransactionRefusedError | TransactionOutcome) -> Json:
     return {
-        "err": result.error, "logs": result.logs, "accounts": None, "unitsConsumed": result.units, "returnData": None,
-        "innerInstructions": None, "loadedAccountsDataSize": 0, "replacementBlockhash": None,
-    }  # fmt: skip
+        "err": result.error,
+        "logs": result.logs,
+        "accounts": None,
+        "unitsConsumed": result.units,
+        "returnData": None,
+        "innerInstructions": None,
+        "loadedAccountsDataSize": 0,
+        "replacementBlockhash": None,
+    }
 
 
 def _decoded(error: str | None) -> Any:

@@ -22,17 +22,39 @@ from ledger.program.link import Version, link
 
 HERE = Path(__file__).parent
 SOURCES = (
-    "entry.c", "escrow.c", "payees.c", "claim.c", "merkle.c", "stake.c", "dispute.c", "state.c", "terms.c", "token.c",
-)  # fmt: skip
+    "entry.c",
+    "escrow.c",
+    "payees.c",
+    "claim.c",
+    "merkle.c",
+    "stake.c",
+    "dispute.c",
+    "state.c",
+    "terms.c",
+    "token.c",
+)
 VERSIONS: tuple[Version, ...] = (0, 3)
 COMPILER_TIMEOUT_S = 300  # The first call also unpacks zig's own caches, on a slow disk.
 # -mcpu=v2: later levels use 32-bit arithmetic, which sBPF computes differently (the linker refuses it).
 FLAGS = (
-    "-target", "bpfel-freestanding-none", "-mcpu=v2", "-O2", "-ffreestanding", "-fno-builtin", "-fno-jump-tables",
+    "-target",
+    "bpfel-freestanding-none",
+    "-mcpu=v2",
+    "-O2",
+    "-ffreestanding",
+    "-fno-builtin",
+    "-fno-jump-tables",
     # sBPF reads and writes at any address; without this every key would be copied byte by byte, twice the code.
-    "-Xclang", "-target-feature", "-Xclang", "+allows-misaligned-mem-access",
-    "-Wall", "-Wextra", "-Werror", "-mllvm", "-bpf-stack-size=4096",
-)  # fmt: skip
+    "-Xclang",
+    "-target-feature",
+    "-Xclang",
+    "+allows-misaligned-mem-access",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-mllvm",
+    "-bpf-stack-size=4096",
+)
 
 
 def program_path(version: Version) -> Path:

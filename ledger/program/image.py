@@ -76,9 +76,15 @@ def image_v0(image: ProgramImage) -> bytes:
     )
     names_at = relocations_at + len(relocations)
     entries = (
-        (_DT_REL, relocations_at), (_DT_RELSZ, len(relocations)), (_DT_RELENT, 16), (_DT_SYMTAB, symbols_at),
-        (_DT_STRTAB, strings_at), (_DT_STRSZ, len(strings)), (_DT_SYMENT, 24), (0, 0),
-    )  # fmt: skip
+        (_DT_REL, relocations_at),
+        (_DT_RELSZ, len(relocations)),
+        (_DT_RELENT, 16),
+        (_DT_SYMTAB, symbols_at),
+        (_DT_STRTAB, strings_at),
+        (_DT_STRSZ, len(strings)),
+        (_DT_SYMENT, 24),
+        (0, 0),
+    )
     dynamic = b"".join(struct.pack("<QQ", *entry) for entry in entries)
 
     sections = _Sections()
@@ -119,9 +125,20 @@ def _header(version: int, entry: int, segments: int, sections_at: int = 0, secti
     identity = b"\x7fELF\x02\x01\x01" + bytes(9)
     return identity + struct.pack(
         "<HHIQQQIHHHHHH",
-        _SHARED_OBJECT, _MACHINE_BPF, 1, entry, _HEADER_SIZE, sections_at, version,
-        _HEADER_SIZE, _SEGMENT_SIZE, segments, _SECTION_SIZE, sections, max(0, sections - 1),
-    )  # fmt: skip
+        _SHARED_OBJECT,
+        _MACHINE_BPF,
+        1,
+        entry,
+        _HEADER_SIZE,
+        sections_at,
+        version,
+        _HEADER_SIZE,
+        _SEGMENT_SIZE,
+        segments,
+        _SECTION_SIZE,
+        sections,
+        max(0, sections - 1),
+    )
 
 
 def _segment(kind: int, flags: int, offset: int, address: int, size: int) -> bytes:

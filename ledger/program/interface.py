@@ -107,9 +107,13 @@ class MarketAddresses:
         ``verdict_time`` how long the coordinator has to decide it.
         """
         accounts = [
-            _signer(authority, writable=True), _writable(self.terms()), _readonly(treasury), _readonly(self.mint),
-            _readonly(SYSTEM_PROGRAM), _readonly(self.program_data()),
-        ]  # fmt: skip
+            _signer(authority, writable=True),
+            _writable(self.terms()),
+            _readonly(treasury),
+            _readonly(self.mint),
+            _readonly(SYSTEM_PROGRAM),
+            _readonly(self.program_data()),
+        ]
         data = struct.pack("<HHqqqQ", slash_bps, challenger_bps, cooldown, window, verdict_time, bond)
         return self._call(Operation.CONFIGURE, data, accounts)
 
@@ -134,9 +138,12 @@ class MarketAddresses:
         """
         state = self.escrow(submitter, job)
         accounts = [
-            _signer(submitter, writable=True), _writable(state), _readonly(self.wallet(state)),
-            _readonly(self.mint), _readonly(SYSTEM_PROGRAM),
-        ]  # fmt: skip
+            _signer(submitter, writable=True),
+            _writable(state),
+            _readonly(self.wallet(state)),
+            _readonly(self.mint),
+            _readonly(SYSTEM_PROGRAM),
+        ]
         terms = struct.pack("<qQHHI", deadline, cap, max_payees, consent, count)
         return self._call(Operation.ESCROW_OPEN, job + bytes(coordinator) + terms + b"".join(peaks), accounts)
 
@@ -247,9 +254,13 @@ class MarketAddresses:
         """Open a node's stake whose vault exists already."""
         state = self.stake(node)
         accounts = [
-            _signer(node, writable=True), _writable(state), _readonly(self.wallet(state)), _readonly(self.mint),
-            _readonly(SYSTEM_PROGRAM), _readonly(self.terms()),
-        ]  # fmt: skip
+            _signer(node, writable=True),
+            _writable(state),
+            _readonly(self.wallet(state)),
+            _readonly(self.mint),
+            _readonly(SYSTEM_PROGRAM),
+            _readonly(self.terms()),
+        ]
         return self._call(Operation.STAKE_OPEN, bytes(coordinator), accounts)
 
     def stake_deposit(self, depositor: Pubkey, node: Pubkey, amount: int) -> Instruction:
@@ -301,9 +312,15 @@ class MarketAddresses:
         """
         state, stake = self.dispute(challenger, audit), self.stake(node)
         accounts = [
-            _signer(challenger, writable=True), _writable(state), _readonly(self.wallet(state)), _readonly(self.mint),
-            _readonly(SYSTEM_PROGRAM), _readonly(self.terms()), _writable(stake), _readonly(self.wallet(stake)),
-        ]  # fmt: skip
+            _signer(challenger, writable=True),
+            _writable(state),
+            _readonly(self.wallet(state)),
+            _readonly(self.mint),
+            _readonly(SYSTEM_PROGRAM),
+            _readonly(self.terms()),
+            _writable(stake),
+            _readonly(self.wallet(stake)),
+        ]
         return self._call(Operation.DISPUTE_OPEN, audit, accounts)
 
     def dispute_verdict(
@@ -321,9 +338,10 @@ class MarketAddresses:
     def dispute_expire(self, anyone: Pubkey, challenger: Pubkey, node: Pubkey, audit: bytes) -> Instruction:
         """Return the bond of a dispute that nobody decided in time."""
         accounts = [
-            *self._common(anyone, self.dispute(challenger, audit)), _writable(self.wallet(challenger)),
+            *self._common(anyone, self.dispute(challenger, audit)),
+            _writable(self.wallet(challenger)),
             _writable(self.stake(node)),
-        ]  # fmt: skip
+        ]
         return self._call(Operation.DISPUTE_EXPIRE, b"", accounts)
 
     def dispute_close(
@@ -339,9 +357,12 @@ class MarketAddresses:
 
     def _common(self, authority: Pubkey, state: Pubkey) -> list[AccountMeta]:
         return [
-            _signer(authority), _writable(state), _writable(self.wallet(state)), _readonly(self.mint),
+            _signer(authority),
+            _writable(state),
+            _writable(self.wallet(state)),
+            _readonly(self.mint),
             _readonly(TOKEN_PROGRAM_ID),
-        ]  # fmt: skip
+        ]
 
 
 def _proof(proof: MerkleProof) -> bytes:

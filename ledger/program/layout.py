@@ -175,10 +175,28 @@ def read_escrow(data: bytes) -> EscrowAccount:
         table = _PAYEE.iter_unpack(data[ESCROW_SIZE : ESCROW_SIZE + used * _PAYEE.size])
         entries = {Pubkey.from_bytes(account): amount for account, amount in table}
     return EscrowAccount(
-        EscrowStatus(status), deadline, deposited, paid, refunded, submitter, coordinator, mint, vault, keys[4],
-        capacity, entries, cap, committed, period, count, Consent(consent & ~ACCEPTED), earnings, peaks,
-        bool(consent & ACCEPTED), lent,
-    )  # fmt: skip
+        EscrowStatus(status),
+        deadline,
+        deposited,
+        paid,
+        refunded,
+        submitter,
+        coordinator,
+        mint,
+        vault,
+        keys[4],
+        capacity,
+        entries,
+        cap,
+        committed,
+        period,
+        count,
+        Consent(consent & ~ACCEPTED),
+        earnings,
+        peaks,
+        bool(consent & ACCEPTED),
+        lent,
+    )
 
 
 def _check_length(data: bytes, needed: int) -> None:

@@ -48,9 +48,15 @@ def deploy_buffer(owner: Pubkey, program: Pubkey, buffer: Pubkey, size: int, ren
     """Make the program from its buffer; ``rent`` is that of PROGRAM_SIZE bytes. ``owner`` may upgrade it."""
     entry = CreateAccountParams(from_pubkey=owner, to_pubkey=program, lamports=rent, space=PROGRAM_SIZE, owner=LOADER)
     accounts = [
-        _meta(owner, "sw"), _meta(data_address(program), "w"), _meta(program, "w"), _meta(buffer, "w"),
-        _meta(_RENT_SYSVAR), _meta(_CLOCK_SYSVAR), _meta(SYSTEM_PROGRAM), _meta(owner, "s"),
-    ]  # fmt: skip
+        _meta(owner, "sw"),
+        _meta(data_address(program), "w"),
+        _meta(program, "w"),
+        _meta(buffer, "w"),
+        _meta(_RENT_SYSVAR),
+        _meta(_CLOCK_SYSVAR),
+        _meta(SYSTEM_PROGRAM),
+        _meta(owner, "s"),
+    ]
     return [create_account(entry), Instruction(LOADER, struct.pack("<IQ", _DEPLOY, size), accounts)]
 
 
@@ -66,9 +72,14 @@ def extend(payer: Pubkey, program: Pubkey, more: int) -> Instruction:
 def upgrade(owner: Pubkey, program: Pubkey, buffer: Pubkey) -> Instruction:
     """Put a buffer's code in the place of a program's; ``owner`` may upgrade it, and gets the buffer's rent."""
     accounts = [
-        _meta(data_address(program), "w"), _meta(program, "w"), _meta(buffer, "w"), _meta(owner, "w"),
-        _meta(_RENT_SYSVAR), _meta(_CLOCK_SYSVAR), _meta(owner, "s"),
-    ]  # fmt: skip
+        _meta(data_address(program), "w"),
+        _meta(program, "w"),
+        _meta(buffer, "w"),
+        _meta(owner, "w"),
+        _meta(_RENT_SYSVAR),
+        _meta(_CLOCK_SYSVAR),
+        _meta(owner, "s"),
+    ]
     return Instruction(LOADER, struct.pack("<I", _UPGRADE), accounts)
 
 

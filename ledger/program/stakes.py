@@ -46,10 +46,15 @@ def describe(event: ProgramEvent) -> tuple[str, dict[str, Any]]:
 def _dispute(payload: bytes) -> dict[str, Any]:
     dispute = read_dispute(payload)
     return {
-        "ruling": dispute.ruling.name.lower(), "node": str(dispute.node), "challenger": str(dispute.challenger),
-        "coordinator": str(dispute.coordinator), "bond": dispute.bond, "deadline": dispute.deadline,
-        "audit": dispute.audit.hex(), "evidence": dispute.evidence.hex() if any(dispute.evidence) else "",
-    }  # fmt: skip
+        "ruling": dispute.ruling.name.lower(),
+        "node": str(dispute.node),
+        "challenger": str(dispute.challenger),
+        "coordinator": str(dispute.coordinator),
+        "bond": dispute.bond,
+        "deadline": dispute.deadline,
+        "audit": dispute.audit.hex(),
+        "evidence": dispute.evidence.hex() if any(dispute.evidence) else "",
+    }
 
 
 def _key(content: bytes) -> str:

@@ -22,22 +22,46 @@ MAX_PARAMETERS = 10**12  # No network of home machines holds more, and products 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "tiny-llama": {
-        "model_type": "llama", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4,
-        "num_attention_heads": 6, "num_key_value_heads": 6, "max_position_embeddings": 1024, "vocab_size": 2048,
+        "model_type": "llama",
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+        "max_position_embeddings": 1024,
+        "vocab_size": 2048,
     },
     "small-llama": {
-        "model_type": "llama", "hidden_size": 448, "intermediate_size": 1216, "num_hidden_layers": 8,
-        "num_attention_heads": 7, "num_key_value_heads": 7, "max_position_embeddings": 2048, "vocab_size": 8192,
+        "model_type": "llama",
+        "hidden_size": 448,
+        "intermediate_size": 1216,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 7,
+        "num_key_value_heads": 7,
+        "max_position_embeddings": 2048,
+        "vocab_size": 8192,
     },
     "gpt2": {
-        "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257,
+        "model_type": "gpt2",
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_positions": 1024,
+        "vocab_size": 50257,
     },
     "qwen2.5-0.5b": {
-        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-        "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768, "vocab_size": 151936,
-        "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
     },
-}  # fmt: skip
+}
 
 STARTS_TIED = config_keys.OWN + "head_starts_tied"
 """In the config of a job: the head starts as a copy of the embedding."""

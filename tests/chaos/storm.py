@@ -46,9 +46,14 @@ ENDED = ("settled", "failed", "cancelled")
 def model(stages: int) -> dict[str, Any]:
     """As small as a model of so many stages can be and still learn something."""
     return {
-        "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": stages,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": stages,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
 
 
 @dataclass(frozen=True)
@@ -196,9 +201,14 @@ class Storm:
             began = time.time()
             job = await self._watch(client, job.id)
             return Outcome(
-                job, await client.rounds(job.id), await client.audits(job.id), await client.commits(job.id),
-                await client.events(job.id), self.kills, time.time() - began,
-            )  # fmt: skip
+                job,
+                await client.rounds(job.id),
+                await client.audits(job.id),
+                await client.commits(job.id),
+                await client.events(job.id),
+                self.kills,
+                time.time() - began,
+            )
 
     async def stop_everybody(self) -> None:
         """A power cut: the coordinator and every node die at once; the ledger is elsewhere."""
@@ -245,12 +255,19 @@ class Storm:
         folder.mkdir(exist_ok=True)
         (folder / "url").unlink(missing_ok=True)
         values = {
-            "--data": folder, "--host": self.host, "--port": urlsplit(self.web).port or 0, "--ready-file": folder / "url",
+            "--data": folder,
+            "--host": self.host,
+            "--port": urlsplit(self.web).port or 0,
+            "--ready-file": folder / "url",
             "--ledger-url": ledger_url,
-            "--lease-seconds": weather.lease_seconds, "--heartbeat-seconds": weather.heartbeat_seconds,
-            "--return-seconds": RETURN_SECONDS, "--audits-per-round": weather.audits, "--price-per-petaflop": PRICE_PER_PETAFLOP,
-            "--min-stake": parse_amount(STAKE), "--store-every": weather.store_every,
-        }  # fmt: skip
+            "--lease-seconds": weather.lease_seconds,
+            "--heartbeat-seconds": weather.heartbeat_seconds,
+            "--return-seconds": RETURN_SECONDS,
+            "--audits-per-round": weather.audits,
+            "--price-per-petaflop": PRICE_PER_PETAFLOP,
+            "--min-stake": parse_amount(STAKE),
+            "--store-every": weather.store_every,
+        }
         words = [
             "-m",
             "cottage",
@@ -267,9 +284,16 @@ class Storm:
     async def _account(self, data: Path, *words: str) -> str:
         """What ``cottage accounts`` says; only a coordinator on a loopback address is open to everybody."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cottage", "accounts", "--data", str(data), *words,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "cottage",
+            "accounts",
+            "--data",
+            str(data),
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
         said, _ = await process.communicate(secrets.token_urlsafe().encode())
         assert process.returncode == 0, said
         return said.decode().strip()
@@ -285,9 +309,25 @@ class Storm:
     async def run_node(self, provider: Provider) -> DemoProcess:
         """Start a node's agent on its own disk."""
         words = [
-            "-m", "cottage", "node", "run", "--always", "--coordinator", self.web, "--home", str(provider.home), "--name",
-            provider.name, "--sandbox", "process", "--threads", "1", "--stake", STAKE, "--loopback",
-        ]  # fmt: skip
+            "-m",
+            "cottage",
+            "node",
+            "run",
+            "--always",
+            "--coordinator",
+            self.web,
+            "--home",
+            str(provider.home),
+            "--name",
+            provider.name,
+            "--sandbox",
+            "process",
+            "--threads",
+            "1",
+            "--stake",
+            STAKE,
+            "--loopback",
+        ]
         provider.role = await self.household.start(f"node-{provider.name}", words)
         return provider.role
 
@@ -329,13 +369,18 @@ class Storm:
             budget=budget,
             tokenizer=TokenizerSpec(kind="bpe", vocabulary=VOCABULARY),
             training=TrainingSpec(
-                tokens=weather.tokens_to_read(), sequence=SEQUENCE, batch=BATCH, micro_batches=2,
-                inner_steps=weather.inner_steps, round_seconds=weather.round_seconds, lateness=weather.lateness,
+                tokens=weather.tokens_to_read(),
+                sequence=SEQUENCE,
+                batch=BATCH,
+                micro_batches=2,
+                inner_steps=weather.inner_steps,
+                round_seconds=weather.round_seconds,
+                lateness=weather.lateness,
                 seed=weather.seed,
             ),
             parallel=ParallelSpec(stages=weather.stages, replicas=weather.replicas),
             deadline_hours=6.0,
-        )  # fmt: skip
+        )
 
     # --- the weather ----------------------------------------------------------------------------------------------------
 
@@ -367,9 +412,10 @@ class Storm:
         targets = [
             provider
             for provider in self.providers
-            if provider.key.address in places and provider.key.address not in self._coming_back
+            if provider.key.address in places
+            and provider.key.address not in self._coming_back
             and (places[provider.key.address].stage is None or places[provider.key.address].stage in whole - down)
-        ]  # fmt: skip
+        ]
         if not targets:
             return
         victim = self._chance.choice(targets)

@@ -65,8 +65,9 @@ async def test_one_wrong_bit_of_a_real_step_is_found_and_a_process_of_its_own_sa
     artifacts = ArtifactStore(tmp_path / "artifacts")
     lied = product_of(done, folder)
     players: dict[Side, Player] = {
-        "prover": player(done, folder), "challenger": player(done, folder, flip(lied)),
-    }  # fmt: skip
+        "prover": player(done, folder),
+        "challenger": player(done, folder, flip(lied)),
+    }
     prover, challenger = (NodeKey(bytes([number]) * 32).address for number in (1, 2))
     begun = Dispute("d" * 32, prover, challenger, command(done, STEPS - 1), 0, 0.0)
     over = await played(begun, players, artifacts)

@@ -207,9 +207,18 @@ class FakeTask:
             wrong = frozenset({int(name[:8], 16) % begun.steps})
         training = self.assign.spec.training
         work = Committed(
-            name, begun.first_step, begun.steps, wrong, env_class, anchor, digest(key, "payloads"),
-            position_of(begun.plan, stage, replica, training), crossings(training), self.lie or "", bound,
-        )  # fmt: skip
+            name,
+            begun.first_step,
+            begun.steps,
+            wrong,
+            env_class,
+            anchor,
+            digest(key, "payloads"),
+            position_of(begun.plan, stage, replica, training),
+            crossings(training),
+            self.lie or "",
+            bound,
+        )
         root = digest(name, "root") if self.lie == "root" else work.tree.root.hex()
         self.roots[begun.plan.epoch, begun.round] = root
         self.peers.noughts |= {(begun.plan.epoch, begun.round, replica)} if self.lie == "noughts" else set()
@@ -221,9 +230,15 @@ class FakeTask:
         self.peers.forged[*key, stage, replica] = Fraction(unworked, begun.steps)
         self.peers.trees[root] = Tree(bound, anchor, env_class, self.lie == "root", work, honest)
         commit = RoundCommit(
-            begun.plan.epoch, begun.round, root, begun.steps, gradient,
-            tokens=begun.steps * 256, operations=1, loss=5.0 / (1 + begun.round) if last else None,
-        )  # fmt: skip
+            begun.plan.epoch,
+            begun.round,
+            root,
+            begun.steps,
+            gradient,
+            tokens=begun.steps * 256,
+            operations=1,
+            loss=5.0 / (1 + begun.round) if last else None,
+        )
         step = begun.first_step + begun.steps - 1
         return [Progress(begun.plan.epoch, begun.round, step, begun.steps * 256, commit.loss), commit]
 

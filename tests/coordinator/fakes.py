@@ -159,11 +159,21 @@ class FakeChain:
         if account is None or account.submitter != submitter:
             return None
         return EscrowState(
-            address="escrow", submitter=submitter, coordinator=COORDINATOR, job=b"", deposited=Amount(account.deposited),
-            paid=Amount(sum(account.paid.values())), refunded=Amount(account.refunded), balance=Amount(account.balance),
-            deadline=account.deadline, ended=account.ended, closed=False, max_payees=64, paid_to={},
+            address="escrow",
+            submitter=submitter,
+            coordinator=COORDINATOR,
+            job=b"",
+            deposited=Amount(account.deposited),
+            paid=Amount(sum(account.paid.values())),
+            refunded=Amount(account.refunded),
+            balance=Amount(account.balance),
+            deadline=account.deadline,
+            ended=account.ended,
+            closed=False,
+            max_payees=64,
+            paid_to={},
             accepted=account.accepted,
-        )  # fmt: skip
+        )
 
     def escrow_address(self, submitter: str, job: str) -> str:
         return "escrow"
@@ -184,11 +194,25 @@ class FakeChain:
     def _stake(self, node: str) -> StakeState:
         balance = Amount(self.stakes[node])
         return StakeState(
-            address="stake", node=node, coordinator=COORDINATOR, treasury="treasury", balance=balance, deposited=balance,
-            slashed=Amount(0), withdrawn=Amount(0), requested=Amount(self.requested.get(node, 0)), unlock_at=0, cooldown=0,
-            slash_bps=5000, window=0, window_start=0, window_base=balance, window_slashed=Amount(0),
-            next_coordinator=self.moving.get(node), move_at=1 if node in self.moving else 0,
-        )  # fmt: skip
+            address="stake",
+            node=node,
+            coordinator=COORDINATOR,
+            treasury="treasury",
+            balance=balance,
+            deposited=balance,
+            slashed=Amount(0),
+            withdrawn=Amount(0),
+            requested=Amount(self.requested.get(node, 0)),
+            unlock_at=0,
+            cooldown=0,
+            slash_bps=5000,
+            window=0,
+            window_start=0,
+            window_base=balance,
+            window_slashed=Amount(0),
+            next_coordinator=self.moving.get(node),
+            move_at=1 if node in self.moving else 0,
+        )
 
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
         return self._prepare(f"fund {job}", lambda: self._fund(job, amount, deadline))
@@ -393,10 +417,34 @@ def unavailable(what: str) -> None:
 
 
 Lie = Literal[
-    "root", "substitute", "anchor", "class", "skips", "but last", "one step", "stale", "copied", "zero", "nan", "scaled",
-    "flipped", "mute", "silent", "outer", "sent", "received", "other class", "loss", "no loss", "dies measuring",
-    "poison", "noughts", "faint", "replays", "blames",
-]  # fmt: skip
+    "root",
+    "substitute",
+    "anchor",
+    "class",
+    "skips",
+    "but last",
+    "one step",
+    "stale",
+    "copied",
+    "zero",
+    "nan",
+    "scaled",
+    "flipped",
+    "mute",
+    "silent",
+    "outer",
+    "sent",
+    "received",
+    "other class",
+    "loss",
+    "no loss",
+    "dies measuring",
+    "poison",
+    "noughts",
+    "faint",
+    "replays",
+    "blames",
+]
 FALSE_CONTRIBUTIONS = frozenset({"stale", "copied", "zero", "nan", "scaled", "flipped"})
 
 

@@ -87,14 +87,19 @@ class Committed:
         return [
             encode(
                 StepLeaf(
-                    self.first_step + step, self.env_class, digest(self.name, "samples", step), self.received(step),
+                    self.first_step + step,
+                    self.env_class,
+                    digest(self.name, "samples", step),
+                    self.received(step),
                     self.sent(step),
-                    self.state(step - 1), self.state(step), self.anchor,
+                    self.state(step - 1),
+                    self.state(step),
+                    self.anchor,
                     pseudo_gradient=self.gradient if step == self.steps - 1 else None,
                 )
             )
             for step in range(self.steps)
-        ]  # fmt: skip
+        ]
 
     @cached_property
     def tree(self) -> MerkleTree:

@@ -403,29 +403,10 @@ async def storm(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
     async with contextlib.AsyncExitStack() as stack:
-        ready = folder / "ledger-ready"
-        ledger_url, _ = await stack.enter_async_context(
-            _process(
-                ready,
-                "-m",
-                "ledger.local",
-                "--db",
-                str(folder / "ledger.db"),
-                "--port",
-                "0",
-                "--ready-file",
-                str(ready),
-            )
-        )
+        ledger_url, _ = await stack.enter_async_context(_ledger(folder))
         ledger = await stack.enter_async_context(await Ledger.connect(LedgerConfig(ledger_url)))
-        ready, data = folder / "ready", folder / "data"
-        url, process = await stack.enter_async_context(
-            _process(
-                ready, "-m", "tests.coordinator.strangers", str(scale), "serve", "--data", str(data), "--port", "0",
-                "--ready-file", str(ready), "--ledger-url", ledger_url, "--behind-proxy", "--no-own-auditor",
-                "--min-stake", str(STAKE), log=folder / "log",
-            )
-        )  # fmt: skip
+        data = folder / "data"
+        url, process = await stack.enter_async_context(_coordinator(folder, data, ledger_url, scale))
         connector = aiohttp.TCPConnector(limit=0, force_close=False)
         http = await stack.enter_async_context(
             aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
@@ -442,9 +423,12 @@ async def storm(
         await asyncio.wait_for(honest.here.wait(), 20)
         tasks.append(asyncio.create_task(_watch(process.pid, figures)))
         before = (
-            _bytes_of(data), await ledger.lamports(coordinator), _memory(process.pid), _processor(process.pid),
+            _bytes_of(data),
+            await ledger.lamports(coordinator),
+            _memory(process.pid),
+            _processor(process.pid),
             time.process_time(),
-        )  # fmt: skip
+        )
         began = time.monotonic()
         everybody: list[Callable[[], Awaitable[None]]] = [world.nodes, world.sign_ups, world.work, world.bodies]
         await world.rage(seconds, refusals, [*everybody * actors, lambda: world.bonds(node.address)])
@@ -461,6 +445,22 @@ async def storm(
         figures.memory = figures.most_memory - before[2]
         figures.rows = _rows(data / "coordinator.db")
     return figures, Bounds.of(figures.seconds, scale)
+
+
+def _ledger(folder: Path) -> contextlib.AbstractAsyncContextManager[tuple[str, asyncio.subprocess.Process]]:
+    ready = folder / "ledger-ready"
+    words = ("--db", folder / "ledger.db", "--port", 0, "--ready-file", ready)
+    return _process(ready, "-m", "ledger.local", *map(str, words))
+
+
+def _coordinator(
+    folder: Path, data: Path, ledger_url: str, scale: float
+) -> contextlib.AbstractAsyncContextManager[tuple[str, asyncio.subprocess.Process]]:
+    ready = folder / "ready"
+    where = ("--data", data, "--port", 0, "--ready-file", ready, "--ledger-url", ledger_url)
+    how = ("--behind-proxy", "--no-own-auditor", "--min-stake", STAKE)
+    words = map(str, ("-m", "tests.coordinator.strangers", scale, "serve", *where, *how))
+    return _process(ready, *words, log=folder / "log")
 
 
 @contextlib.asynccontextmanager

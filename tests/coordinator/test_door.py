@@ -30,26 +30,40 @@ HUGE = LLAMA | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_lay
 
 REFUSED: dict[str, tuple[JobSpec, type[CottageError], str]] = {
     "a class that is not supported": (
-        changed(model=ModelSpec(config=LLAMA | {"model_type": "mamba"})), InvalidError, "model_type 'mamba' is not supported",
+        changed(model=ModelSpec(config=LLAMA | {"model_type": "mamba"})),
+        InvalidError,
+        "model_type 'mamba' is not supported",
     ),
     "heads that do not divide the width": (
-        changed(model=ModelSpec(config=LLAMA | {"num_attention_heads": 5})), InvalidError, "num_attention_heads",
+        changed(model=ModelSpec(config=LLAMA | {"num_attention_heads": 5})),
+        InvalidError,
+        "num_attention_heads",
     ),
     "an unknown preset": (changed(model=ModelSpec(preset="gpt-9")), InvalidError, "'gpt-9' is unknown"),
-    "a job larger than the network's memory": (changed(model=ModelSpec(config=HUGE)), InvalidError, r"needs about .* MB"),
+    "a job larger than the network's memory": (
+        changed(model=ModelSpec(config=HUGE)),
+        InvalidError,
+        r"needs about .* MB",
+    ),
     "more nodes than there are": (spec(stages=3, replicas=3), InvalidError, "3 x 3 = 9 nodes, and 4 are free"),
     "a budget below the price": (changed(budget=5), FundsError, r"budget ¤ 0\.000005 is below the price ¤ 1"),
     "a budget beyond the balance": (changed(budget=10**15), FundsError, r"000\.00 is beyond the ¤ 1,000\.00 of"),
     "a batch that cannot be divided": (
-        changed(training=TrainingSpec(batch=7, micro_batches=2)), InvalidError, "batch 7 cannot be divided into 2",
+        changed(training=TrainingSpec(batch=7, micro_batches=2)),
+        InvalidError,
+        "batch 7 cannot be divided into 2",
     ),
     "shares of the data that the plan deals": (
-        changed(training=TrainingSpec(sampling="epochs", shares=3)), InvalidError, "settled when the job is planned",
+        changed(training=TrainingSpec(sampling="epochs", shares=3)),
+        InvalidError,
+        "settled when the job is planned",
     ),
     "a sequence longer than the model's positions": (
-        changed(training=TrainingSpec(sequence=4096)), InvalidError, "4,096 is longer than the model's 1,024",
+        changed(training=TrainingSpec(sequence=4096)),
+        InvalidError,
+        "4,096 is longer than the model's 1,024",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -222,17 +222,45 @@ async def test_a_relay_of_its_own_process_is_allowed_by_its_address_and_shown(tm
     key.save(tmp_path / "relay.key")
     ready = tmp_path / "ready"
     served = await start(
-        "--data", str(tmp_path / "data"), "--open", "--port", "0", "--ready-file", str(ready), "--ledger-url", ledger_url,
-        "--relay", key.address,
-    )  # fmt: skip
+        "--data",
+        str(tmp_path / "data"),
+        "--open",
+        "--port",
+        "0",
+        "--ready-file",
+        str(ready),
+        "--ledger-url",
+        ledger_url,
+        "--relay",
+        key.address,
+    )
     await until(ready.exists, 30.0)
     url = ready.read_text()
     relay = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cottage", "relay", "--listen", "127.0.0.1", "--port", "0", "--no-nat-port",
-        "--max-port", "0", "--min-port", "0", "--secret-file", str(tmp_path / "secret"), "--key-file",
-        str(tmp_path / "relay.key"), "--coordinator", url, "--region", "attic",
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "cottage",
+        "relay",
+        "--listen",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--no-nat-port",
+        "--max-port",
+        "0",
+        "--min-port",
+        "0",
+        "--secret-file",
+        str(tmp_path / "secret"),
+        "--key-file",
+        str(tmp_path / "relay.key"),
+        "--coordinator",
+        url,
+        "--region",
+        "attic",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
     try:
         async with aiohttp.ClientSession() as http:
             views: list[dict[str, Any]] = []

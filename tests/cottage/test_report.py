@@ -10,32 +10,100 @@ from protocol.rest import api
 NODE, LIAR = "1" * 32, "2" * 32
 SPEC = JobSpec(name="x", model=ModelSpec(preset="tiny-llama"), dataset=DatasetSpec(artifact="0" * 64), budget=100)
 QUOTE = api.Quote(
-    operations=1.0, parameters=1, tokens=1, stages=1, replicas=1, nodes_available=2, rounds=1, hours=0.1, price=90,
-    price_low=80, price_high=100, memory_mb_per_stage=(1,), limit="",
-)  # fmt: skip
+    operations=1.0,
+    parameters=1,
+    tokens=1,
+    stages=1,
+    replicas=1,
+    nodes_available=2,
+    rounds=1,
+    hours=0.1,
+    price=90,
+    price_low=80,
+    price_high=100,
+    memory_mb_per_stage=(1,),
+    limit="",
+)
 JOB = api.JobView(
-    id="a" * 32, name="x", state="settled", reason="", spec=SPEC, submitter=NODE, created=0.0, ended=1.0, quote=QUOTE,
-    rounds_total=1, rounds_done=1, tokens_done=10, tokens_total=10, tokens_per_second=1.0, train_loss=4.0,
-    validation_loss=4.0, first_validation_loss=7.6, escrow=100, paid=90, refunded=10, bytes_sent=5, bytes_naive=100,
-    bytes_artifacts=7, audits=1, model=None, eta_seconds=None, agreement=api.Agreement(2, 0, 2),
-)  # fmt: skip
+    id="a" * 32,
+    name="x",
+    state="settled",
+    reason="",
+    spec=SPEC,
+    submitter=NODE,
+    created=0.0,
+    ended=1.0,
+    quote=QUOTE,
+    rounds_total=1,
+    rounds_done=1,
+    tokens_done=10,
+    tokens_total=10,
+    tokens_per_second=1.0,
+    train_loss=4.0,
+    validation_loss=4.0,
+    first_validation_loss=7.6,
+    escrow=100,
+    paid=90,
+    refunded=10,
+    bytes_sent=5,
+    bytes_naive=100,
+    bytes_artifacts=7,
+    audits=1,
+    model=None,
+    eta_seconds=None,
+    agreement=api.Agreement(2, 0, 2),
+)
 WORKER = api.JobNode(
-    node=NODE, name="node1", device="cpu", stage=0, replica=0, state="done", rounds=1, steps=5, tokens=10, operations=9,
-    audits_passed=1, audits_failed=0, verified=90, paid=90, bytes_sent=5,
-)  # fmt: skip
+    node=NODE,
+    name="node1",
+    device="cpu",
+    stage=0,
+    replica=0,
+    state="done",
+    rounds=1,
+    steps=5,
+    tokens=10,
+    operations=9,
+    audits_passed=1,
+    audits_failed=0,
+    verified=90,
+    paid=90,
+    bytes_sent=5,
+)
 COMMIT = api.CommitView(
-    round=0, epoch=1, stage=0, replica=0, node=NODE, root="0" * 64, leaves=5, tokens=10, operations=9, drawable=True,
-    state="verified", amount=90,
-)  # fmt: skip
+    round=0,
+    epoch=1,
+    stage=0,
+    replica=0,
+    node=NODE,
+    root="0" * 64,
+    leaves=5,
+    tokens=10,
+    operations=9,
+    drawable=True,
+    state="verified",
+    amount=90,
+)
 AUDIT = api.AuditView(
     audit="b" * 32, round=0, step=2, stage=0, replica=0, node=NODE, auditor=LIAR, state="passed", detail=""
 )
 RECEIPT = api.Receipt(kind="settle", signature="s", state="confirmed", amount=90, time=1.0, detail="")
 GOOD = DemoOutcome(
-    job=JOB, nodes=[WORKER], commits=[COMMIT], audits=[AUDIT], receipts=[RECEIPT], money=Money(100, 90, 10, 0),
-    losses=Losses(7.6, 4.0, 3.5, 4.0), seconds=1.0, model_dir="m", sample="def f():", web="http://x", liar=None, faults=(),
+    job=JOB,
+    nodes=[WORKER],
+    commits=[COMMIT],
+    audits=[AUDIT],
+    receipts=[RECEIPT],
+    money=Money(100, 90, 10, 0),
+    losses=Losses(7.6, 4.0, 3.5, 4.0),
+    seconds=1.0,
+    model_dir="m",
+    sample="def f():",
+    web="http://x",
+    liar=None,
+    faults=(),
     auditors=frozenset({LIAR}),
-)  # fmt: skip
+)
 
 
 def but(**changes: object) -> DemoOutcome:

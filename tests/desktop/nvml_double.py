@@ -39,7 +39,9 @@ class Driver:
             "nvmlSystemGetDriverVersion": lambda: "565.77",
             "nvmlDeviceGetUUID": lambda card: card.uuid,
             "nvmlDeviceGetName": lambda card: card.name,
-            "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(total=card.memory_mb << 20, used=card.used_mb << 20),
+            "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(
+                total=card.memory_mb << 20, used=card.used_mb << 20
+            ),
             "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=97),
             "nvmlDeviceGetTemperature": lambda card, _: card.celsius,
             "nvmlDeviceGetPowerUsage": self._draw,
@@ -49,7 +51,7 @@ class Driver:
             "nvmlDeviceGetPowerManagementLimitConstraints": lambda _: (150_000, 600_000),
             "nvmlDeviceSetPowerManagementLimit": self._set,
             "nvmlDeviceGetComputeRunningProcesses": lambda card: card.processes,
-        }  # fmt: skip
+        }
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, name, answer)
 

@@ -13,8 +13,9 @@ def screen(*programs: str) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         server = subprocess.Popen(
             ("Xvfb", "-displayfd", str(writer), "-screen", "0", "1024x768x24", "-nolisten", "tcp"),
-            pass_fds=(writer,), stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            pass_fds=(writer,),
+            stderr=subprocess.DEVNULL,
+        )
         stack.callback(server.wait)
         stack.callback(server.kill)
         os.close(writer)

@@ -62,9 +62,12 @@ def test_a_share_says_why_it_is_not_paid(share: ShareState, state: JobStateName)
 
 
 @given(
-    st.sampled_from(STATES), st.sampled_from(SEATS), st.dictionaries(st.sampled_from(SHARES), st.integers(1, 9)),
-    st.booleans(), st.booleans(),
-)  # fmt: skip
+    st.sampled_from(STATES),
+    st.sampled_from(SEATS),
+    st.dictionaries(st.sampled_from(SHARES), st.integers(1, 9)),
+    st.booleans(),
+    st.booleans(),
+)
 def test_no_row_waits_for_nothing_and_none_is_silent(
     state: JobStateName, seat: SeatState, shares: dict[ShareState, int], heard: bool, failed: bool
 ) -> None:

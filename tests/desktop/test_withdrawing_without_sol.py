@@ -83,9 +83,13 @@ class Twisting:
     def message(self, asked: WithdrawalRequest, offer: WithdrawalOffer, **other: Any) -> bytes:
         """A transaction that is well made, of other terms than those that are told."""
         fields = {
-            "sponsor": str(self.world.coordinator), "owner": asked.owner, "target": asked.target,
-            "arrives": Amount(offer.arrives), "costs": Amount(offer.fee), "opens": offer.opens,
-        }  # fmt: skip
+            "sponsor": str(self.world.coordinator),
+            "owner": asked.owner,
+            "target": asked.target,
+            "arrives": Amount(offer.arrives),
+            "costs": Amount(offer.fee),
+            "opens": offer.opens,
+        }
         return SponsoredTransfer(**fields | other).draft(self.world.market, self.world.chain.blockhash())
 
     def with_one_more(self, offer: WithdrawalOffer) -> bytes:
@@ -95,10 +99,14 @@ class Twisting:
         paid = moved(offer.fee, world.keys[world.coordinator], world.market, owner)
         approve = token.approve(
             models.ApproveParams(
-                program_id=TOKEN_PROGRAM_ID, source=self.world.wallet(OWNER), delegate=self.world.submitter, owner=OWNER,
-                amount=HELD, signers=[],
+                program_id=TOKEN_PROGRAM_ID,
+                source=self.world.wallet(OWNER),
+                delegate=self.world.submitter,
+                owner=OWNER,
+                amount=HELD,
+                signers=[],
             )
-        )  # fmt: skip
+        )
         whole = MessageV0.try_compile(world.coordinator, [sent, paid, approve], [], world.chain.blockhash())
         return bytes(VersionedTransaction.populate(whole, [Signature.default()] * 2))
 
@@ -173,21 +181,25 @@ async def test_what_was_shown_is_what_leaves_and_arrives(scene: Scene) -> None:
 
 OFFERS: dict[str, ChangeOffer] = {
     "the transaction takes a higher fee than is told": lambda s, a, o: msgspec.structs.replace(
-        o, transaction=s.message(a, o, arrives=Amount(o.arrives - 1), costs=Amount(o.fee + 1))),
+        o, transaction=s.message(a, o, arrives=Amount(o.arrives - 1), costs=Amount(o.fee + 1))
+    ),
     "the transaction takes the rest, too": lambda s, a, o: msgspec.structs.replace(
-        o, transaction=s.message(a, o, costs=Amount(o.fee + HELD - a.amount))),
+        o, transaction=s.message(a, o, costs=Amount(o.fee + HELD - a.amount))
+    ),
     "the amounts told are more than was asked for": lambda s, a, o: msgspec.structs.replace(
-        o, fee=o.fee + 1, transaction=s.message(a, o, costs=Amount(o.fee + 1))),
+        o, fee=o.fee + 1, transaction=s.message(a, o, costs=Amount(o.fee + 1))
+    ),
     "it goes to somebody else": lambda s, a, o: msgspec.structs.replace(
-        o, transaction=s.message(a, o, target=str(s.world.submitter))),
+        o, transaction=s.message(a, o, target=str(s.world.submitter))
+    ),
     "the costs go to somebody else": lambda s, a, o: msgspec.structs.replace(
-        o, transaction=s.message(a, o, sponsor=str(s.world.submitter))),
+        o, transaction=s.message(a, o, sponsor=str(s.world.submitter))
+    ),
     "rent is told that is not paid": lambda s, a, o: msgspec.structs.replace(o, opens=not o.opens),
     "a delegate is approved": lambda s, a, o: msgspec.structs.replace(o, transaction=s.with_one_more(o)),
     "there is no transaction": lambda s, a, o: msgspec.structs.replace(o, transaction=b""),
-    "nothing is left": lambda s, a, o: msgspec.structs.replace(
-        o, arrives=0, fee=a.amount, transaction=s.message(a, o)),
-}  # fmt: skip
+    "nothing is left": lambda s, a, o: msgspec.structs.replace(o, arrives=0, fee=a.amount, transaction=s.message(a, o)),
+}
 
 
 @pytest.mark.parametrize("change", OFFERS)

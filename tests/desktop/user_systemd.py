@@ -29,10 +29,14 @@ class UserSystemd:
     @property
     def environment(self) -> dict[str, str]:
         return {
-            "PATH": "/usr/bin:/bin", "HOME": str(self.home), "XDG_RUNTIME_DIR": RUNTIME, "LANG": "C.UTF-8",
-            "XDG_CONFIG_HOME": str(self.home / ".config"), "XDG_DATA_HOME": str(self.home / ".local/share"),
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(self.home),
+            "XDG_RUNTIME_DIR": RUNTIME,
+            "LANG": "C.UTF-8",
+            "XDG_CONFIG_HOME": str(self.home / ".config"),
+            "XDG_DATA_HOME": str(self.home / ".local/share"),
             "XDG_CACHE_HOME": str(self.home / ".cache"),
-        }  # fmt: skip
+        }
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of that user, who sees that manager."""
@@ -67,8 +71,11 @@ def user_systemd(home: Path) -> Iterator[UserSystemd | None]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             ("unshare", "--mount", "--propagation", "private", "sh", "-c", script),
-            env=manager.environment, stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
+            env=manager.environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     manager = UserSystemd(process.pid, home)
     try:
         yield manager if _answers(manager, process) else None

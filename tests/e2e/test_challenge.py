@@ -80,10 +80,19 @@ async def challenge(run: DemoRun, place: StepPlace, *words: str) -> str:
     """Run ``cottage ledger challenge`` against a step; returns what it printed."""
     seat = {name: str(getattr(place, name)) for name in ("round", "stage", "replica", "step", "epoch")}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cottage", "ledger", "challenge", place.job, "--coordinator", run.network.web,
-        *(word for name, value in seat.items() for word in (f"--{name}", value)), *words,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "cottage",
+        "ledger",
+        "challenge",
+        place.job,
+        "--coordinator",
+        run.network.web,
+        *(word for name, value in seat.items() for word in (f"--{name}", value)),
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     out, err = await asyncio.wait_for(process.communicate(), COMMAND_LIMIT_S)
     assert process.returncode == 0, err.decode()
     return out.decode()

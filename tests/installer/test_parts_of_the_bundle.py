@@ -12,33 +12,51 @@ from installer.desktop.parts import PARTS, kept
 
 NAMES = {
     "linux": (
-        "PySide6/Qt/plugins/platforms/libqxcb.so", "PySide6/Qt/lib/libQt6Widgets.so.6", "PySide6/QtWidgets.abi3.so",
-        "PySide6/Qt/translations/qtbase_de.qm", "libcrypto.so.3",
+        "PySide6/Qt/plugins/platforms/libqxcb.so",
+        "PySide6/Qt/lib/libQt6Widgets.so.6",
+        "PySide6/QtWidgets.abi3.so",
+        "PySide6/Qt/translations/qtbase_de.qm",
+        "libcrypto.so.3",
     ),
     "win32": (
-        "PySide6\\plugins\\platforms\\qwindows.dll", "PySide6\\plugins\\styles\\qmodernwindowsstyle.dll",
+        "PySide6\\plugins\\platforms\\qwindows.dll",
+        "PySide6\\plugins\\styles\\qmodernwindowsstyle.dll",
         "PySide6\\Qt6Widgets.dll",
-        "PySide6\\plugins\\iconengines\\qsvgicon.dll", "PySide6\\translations\\qtbase_de.qm", "libcrypto-3.dll",
+        "PySide6\\plugins\\iconengines\\qsvgicon.dll",
+        "PySide6\\translations\\qtbase_de.qm",
+        "libcrypto-3.dll",
     ),
     "darwin": (
-        "PySide6/Qt/plugins/platforms/libqcocoa.dylib", "PySide6/Qt/plugins/styles/libqmacstyle.dylib", "libcrypto.3.dylib",
-        "PySide6/Qt/lib/QtWidgets.framework/Versions/A/QtWidgets", "PySide6/Qt/translations/qtbase_en.qm",
+        "PySide6/Qt/plugins/platforms/libqcocoa.dylib",
+        "PySide6/Qt/plugins/styles/libqmacstyle.dylib",
+        "libcrypto.3.dylib",
+        "PySide6/Qt/lib/QtWidgets.framework/Versions/A/QtWidgets",
+        "PySide6/Qt/translations/qtbase_en.qm",
     ),
-}  # fmt: skip
+}
 UNUSED = {
     "linux": (
-        "PySide6/Qt/plugins/imageformats/libqtiff.so", "PySide6/Qt/lib/libQt6Quick.so.6", "libgtk-3.so.0", "libstdc++.so.6",
+        "PySide6/Qt/plugins/imageformats/libqtiff.so",
+        "PySide6/Qt/lib/libQt6Quick.so.6",
+        "libgtk-3.so.0",
+        "libstdc++.so.6",
         "PySide6/Qt/translations/qtbase_fr.qm",
     ),
     "win32": (
-        "PySide6\\plugins\\platforms\\qdirect2d.dll", "PySide6\\plugins\\tls\\qopensslbackend.dll", "PySide6\\Qt6Quick.dll",
-        "PySide6\\Qt6Pdf.dll", "PySide6\\opengl32sw.dll", "PySide6\\translations\\qtbase_fr.qm",
+        "PySide6\\plugins\\platforms\\qdirect2d.dll",
+        "PySide6\\plugins\\tls\\qopensslbackend.dll",
+        "PySide6\\Qt6Quick.dll",
+        "PySide6\\Qt6Pdf.dll",
+        "PySide6\\opengl32sw.dll",
+        "PySide6\\translations\\qtbase_fr.qm",
     ),
     "darwin": (
-        "PySide6/Qt/plugins/tls/libqopensslbackend.dylib", "PySide6/Qt/lib/QtQuick.framework/Versions/A/QtQuick",
-        "PySide6/Qt/lib/QtPdf.framework/Versions/A/QtPdf", "PySide6/Qt/translations/qtdeclarative_de.qm",
+        "PySide6/Qt/plugins/tls/libqopensslbackend.dylib",
+        "PySide6/Qt/lib/QtQuick.framework/Versions/A/QtQuick",
+        "PySide6/Qt/lib/QtPdf.framework/Versions/A/QtPdf",
+        "PySide6/Qt/translations/qtdeclarative_de.qm",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("system", sorted(PARTS))

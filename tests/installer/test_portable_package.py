@@ -49,9 +49,12 @@ class Owner:
     def words(self, *words: str) -> list[str]:
         become = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
         env = {
-            "PATH": "/usr/bin:/bin", "HOME": str(self.home), "LANG": "C.UTF-8", "TMPDIR": str(self.home),
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "TMPDIR": str(self.home),
             "DOCKER_HOST": f"unix://{self.home}/docker.sock",
-        }  # fmt: skip
+        }
         inside = shlex.join((*become, "env", "-i", *(f"{name}={value}" for name, value in env.items()), *words))
         mount = shlex.join(("mount", "--bind", self._engine, str(self.home / "docker.sock")))
         return ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"{mount} && exec {inside}"]

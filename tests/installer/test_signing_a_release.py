@@ -48,8 +48,12 @@ def test_what_is_built_and_signed_is_followed_and_unpacked(tmp_path: Path, packa
     folder: InstallationFolder = installed(tmp_path / "opt", "0.1.0", "")
     new = folder.unpack(package, "0.2.0", described.unpacked)
     assert sorted(str(path.relative_to(new)) for path in new.rglob("*") if not path.is_dir()) == [
-        "_internal/data", "agent.sh", "cottage-agent", "library.so", "uninstall.sh",
-    ]  # fmt: skip
+        "_internal/data",
+        "agent.sh",
+        "cottage-agent",
+        "library.so",
+        "uninstall.sh",
+    ]
     assert (new / "library.so").read_text() == "x"
     with pytest.raises(UpdateError, match="larger than its manifest says"):
         folder.unpack(package, "0.2.0", described.unpacked - 1)

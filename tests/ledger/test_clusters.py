@@ -93,9 +93,12 @@ class People:
         payer, mint = self.cluster.payer, self.mint.pubkey()
         sender = Sender(connection, Pubkey.default())
         space = CreateAccountParams(
-            from_pubkey=payer.pubkey(), to_pubkey=mint, lamports=await connection.rent(82), space=82,
+            from_pubkey=payer.pubkey(),
+            to_pubkey=mint,
+            lamports=await connection.rent(82),
+            space=82,
             owner=TOKEN_PROGRAM_ID,
-        )  # fmt: skip
+        )
         rules = models.InitializeMint2Params(
             decimals=6, program_id=TOKEN_PROGRAM_ID, mint=mint, mint_authority=payer.pubkey()
         )
@@ -106,9 +109,13 @@ class People:
         for pair in self.keys.values():
             who = pair.pubkey()
             minted = models.MintToCheckedParams(
-                amount=RICH, decimals=6, dest=token.get_associated_token_address(who, mint), mint=mint,
-                mint_authority=payer.pubkey(), program_id=TOKEN_PROGRAM_ID,
-            )  # fmt: skip
+                amount=RICH,
+                decimals=6,
+                dest=token.get_associated_token_address(who, mint),
+                mint=mint,
+                mint_authority=payer.pubkey(),
+                program_id=TOKEN_PROGRAM_ID,
+            )
             sol = TransferParams(from_pubkey=payer.pubkey(), to_pubkey=who, lamports=10**9)
             batches.append(([transfer(sol), self._wallet(who), token.mint_to_checked(minted)], []))
         for instructions, others in batches:

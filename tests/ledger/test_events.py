@@ -48,9 +48,19 @@ def test_an_event_out_of_bounds_is_never_written(event: Event) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", "null", "hello", '{"event":"paid"}', '{"event":"funded"}', "x" * (MAX_MEMO_BYTES + 1),
-     f'{{"event":"funded","job":"{JOB}","amount":1,"more":1}}', f'{{"event":"funded","job":"{JOB}","amount":1.5}}'],
-)  # fmt: skip
+    [
+        "",
+        "{}",
+        "[]",
+        "null",
+        "hello",
+        '{"event":"paid"}',
+        '{"event":"funded"}',
+        "x" * (MAX_MEMO_BYTES + 1),
+        f'{{"event":"funded","job":"{JOB}","amount":1,"more":1}}',
+        f'{{"event":"funded","job":"{JOB}","amount":1.5}}',
+    ],
+)
 def test_memos_of_others_are_no_events(text: str) -> None:
     with pytest.raises(EventError):
         events.decode(text)

@@ -256,9 +256,14 @@ async def test_a_stake_moves_and_closes(rich: Ledger, world: World) -> None:
     assert await rich.stake(PAYEES[0]) is None
     told = await rich.stake_history(PAYEES[0])
     assert [event.kind for event in told] == [
-        "stake_opened", "stake_deposited", "stake_moved", "stake_requested", "stake_moved", "stake_withdrawn",
+        "stake_opened",
+        "stake_deposited",
+        "stake_moved",
+        "stake_requested",
+        "stake_moved",
+        "stake_withdrawn",
         "stake_closed",
-    ]  # fmt: skip
+    ]
     assert told[2].fields["coordinator"] == told[4].fields["coordinator"] == WHO
     assert (told[2].fields["move_at"] > 0, told[4].fields["move_at"]) == (True, 0)
     assert told[-1].fields == {"deposited": 100, "slashed": 0, "withdrawn": 100}

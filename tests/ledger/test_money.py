@@ -29,9 +29,29 @@ def test_decimals_are_read_exactly(text: str, units: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ".", "1.", ".5", "-1", "+1", "1e6", "0x10", "1_000", "1,5", " 1", "1 ", "1\n", "٣", "1.0000001", "nan",
-     "Infinity", "18446744073709.551616", "9" * 41, "1." + "0" * 39],
-)  # fmt: skip
+    [
+        "",
+        ".",
+        "1.",
+        ".5",
+        "-1",
+        "+1",
+        "1e6",
+        "0x10",
+        "1_000",
+        "1,5",
+        " 1",
+        "1 ",
+        "1\n",
+        "٣",
+        "1.0000001",
+        "nan",
+        "Infinity",
+        "18446744073709.551616",
+        "9" * 41,
+        "1." + "0" * 39,
+    ],
+)
 def test_what_is_no_amount_is_refused_and_named(text: str) -> None:
     with pytest.raises(AmountError) as refusal:
         parse(text)

@@ -117,9 +117,13 @@ async def test_payments_that_begin_in_one_slot_get_a_table_each_with_their_own_a
 ) -> None:
     jobs = {JOB: payees(MAX_BATCH), job_bytes("1" * 32): [str(key(f"other {n}").pubkey()) for n in range(MAX_BATCH)]}
     opening = await ledger.prepare_escrow(
-        bytes(SUBMITTER.secret()), job_bytes("1" * 32), str(COORDINATOR.pubkey()), Amount(1_000_000),
-        int(world.clock.now) + 3600, 200,
-    )  # fmt: skip
+        bytes(SUBMITTER.secret()),
+        job_bytes("1" * 32),
+        str(COORDINATOR.pubkey()),
+        Amount(1_000_000),
+        int(world.clock.now) + 3600,
+        200,
+    )
     await ledger.confirm(opening)
     world.clock.advance(SLOT_SECONDS)
     tables: dict[bytes, list[str]] = {job: [] for job in jobs}

@@ -70,8 +70,14 @@ def test_json_holds_whole_signatures_and_exact_units(url: str, capsys: pytest.Ca
     mine = documents[address_of(SUBMITTER)]
     assert mine["funded"] == mine["paid"] + mine["refunded"] + mine["left"] == 12_500_000
     assert [event["kind"] for event in mine["events"]] == [
-        "opened", "deposited", "funded", "verified", "admitted", "paid", "refunded",
-    ]  # fmt: skip
+        "opened",
+        "deposited",
+        "funded",
+        "verified",
+        "admitted",
+        "paid",
+        "refunded",
+    ]
     paid = sum(event["fields"]["amount"] for event in mine["events"] if event["kind"] == "paid")
     assert paid == mine["paid"] == 2_250_000
     assert all(len(event["signature"]) >= 86 for event in mine["events"])

@@ -35,9 +35,7 @@ SPONSOR, OWNER, TARGET, THIEF = (key(f"{name} of a transfer") for name in ("spon
 MARKET = MarketAddresses(key("a market").pubkey(), key("a mint").pubkey())
 BLOCKHASH = Hash.new_unique()
 ARRIVES, COSTS = Amount(4_692_608), Amount(307_392)
-AGREED = SponsoredTransfer(
-    str(SPONSOR.pubkey()), str(OWNER.pubkey()), str(TARGET.pubkey()), ARRIVES, COSTS, opens=True
-)  # fmt: skip
+AGREED = SponsoredTransfer(str(SPONSOR.pubkey()), str(OWNER.pubkey()), str(TARGET.pubkey()), ARRIVES, COSTS, opens=True)
 SEED = bytes(OWNER.secret())
 
 
@@ -60,10 +58,16 @@ def moved(
 ) -> Instruction:
     return token.transfer_checked(
         models.TransferCheckedParams(
-            program_id=program, source=market.wallet(owner.pubkey()), dest=market.wallet(to.pubkey()), mint=market.mint,
-            owner=owner.pubkey(), amount=units, decimals=decimals, signers=[],
+            program_id=program,
+            source=market.wallet(owner.pubkey()),
+            dest=market.wallet(to.pubkey()),
+            mint=market.mint,
+            owner=owner.pubkey(),
+            amount=units,
+            decimals=decimals,
+            signers=[],
         )
-    )  # fmt: skip
+    )
 
 
 OPEN = token.create_idempotent_associated_token_account(SPONSOR.pubkey(), TARGET.pubkey(), MARKET.mint)
@@ -96,30 +100,73 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         token.create_idempotent_associated_token_account(SPONSOR.pubkey(), THIEF.pubkey(), MARKET.mint), SEND, PAY
     ),
     "a third one takes more": lambda: compiled(OPEN, SEND, PAY, moved(1, THIEF)),
-    "a delegate is approved": lambda: compiled(OPEN, SEND, PAY, token.approve(models.ApproveParams(
-        program_id=TOKEN_PROGRAM_ID, source=OWN_WALLET, delegate=THIEF.pubkey(), owner=OWN, amount=10**12, signers=[]))),
-    "the account changes hands": lambda: compiled(OPEN, SEND, PAY, token.set_authority(models.SetAuthorityParams(
-        program_id=TOKEN_PROGRAM_ID, account=OWN_WALLET, authority=models.AuthorityType.ACCOUNT_OWNER,
-        current_authority=OWN, signers=[], new_authority=THIEF.pubkey()))),
-    "the account is closed": lambda: compiled(OPEN, SEND, PAY, token.close_account(models.CloseAccountParams(
-        program_id=TOKEN_PROGRAM_ID, account=OWN_WALLET, dest=THIEF.pubkey(), owner=OWN, signers=[]))),
-    "the owner's SOL goes": lambda: compiled(OPEN, SEND, PAY, transfer(
-        TransferParams(from_pubkey=OWN, to_pubkey=THIEF.pubkey(), lamports=1))),
-    "an unknown program comes along": lambda: compiled(OPEN, SEND, PAY, Instruction(
-        THIEF.pubkey(), b"x", [AccountMeta(OWN, is_signer=True, is_writable=True)])),
-    "the owner's account is writable": lambda: compiled(OPEN, SEND, PAY, Instruction(
-        SYSTEM_PROGRAM, b"", [AccountMeta(OWN, is_signer=True, is_writable=True)])),
-    "a nonce lets it never expire": lambda: compiled(advance_nonce_account(AdvanceNonceAccountParams(
-        nonce_pubkey=THIEF.pubkey(), authorized_pubkey=SPONSOR.pubkey())), OPEN, SEND, PAY),
-    "somebody else signs, too": lambda: compiled(OPEN, SEND, PAY, transfer(
-        TransferParams(from_pubkey=THIEF.pubkey(), to_pubkey=OWN, lamports=1))),
+    "a delegate is approved": lambda: compiled(
+        OPEN,
+        SEND,
+        PAY,
+        token.approve(
+            models.ApproveParams(
+                program_id=TOKEN_PROGRAM_ID,
+                source=OWN_WALLET,
+                delegate=THIEF.pubkey(),
+                owner=OWN,
+                amount=10**12,
+                signers=[],
+            )
+        ),
+    ),
+    "the account changes hands": lambda: compiled(
+        OPEN,
+        SEND,
+        PAY,
+        token.set_authority(
+            models.SetAuthorityParams(
+                program_id=TOKEN_PROGRAM_ID,
+                account=OWN_WALLET,
+                authority=models.AuthorityType.ACCOUNT_OWNER,
+                current_authority=OWN,
+                signers=[],
+                new_authority=THIEF.pubkey(),
+            )
+        ),
+    ),
+    "the account is closed": lambda: compiled(
+        OPEN,
+        SEND,
+        PAY,
+        token.close_account(
+            models.CloseAccountParams(
+                program_id=TOKEN_PROGRAM_ID, account=OWN_WALLET, dest=THIEF.pubkey(), owner=OWN, signers=[]
+            )
+        ),
+    ),
+    "the owner's SOL goes": lambda: compiled(
+        OPEN, SEND, PAY, transfer(TransferParams(from_pubkey=OWN, to_pubkey=THIEF.pubkey(), lamports=1))
+    ),
+    "an unknown program comes along": lambda: compiled(
+        OPEN, SEND, PAY, Instruction(THIEF.pubkey(), b"x", [AccountMeta(OWN, is_signer=True, is_writable=True)])
+    ),
+    "the owner's account is writable": lambda: compiled(
+        OPEN, SEND, PAY, Instruction(SYSTEM_PROGRAM, b"", [AccountMeta(OWN, is_signer=True, is_writable=True)])
+    ),
+    "a nonce lets it never expire": lambda: compiled(
+        advance_nonce_account(
+            AdvanceNonceAccountParams(nonce_pubkey=THIEF.pubkey(), authorized_pubkey=SPONSOR.pubkey())
+        ),
+        OPEN,
+        SEND,
+        PAY,
+    ),
+    "somebody else signs, too": lambda: compiled(
+        OPEN, SEND, PAY, transfer(TransferParams(from_pubkey=THIEF.pubkey(), to_pubkey=OWN, lamports=1))
+    ),
     "the message is of another version": lambda: wire_of(
         Message.new_with_blockhash([OPEN, SEND, PAY], SPONSOR.pubkey(), BLOCKHASH)
     ),
     "one signature is missing": lambda: wire_of(AGREED.message(MARKET, BLOCKHASH), 1),
     "there is nothing": lambda: b"",
     "it is no transaction": lambda: b"\xff" * 200,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", HOSTILE)
@@ -179,9 +226,12 @@ def test_any_other_byte_of_the_message_is_refused(data: st.DataObject) -> None:
 
 
 @given(
-    st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.booleans(),
-    st.sampled_from([SPONSOR, OWNER, TARGET, THIEF]), st.sampled_from([SPONSOR, OWNER, TARGET, THIEF]),
-)  # fmt: skip
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+    st.booleans(),
+    st.sampled_from([SPONSOR, OWNER, TARGET, THIEF]),
+    st.sampled_from([SPONSOR, OWNER, TARGET, THIEF]),
+)
 def test_only_the_amounts_and_accounts_that_were_shown_are_signed(
     arrives: int, costs: int, opens: bool, target: Keypair, payee: Keypair
 ) -> None:
@@ -220,9 +270,7 @@ def poor(world: World, tokens: int) -> Pubkey:
 def transfer_of(
     world: World, owner: Pubkey, target: Pubkey, arrives: int, costs: int, opens: bool
 ) -> SponsoredTransfer:
-    return SponsoredTransfer(
-        str(world.coordinator), str(owner), str(target), Amount(arrives), Amount(costs), opens
-    )  # fmt: skip
+    return SponsoredTransfer(str(world.coordinator), str(owner), str(target), Amount(arrives), Amount(costs), opens)
 
 
 @pytest.mark.clusters
@@ -304,11 +352,15 @@ async def test_tokens_go_to_wallets_only(world: World, ledger: Ledger) -> None:
     world.send(
         token.set_authority(
             models.SetAuthorityParams(
-                program_id=TOKEN_PROGRAM_ID, account=world.wallet(given), current_authority=given,
-                authority=models.AuthorityType.ACCOUNT_OWNER, new_authority=world.stranger, signers=[],
+                program_id=TOKEN_PROGRAM_ID,
+                account=world.wallet(given),
+                current_authority=given,
+                authority=models.AuthorityType.ACCOUNT_OWNER,
+                new_authority=world.stranger,
+                signers=[],
             )
         )
-    )  # fmt: skip
+    )
     assert await ledger.receiver(str(given)) == "no wallet", "what arrives there is somebody else's"
     funded = world.new_key("whose account's address holds SOL")
     world.put(world.wallet(funded), Account(10**9, b"", SYSTEM_PROGRAM))

@@ -137,9 +137,11 @@ def _another_step(one: RoundEvidence) -> RoundEvidence:
     drawn, *rest = one.draw.steps
     step = 1 - drawn.step
     audits = tuple(
-        msgspec.structs.replace(a, step=step) if (a.stage, a.replica, a.step) == (drawn.stage, drawn.replica, drawn.step) else a
+        msgspec.structs.replace(a, step=step)
+        if (a.stage, a.replica, a.step) == (drawn.stage, drawn.replica, drawn.step)
+        else a
         for a in one.audits
-    )  # fmt: skip
+    )
     draw = msgspec.structs.replace(one.draw, steps=(msgspec.structs.replace(drawn, step=step), *rest))
     return msgspec.structs.replace(one, draw=draw, audits=audits)
 
@@ -267,7 +269,7 @@ def _lost_payout() -> Forge:
         ("no memo of an outcome", events(lambda e: e.fields.get("what") != "outcome"), "outcome root"),
         ("no memo of commitments", events(lambda e: e.fields.get("what") != "commitments"), "every round"),
     ],
-)  # fmt: skip
+)
 async def test_each_kind_of_untruth_is_found(case: Case, what: str, forge: Forge, check: str) -> None:
     forged = forge(case)
     found = first_failure(forged)

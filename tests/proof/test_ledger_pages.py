@@ -158,12 +158,24 @@ async def test_names_that_hold_scripts_are_only_ever_text(place: Town, http: aio
 @pytest.mark.parametrize(
     "path",
     [
-        "/ledger/job/x", "/ledger/job/" + "0" * 32, "/ledger/node/<script>", "/nodes/0OIl", "/nodes/" + "1" * 44,
-        "/nodes/..%2f..%2fetc", "/jobs/{job}/rounds/0", "/jobs/{job}/rounds/-1", "/jobs/{job}/rounds/9999999999",
-        "/jobs/{job}/rounds/99", "/jobs/{job}/rounds/1e3", "/jobs/" + "0" * 32 + "/rounds/1",
-        "/api/v1/nodes/x", "/api/v1/jobs/{job}/rounds/77/evidence", "/api/v1/jobs/zz/ledger", "/api/v1/nodes/%00",
+        "/ledger/job/x",
+        "/ledger/job/" + "0" * 32,
+        "/ledger/node/<script>",
+        "/nodes/0OIl",
+        "/nodes/" + "1" * 44,
+        "/nodes/..%2f..%2fetc",
+        "/jobs/{job}/rounds/0",
+        "/jobs/{job}/rounds/-1",
+        "/jobs/{job}/rounds/9999999999",
+        "/jobs/{job}/rounds/99",
+        "/jobs/{job}/rounds/1e3",
+        "/jobs/" + "0" * 32 + "/rounds/1",
+        "/api/v1/nodes/x",
+        "/api/v1/jobs/{job}/rounds/77/evidence",
+        "/api/v1/jobs/zz/ledger",
+        "/api/v1/nodes/%00",
     ],
-)  # fmt: skip
+)
 async def test_what_is_not_there_is_not_found(place: Town, http: aiohttp.ClientSession, path: str) -> None:
     page = await text_of(http, path.replace("{job}", (await jobs_of(place))[0]), 404)
     assert "<script>" not in page

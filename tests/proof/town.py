@@ -56,16 +56,30 @@ class Town:
         self.ledger, self.rpc, self.clock, self.url = ledger, rpc, clock, ""
         self.peers = Peers()
         config = Config(
-            data=folder, ledger_url=rpc, start_grace_seconds=1.0, audit_seconds=30.0, audit_patience_seconds=5.0,
-            settle_every=2, validations=0, min_stake=1, audits_per_round=audits,
-        )  # fmt: skip
+            data=folder,
+            ledger_url=rpc,
+            start_grace_seconds=1.0,
+            audit_seconds=30.0,
+            audit_patience_seconds=5.0,
+            settle_every=2,
+            validations=0,
+            min_stake=1,
+            audits_per_round=audits,
+        )
         chain = LedgerChain(ledger, rpc, COORDINATOR_SEED, WALLET_SEED, COORDINATOR)
         store = MemoryStore()
         self.parts = assemble(
-            config, clock, store, chain, cast(ModelWorkshop, FakeModels()),
-            cast(ArtifactStore, FakeArtifacts()), COORDINATOR, WALLET, judge=ScriptedJudge(),
+            config,
+            clock,
+            store,
+            chain,
+            cast(ModelWorkshop, FakeModels()),
+            cast(ArtifactStore, FakeArtifacts()),
+            COORDINATOR,
+            WALLET,
+            judge=ScriptedJudge(),
             deliveries=AllDelivered(store, clock),
-        )  # fmt: skip
+        )
         self.nodes = [SimNode(cast(World, self), number, **special.get(number, {})) for number in range(1, 6)]
 
     async def serve(self, folder: Path) -> web.AppRunner:

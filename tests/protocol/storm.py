@@ -53,10 +53,13 @@ _HOSTILE: Final = (
 )
 SDP = (
     "v=0\r\no=- 1 1 IN IP4 0.0.0.0\r\ns=-\r\nt=0 0\r\na=group:BUNDLE 0\r\nm=application 9 UDP/DTLS/SCTP webrtc-datachannel\r\n"
-    "c=IN IP4 0.0.0.0\r\na=mid:0\r\na=sctp-port:5000\r\na=max-message-size:65536\r\na=ice-ufrag:abcd\r\na=ice-pwd:" + "p" * 22
-    + "\r\na=fingerprint:sha-256 " + ":".join(["AB"] * 32) + "\r\na=setup:actpass\r\n"
+    "c=IN IP4 0.0.0.0\r\na=mid:0\r\na=sctp-port:5000\r\na=max-message-size:65536\r\na=ice-ufrag:abcd\r\na=ice-pwd:"
+    + "p" * 22
+    + "\r\na=fingerprint:sha-256 "
+    + ":".join(["AB"] * 32)
+    + "\r\na=setup:actpass\r\n"
     "a=candidate:1 1 udp 2130706431 127.0.0.1 9 typ host\r\na=end-of-candidates\r\n"
-)  # fmt: skip
+)
 
 
 class WireStorm:

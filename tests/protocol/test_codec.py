@@ -136,9 +136,12 @@ def test_a_job_document_out_of_its_bounds_is_refused(change: dict[str, object]) 
 
 
 @given(
-    tokens=st.integers(1, 10**9), batch=st.integers(1, 512), sequence=st.integers(8, 4096),
-    replicas=st.integers(1, 64), inner=st.integers(1, 500),
-)  # fmt: skip
+    tokens=st.integers(1, 10**9),
+    batch=st.integers(1, 512),
+    sequence=st.integers(8, 4096),
+    replicas=st.integers(1, 64),
+    inner=st.integers(1, 500),
+)
 def test_steps_and_rounds_cover_the_tokens_and_no_more_than_a_step_too_many(
     tokens: int, batch: int, sequence: int, replicas: int, inner: int
 ) -> None:

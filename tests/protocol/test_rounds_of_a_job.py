@@ -33,8 +33,11 @@ jobs = st.builds(
     lambda tokens, inner, shortest, period: training(
         tokens=tokens, inner_steps=inner, shortest_period=shortest, period=period
     ),
-    st.integers(1, 10**7), st.integers(1, 200), st.none() | st.integers(1, 300), st.sampled_from(["fixed", "growing"]),
-)  # fmt: skip
+    st.integers(1, 10**7),
+    st.integers(1, 200),
+    st.none() | st.integers(1, 300),
+    st.sampled_from(["fixed", "growing"]),
+)
 
 
 @given(spec=jobs, replicas=st.integers(1, 8), floor=st.integers(1, 400))

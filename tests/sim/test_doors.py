@@ -114,9 +114,12 @@ async def two_jobs(seed: int) -> tuple[World, list[str], Told]:
     """Two tenants' jobs side by side, with audits, liars who dispute, nodes that leave and come."""
     special = {11: {"lie": "skips"}, 10: {"accuse": True}}  # The quickest get seats.
     world = World(
-        seed, nodes=11, faults=0.5, special=special,
+        seed,
+        nodes=11,
+        faults=0.5,
+        special=special,
         settings={"audits_per_round": 3, "canaries": 300_000, "stall_seconds": 60.0, "store_every": 1},
-    )  # fmt: skip
+    )
     world.crashes = False
     told = Told(world)
     await gather_nodes(world)
@@ -143,9 +146,10 @@ async def test_a_node_reads_what_it_was_told_of_under_a_lease_that_it_holds_and_
             address = node.key.address
             mine = [key for key in told.named if key[0] == address and key in live]
             lately = [
-                key for key, at in held_until.items()
+                key
+                for key, at in held_until.items()
                 if key[0] == address and world.clock.now() - at <= GRACE_SECONDS + 1.0
-            ]  # fmt: skip
+            ]
             must = set().union(*(told.named[key] for key in mine)) & files
             may = set().union(*(told.named[key] for key in lately)) & files
             got = {artifact for artifact in files if await may_read(world, address, artifact)}

@@ -217,10 +217,15 @@ class SimNode:
         match message:
             case Assign():
                 task = FakeTask(
-                    message, self.key.address, self.world.peers, self.lie, self.profile.env_class,
-                    accuse=self.accuse, blind=self.blind,
+                    message,
+                    self.key.address,
+                    self.world.peers,
+                    self.lie,
+                    self.profile.env_class,
+                    accuse=self.accuse,
+                    blind=self.blind,
                     choose=None if self.scheme is None else partial(self.scheme.lie, self),
-                )  # fmt: skip
+                )
                 self.tasks[message.lease], self.fences[message.lease] = task, message.fence
                 self.kept[message.lease], self.said[message.lease] = [], 0
                 self.say(message.lease, task.start())
@@ -325,10 +330,20 @@ class World:
         self.chain = FakeChain(self._ledger_fault, lambda: self._fault("slow block", 0.2))
         self.peers = Peers()
         self.config = Config(
-            data=Path(), ledger_url="http://ledger.test", lease_seconds=10.0, heartbeat_seconds=2.0,
-            start_grace_seconds=5.0, start_seconds=60.0, stall_seconds=20.0, audit_seconds=15.0,
-            audit_patience_seconds=5.0, return_seconds=60.0, settle_every=2, validations=1, min_stake=1_000,
-        )  # fmt: skip
+            data=Path(),
+            ledger_url="http://ledger.test",
+            lease_seconds=10.0,
+            heartbeat_seconds=2.0,
+            start_grace_seconds=5.0,
+            start_seconds=60.0,
+            stall_seconds=20.0,
+            audit_seconds=15.0,
+            audit_patience_seconds=5.0,
+            return_seconds=60.0,
+            settle_every=2,
+            validations=1,
+            min_stake=1_000,
+        )
         self.config = dataclasses.replace(self.config, **(settings or {}))
         self.judge, self.forger = ScriptedJudge(), FakeForger(self.peers)
         special = odd.get("special", {})
@@ -359,11 +374,19 @@ class World:
         while True:
             try:
                 self.parts = assemble(
-                    self.config, self.clock, FaultyStore(self.records, self), self.chain,
-                    cast(ModelWorkshop, FakeModels()), cast(ArtifactStore, FakeArtifacts()), COORDINATOR, WALLET,
-                    self.chance.randbytes, self.judge, self.forger,
+                    self.config,
+                    self.clock,
+                    FaultyStore(self.records, self),
+                    self.chain,
+                    cast(ModelWorkshop, FakeModels()),
+                    cast(ArtifactStore, FakeArtifacts()),
+                    COORDINATOR,
+                    WALLET,
+                    self.chance.randbytes,
+                    self.judge,
+                    self.forger,
                     deliveries=AllDelivered(self.records, self.clock),
-                )  # fmt: skip
+                )
                 await self.parts.recover()
             except CrashError:
                 self._fall()

@@ -18,21 +18,43 @@ PUBLISHED = (3.440, 49.504, 16.087, 34.802, 49.219)
 NAMES = ("data centre", "spot", "two universities", "regions of one country", "worldwide")
 
 _REGIONAL = {
-    ("Virginia", "Oregon"): (67, 1.15), ("Virginia", "California"): (59, 1.05), ("Virginia", "Ohio"): (11, 1.12),
-    ("Oregon", "California"): (12, 1.25), ("Oregon", "Ohio"): (49, 1.10), ("California", "Ohio"): (52, 1.02),
-}  # fmt: skip
+    ("Virginia", "Oregon"): (67, 1.15),
+    ("Virginia", "California"): (59, 1.05),
+    ("Virginia", "Ohio"): (11, 1.12),
+    ("Oregon", "California"): (12, 1.25),
+    ("Oregon", "Ohio"): (49, 1.10),
+    ("California", "Ohio"): (52, 1.02),
+}
 WORLD = {
-    ("Oregon", "Virginia"): (67, 0.79), ("Oregon", "Ohio"): (49, 1.10), ("Oregon", "Tokyo"): (96, 0.523),
-    ("Oregon", "Seoul"): (124, 0.46), ("Oregon", "London"): (136, 0.42), ("Oregon", "Frankfurt"): (143, 0.404),
-    ("Oregon", "Ireland"): (124, 0.482), ("Virginia", "Ohio"): (11, 1.12), ("Virginia", "Tokyo"): (143, 0.524),
-    ("Virginia", "Seoul"): (172, 0.500), ("Virginia", "London"): (76, 1.16), ("Virginia", "Frankfurt"): (90, 1.02),
-    ("Virginia", "Ireland"): (67, 1.05), ("Ohio", "Tokyo"): (130, 0.694), ("Ohio", "Seoul"): (159, 0.529),
-    ("Ohio", "London"): (86, 1.05), ("Ohio", "Frankfurt"): (99, 0.799), ("Ohio", "Ireland"): (77, 1.14),
-    ("Tokyo", "Seoul"): (34, 1.10), ("Tokyo", "London"): (210, 0.366), ("Tokyo", "Frankfurt"): (223, 0.36),
-    ("Tokyo", "Ireland"): (199, 0.465), ("Seoul", "London"): (238, 0.342), ("Seoul", "Frankfurt"): (235, 0.358),
-    ("Seoul", "Ireland"): (228, 0.335), ("London", "Frankfurt"): (14, 1.14), ("London", "Ireland"): (12, 1.09),
+    ("Oregon", "Virginia"): (67, 0.79),
+    ("Oregon", "Ohio"): (49, 1.10),
+    ("Oregon", "Tokyo"): (96, 0.523),
+    ("Oregon", "Seoul"): (124, 0.46),
+    ("Oregon", "London"): (136, 0.42),
+    ("Oregon", "Frankfurt"): (143, 0.404),
+    ("Oregon", "Ireland"): (124, 0.482),
+    ("Virginia", "Ohio"): (11, 1.12),
+    ("Virginia", "Tokyo"): (143, 0.524),
+    ("Virginia", "Seoul"): (172, 0.500),
+    ("Virginia", "London"): (76, 1.16),
+    ("Virginia", "Frankfurt"): (90, 1.02),
+    ("Virginia", "Ireland"): (67, 1.05),
+    ("Ohio", "Tokyo"): (130, 0.694),
+    ("Ohio", "Seoul"): (159, 0.529),
+    ("Ohio", "London"): (86, 1.05),
+    ("Ohio", "Frankfurt"): (99, 0.799),
+    ("Ohio", "Ireland"): (77, 1.14),
+    ("Tokyo", "Seoul"): (34, 1.10),
+    ("Tokyo", "London"): (210, 0.366),
+    ("Tokyo", "Frankfurt"): (223, 0.36),
+    ("Tokyo", "Ireland"): (199, 0.465),
+    ("Seoul", "London"): (238, 0.342),
+    ("Seoul", "Frankfurt"): (235, 0.358),
+    ("Seoul", "Ireland"): (228, 0.335),
+    ("London", "Frankfurt"): (14, 1.14),
+    ("London", "Ireland"): (12, 1.09),
     ("Frankfurt", "Ireland"): (24, 1.08),
-}  # fmt: skip
+}
 """Milliseconds one way and gigabits a second between cities."""
 CITIES = ("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "London", "Frankfurt", "Ireland")
 
@@ -77,12 +99,9 @@ def objective(number: int, moved: StepTraffic, places: list[int]) -> Communicati
 def _blocks(size: int, blocked: int, between: float) -> tuple[Matrix, Matrix]:
     """No latency, 100 Gbit/s within blocks of ``size`` of the first ``blocked`` machines, ``between`` elsewhere."""
     rate = [
-        [
-            _bytes(100.0 if a // size == b // size and max(a, b) < blocked else between)
-            for b in range(NODES)
-        ]
+        [_bytes(100.0 if a // size == b // size and max(a, b) < blocked else between) for b in range(NODES)]
         for a in range(NODES)
-    ]  # fmt: skip
+    ]
     return [[0.0] * NODES for _ in range(NODES)], rate
 
 

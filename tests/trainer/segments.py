@@ -111,10 +111,16 @@ def once(lie: Lie) -> Lie:
 
 
 LIES: Mapping[str, Lie] = {
-    "skips all steps": skips, "skips one step of ten": once(skips), "flips all gradients": flips,
-    "flips one gradient of ten": once(flips), "other data": other_data, "other data in one step of ten": once(other_data),
-    "parameters in half precision": half_precision, "noise of 1e-4": noise, "steps shorter by 1 %": shorter,
-}  # fmt: skip
+    "skips all steps": skips,
+    "skips one step of ten": once(skips),
+    "flips all gradients": flips,
+    "flips one gradient of ten": once(flips),
+    "other data": other_data,
+    "other data in one step of ten": once(other_data),
+    "parameters in half precision": half_precision,
+    "noise of 1e-4": noise,
+    "steps shorter by 1 %": shorter,
+}
 
 
 def spec_of(**changes: Any) -> TrainingSpec:
@@ -139,12 +145,21 @@ def command(done: Committed, **changes: Any) -> ReplayStep:
     """What an auditor is asked about a segment."""
     last = done.trace.leaves[-1]
     values: dict[str, Any] = {
-        "audit": "a" * 32, "plan": make_plan([(cut.first, cut.last) for cut in cuts(3, 2)], [0]), "stage": STAGE, "replica": 0,
-        "round": min(1, done.trace.first_step), "first_step": done.trace.first_step, "step": STEPS - 1,
-        "total_steps": TOTAL, "root": done.root,
-        "leaves": len(done.trace.leaves), "pseudo_gradient": last.pseudo_gradient,
-        "anchor": vector_digest(done.trace.anchor), "opening": "0" * 64, "carried": last.carried,
-    }  # fmt: skip
+        "audit": "a" * 32,
+        "plan": make_plan([(cut.first, cut.last) for cut in cuts(3, 2)], [0]),
+        "stage": STAGE,
+        "replica": 0,
+        "round": min(1, done.trace.first_step),
+        "first_step": done.trace.first_step,
+        "step": STEPS - 1,
+        "total_steps": TOTAL,
+        "root": done.root,
+        "leaves": len(done.trace.leaves),
+        "pseudo_gradient": last.pseudo_gradient,
+        "anchor": vector_digest(done.trace.anchor),
+        "opening": "0" * 64,
+        "carried": last.carried,
+    }
     return ReplayStep(**(values | changes))
 
 

@@ -42,9 +42,12 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 GEMMA: dict[str, Any] = LLAMA | {
-    "head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 6, "query_pre_attn_scalar": 16,
+    "head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 6,
+    "query_pre_attn_scalar": 16,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-}  # fmt: skip
+}
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "qwen2": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
@@ -52,31 +55,47 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64},
     "mistral": LLAMA | {"model_type": "mistral", "sliding_window": 5},
     "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2},
-    "qwen3_moe": LLAMA | {
-        "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-        "head_dim": 16, "norm_topk_prob": True,
+    "qwen3_moe": LLAMA
+    | {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "head_dim": 16,
+        "norm_topk_prob": True,
     },
     "olmo2": LLAMA | {"model_type": "olmo2"},
     "phi3": LLAMA | {"model_type": "phi3", "sliding_window": 7},
     "smollm3": LLAMA | {"model_type": "smollm3", "no_rope_layers": [1, 0, 1]},
     "gemma2": GEMMA | {"model_type": "gemma2"},
-    "gemma3_text": GEMMA | {
-        "model_type": "gemma3_text", "rope_parameters": {
+    "gemma3_text": GEMMA
+    | {
+        "model_type": "gemma3_text",
+        "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1_000_000.0},
         },
     },
-    "gpt_neox": {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | {
-        "model_type": "gpt_neox", "rotary_pct": 0.5,
+    "gpt_neox": {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    | {
+        "model_type": "gpt_neox",
+        "rotary_pct": 0.5,
     },
-}  # fmt: skip
+}
 
 
 def training(**changes: Any) -> TrainingSpec:
     values: dict[str, Any] = {
-        "tokens": 4096, "sequence": SEQUENCE, "batch": 4, "micro_batches": 2, "inner_steps": 4, "seed": 7,
-        "warmup_steps": 2, "activations": "fp32", "commit_every": 1,
-    }  # fmt: skip
+        "tokens": 4096,
+        "sequence": SEQUENCE,
+        "batch": 4,
+        "micro_batches": 2,
+        "inner_steps": 4,
+        "seed": 7,
+        "warmup_steps": 2,
+        "activations": "fp32",
+        "commit_every": 1,
+    }
     return TrainingSpec(**(values | changes))
 
 
@@ -232,12 +251,18 @@ def commit_round(
         _, samples = line.tokens.sample(spec.seed, step, line.replica, spec.batch, spec.sampling, spec.shares)
         recorder = line.recorders[stage]
         leaf = StepLeaf(
-            step=step, env_class=ENV, samples=samples,
+            step=step,
+            env_class=ENV,
+            samples=samples,
             received=digests(recorder.received, position.expected(micros)),
             sent=digests(recorder.sent, position.produced(micros)),
-            before=None, after=None, anchor=vector_digest(trace.anchor),
-            loss=loss if own.cut.is_last else None, local=trace.local_digest, job=job_digest(spec),
-        )  # fmt: skip
+            before=None,
+            after=None,
+            anchor=vector_digest(trace.anchor),
+            loss=loss if own.cut.is_last else None,
+            local=trace.local_digest,
+            job=job_digest(spec),
+        )
         trace.add(leaf, recorder.received)
         sent.append(recorder.sent)
         given = method.contribution(trace.anchor, own.parameters, trace.local, 0)

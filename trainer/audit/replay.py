@@ -133,10 +133,18 @@ class OpeningReplayer:
         method = outer_method(self._training, stage.slots, size)
         carries = tuple(sorted(method.fresh(OuterState(torch.zeros(size), torch.zeros(size)))))
         opened = read_opening(
-            opening, command.root, command.leaves, command.step, position, micros, size, carries,
-            made_after(self._training, command.leaves), self._training.commit_every,
+            opening,
+            command.root,
+            command.leaves,
+            command.step,
+            position,
+            micros,
+            size,
+            carries,
+            made_after(self._training, command.leaves),
+            self._training.commit_every,
             ending,
-        )  # fmt: skip
+        )
         return opened, method
 
     def rerun(self, command: ReplayStep, opened: Opening, stage: Stage) -> Rerun:

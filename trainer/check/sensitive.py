@@ -74,13 +74,23 @@ KINDS: Sequence[Pattern] = (
     Pattern("api-key", "secret", "keys of model services", r"\bsk-(?:[a-z]{2,8}-)?[A-Za-z0-9_\-]{24,}", _varied),
     Pattern("npm-token", "secret", "tokens of npm", r"\bnpm_[A-Za-z0-9]{36}\b", _varied),
     Pattern("sendgrid-key", "secret", "keys of SendGrid", r"\bSG\.[\w\-]{16,32}\.[\w\-]{16,64}", _varied),
-    Pattern("web-token", "secret", "signed web tokens", r"\beyJ[A-Za-z0-9_\-]{10,}\.eyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]{10,}"),
-    Pattern("password-in-address", "secret", "addresses with a password", r"\b[a-z][a-z0-9+.\-]{1,15}://[^\s:/@'\"]{1,64}:[^\s:/@'\"]{3,128}@[\w.\-]+"),
+    Pattern(
+        "web-token",
+        "secret",
+        "signed web tokens",
+        r"\beyJ[A-Za-z0-9_\-]{10,}\.eyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]{10,}",
+    ),
+    Pattern(
+        "password-in-address",
+        "secret",
+        "addresses with a password",
+        r"\b[a-z][a-z0-9+.\-]{1,15}://[^\s:/@'\"]{1,64}:[^\s:/@'\"]{3,128}@[\w.\-]+",
+    ),
     Pattern("email", "personal", "e-mail addresses", _MAIL, _address),
     Pattern("card", "personal", "card numbers", r"\b[2-6][0-9]{3}(?:[ \-]?[0-9]){9,15}\b", _card),
     Pattern("iban", "personal", "bank accounts (IBAN)", r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]){11,30}\b", _account),
     Pattern("telephone", "personal", "telephone numbers", f"{_ABROAD}|{_AMERICAN}", _telephone),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

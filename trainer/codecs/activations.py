@@ -31,9 +31,15 @@ _FAR_BYTES = 2
 ENOUGH_ROWS = 128
 """A mean costs 32 bits for this many values, and spares about a quarter of a bit each."""
 _OCTAVE = (
-    1.0, 0.9170040432046712, 0.8408964152537145, 0.7711054127039704,
-    0.7071067811865476, 0.6484197773255048, 0.5946035575013605, 0.5452538663326288,
-)  # fmt: skip
+    1.0,
+    0.9170040432046712,
+    0.8408964152537145,
+    0.7711054127039704,
+    0.7071067811865476,
+    0.6484197773255048,
+    0.5946035575013605,
+    0.5452538663326288,
+)
 """2^(-k/8) for eight k, written out since mathematical libraries may differ in the last bit: a row's step is met within 4.4 %."""
 _NOTHING = 255  # A row of zeros.
 _FRACTIONS = torch.tensor([_OCTAVE[k % len(_OCTAVE)] * 0.5 ** (k // len(_OCTAVE)) for k in range(_NOTHING)] + [0.0])

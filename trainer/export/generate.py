@@ -52,9 +52,12 @@ def generate(folder: Path, request: TrialRequest, threads: int, say: Say) -> Non
         sampling = {"do_sample": True, "temperature": request.temperature, "top_k": request.top_k}
     with torch.no_grad():
         made = model.generate(
-            ids, max_new_tokens=min(request.tokens, room), pad_token_id=tokenizer.eos_token_id,
-            streamer=_Pieces(tokenizer, say), **sampling,
-        )  # fmt: skip
+            ids,
+            max_new_tokens=min(request.tokens, room),
+            pad_token_id=tokenizer.eos_token_id,
+            streamer=_Pieces(tokenizer, say),
+            **sampling,
+        )
     tokens = int(made.shape[1]) - int(ids.shape[1])
     ended = tokenizer.eos_token_id is not None and int(made[0, -1]) == tokenizer.eos_token_id
     say({"done": "end" if ended else "length", "tokens": tokens})

@@ -25,9 +25,13 @@ def sample_text(model_dir: Path, prompt: str, tokens: int, seed: int, temperatur
     longest = max(1, int(model.config.max_position_embeddings) - tokens)
     with torch.no_grad():
         made = model.generate(
-            ids[:, -longest:], do_sample=True, temperature=temperature, top_k=40, max_new_tokens=tokens,
+            ids[:, -longest:],
+            do_sample=True,
+            temperature=temperature,
+            top_k=40,
+            max_new_tokens=tokens,
             pad_token_id=tokenizer.eos_token_id,
-        )  # fmt: skip
+        )
     return str(tokenizer.decode(made[0], skip_special_tokens=True))
 
 

@@ -12,10 +12,18 @@ from trainer.errors import OperationError
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
-        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-        torch.uint8, torch.bool,
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
     )
-}  # fmt: skip
+}
 _FORMATS = {
     "contiguous_format": torch.contiguous_format,
     "preserve_format": torch.preserve_format,

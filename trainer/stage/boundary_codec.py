@@ -22,8 +22,12 @@ from protocol.job.job import TrainingSpec
 from trainer.codecs import CodecName, decode, encode
 
 _FORWARD: dict[str, CodecName] = {
-    "auto": "int8-token", "int8": "int8-token", "int4": "int4-token", "aq4": "int4-token", "fp32": "fp32",
-}  # fmt: skip
+    "auto": "int8-token",
+    "int8": "int8-token",
+    "int4": "int4-token",
+    "aq4": "int4-token",
+    "fp32": "fp32",
+}
 _BACKWARD: dict[str, CodecName] = {"int8": "int8-token", "int4": "int4-token", "fp32": "fp32"}
 _FLOAT32 = 4
 _SMALLER: frozenset[CodecName] = frozenset({"int4-token"})  # To half in envelopes; 8 bits by 5 %, at the same cost.
@@ -33,8 +37,9 @@ def wrapped_kinds(training: TrainingSpec) -> frozenset[Literal["activation", "gr
     """Which payloads of a job cross links in zstd envelopes (``trainer.codecs.envelope``)."""
     crossing = Crossing(training, 0)
     ways: dict[Literal["activation", "gradient"], CodecName] = {
-        "activation": crossing.forward_codec, "gradient": crossing.backward_codec,
-    }  # fmt: skip
+        "activation": crossing.forward_codec,
+        "gradient": crossing.backward_codec,
+    }
     return frozenset(kind for kind, codec in ways.items() if codec in _SMALLER)
 
 

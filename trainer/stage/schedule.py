@@ -154,9 +154,11 @@ def makespan(
     """
     lists = [schedule(stage, stages, micro_batches, lookahead) for stage in range(stages)]
     costs: dict[ActionKind, int] = {
-        "forward": 1, "backward": backward_cost, "inputs": backward_cost - backward_cost // 2,
+        "forward": 1,
+        "backward": backward_cost,
+        "inputs": backward_cost - backward_cost // 2,
         "weights": backward_cost // 2,
-    }  # fmt: skip
+    }
     done: dict[tuple[int, str, int], int] = {}
     position, clock = [0] * stages, [0] * stages
     while any(position[stage] < len(lists[stage]) for stage in range(stages)):

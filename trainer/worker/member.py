@@ -334,8 +334,11 @@ class StageMember:
             trim()
         LOG.info(
             "round %d: %d steps in %.2f s, of which %.2f s waiting for neighbours",
-            command.round + 1, len(trace.leaves), took, waited,
-        )  # fmt: skip
+            command.round + 1,
+            len(trace.leaves),
+            took,
+            waited,
+        )
         self._busy = max(0.0, took - waited)
         self._commit(command, key, trace, sum(losses) / len(losses) if losses else None, made)
 
@@ -357,10 +360,17 @@ class StageMember:
             self._training.shares,
         )
         live = LiveBoundary(
-            self._inbox, self._outbox, key, step, self._position.stage, self._replica, peers=self._position.peers,
+            self._inbox,
+            self._outbox,
+            key,
+            step,
+            self._position.stage,
+            self._replica,
+            peers=self._position.peers,
             may_end=command.seconds is not None and bool(trace.leaves),
-            wrapped=wrapped_kinds(self._training), limit=longest_payload(self.stage.shape, self._training),
-        )  # fmt: skip
+            wrapped=wrapped_kinds(self._training),
+            limit=longest_payload(self.stage.shape, self._training),
+        )
         recorder = Recorder(live, self._caches)
         if self._conduct.skips():
             loss = self._pretend(recorder)

@@ -233,9 +233,15 @@ class Audit(Told, frozen=True):
         if self.state == "replaying" and lease == self.auditor_lease and self.opening is not None:
             if self.outer is not None:
                 return ReplayOuter(
-                    self.id, self.plan, self.stage, self.round, self.outer.contributors, self.outer.record,
-                    self.outer.parameters, self.opening,
-                )  # fmt: skip
+                    self.id,
+                    self.plan,
+                    self.stage,
+                    self.round,
+                    self.outer.contributors,
+                    self.outer.record,
+                    self.outer.parameters,
+                    self.opening,
+                )
             replay = ReplayStep(
                 audit=self.id,
                 plan=self.plan,

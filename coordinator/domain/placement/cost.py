@@ -180,9 +180,13 @@ def estimate(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Seq
     steps = [found.step for found in paces]
     stepping, made = stepping_of(load, steps)
     exchange = max(
-        (exchange_of(fleet, load, counts, stage, nodes[stage], len(rows)) for nodes in rows for stage in range(len(counts))),
+        (
+            exchange_of(fleet, load, counts, stage, nodes[stage], len(rows))
+            for nodes in rows
+            for stage in range(len(counts))
+        ),
         default=0.0,
-    )  # fmt: skip
+    )
     seconds = joined(load, stepping, exchange, max(max(*found.up, *found.down) / found.beat for found in paces))
     work = sum(sum(p.compute) * load.micro_batches * m for p, m in zip(paces, made, strict=True))
     return PlannedRound(

@@ -32,9 +32,13 @@ def limit(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Sequen
 
 def _beat(fleet: Fleet, load: Load, found: ReplicaPace, nodes: Sequence[int]) -> str:
     figures = {
-        "compute": found.compute, "forward": found.forward, "backward": found.backward,
-        "up": found.up, "down": found.down, "loop": found.loop,
-    }  # fmt: skip
+        "compute": found.compute,
+        "forward": found.forward,
+        "backward": found.backward,
+        "up": found.up,
+        "down": found.down,
+        "loop": found.loop,
+    }
     kind = max(figures, key=lambda name: max(figures[name], default=0.0))
     values = figures[kind]
     stage = max(range(len(values)), key=values.__getitem__)

@@ -60,9 +60,14 @@ def moves(
         trial: dict[tuple[int, int], tuple[int, int]] = {}
         for seat in (s for s in missing if s[1] == replica):
             donors = [
-                d for d in held
-                if d[1] > replica and d[1] in broken and d in fits[seat[0]] and d not in spent and d not in trial.values()
-            ]  # fmt: skip
+                d
+                for d in held
+                if d[1] > replica
+                and d[1] in broken
+                and d in fits[seat[0]]
+                and d not in spent
+                and d not in trial.values()
+            ]
             if not donors:
                 break
             trial[seat] = max(donors, key=lambda d: (d[1], d[0] == seat[0]))

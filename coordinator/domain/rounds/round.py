@@ -51,9 +51,21 @@ from protocol.task import (
 )
 
 __all__ = [
-    "Commitment", "Lost", "Phase", "Round", "RoundEvent", "Seat", "agreed", "checkpoint", "commands", "culprits", "fold",
-    "kept_state", "look", "results",
-]  # fmt: skip
+    "Commitment",
+    "Lost",
+    "Phase",
+    "Round",
+    "RoundEvent",
+    "Seat",
+    "agreed",
+    "checkpoint",
+    "commands",
+    "culprits",
+    "fold",
+    "kept_state",
+    "look",
+    "results",
+]
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -166,9 +178,14 @@ def _applied(current: Round, seat: Seat, event: RoundApplied, now: float) -> Sea
     given = event.checkpoint or seat.checkpoint
     at = seat.applied_at if seat.parameters else now
     return msgspec.structs.replace(
-        seat, parameters=seat.parameters or event.parameters, checkpoint=given, manifest=seat.manifest or event.kept,
-        own=seat.own or event.moments, applied_at=at, outer=seat.outer or event.outer,
-    )  # fmt: skip
+        seat,
+        parameters=seat.parameters or event.parameters,
+        checkpoint=given,
+        manifest=seat.manifest or event.kept,
+        own=seat.own or event.moments,
+        applied_at=at,
+        outer=seat.outer or event.outer,
+    )
 
 
 def _validated(current: Round, seat: Seat, event: Validation, now: float) -> Round:

@@ -223,14 +223,20 @@ def close(run: Run) -> Run:
     majority = [agreed(over, stage) for stage in stages]
     current = tuple(s.lease for s in over.seats if s.alive and s.parameters == majority[s.stage])
     after = msgspec.structs.replace(
-        run, round=None, done=run.done + 1, current=current, restarts=0, local=_carried(over, current),
+        run,
+        round=None,
+        done=run.done + 1,
+        current=current,
+        restarts=0,
+        local=_carried(over, current),
         members=current if len(current) == len(over.seats) else (),
-        next_step=over.first_step + over.steps, progress=run.progress + over.contributed(),
+        next_step=over.first_step + over.steps,
+        progress=run.progress + over.contributed(),
         kept=tuple(state for stage in stages if (state := kept_state(over, stage))),
         moments=tuple(
             Moments(s.stage, s.replica, KeptState(s.own, (s.node,))) for s in over.seats if s.own and s.lease in current
         ),
-    )  # fmt: skip
+    )
     stored = tuple(digest for stage in stages if (digest := checkpoint(over, stage)))
     if len(stored) < len(run.layers):
         return after

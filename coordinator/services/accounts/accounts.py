@@ -53,8 +53,12 @@ class AccountService:
             first = not await tx.find(Account, limit=1)
             account = Account(
                 LOCAL_ACCOUNT if first else secrets.token_hex(16),
-                shown, shown.casefold(), role, self._clock.time(), password,
-            )  # fmt: skip
+                shown,
+                shown.casefold(),
+                role,
+                self._clock.time(),
+                password,
+            )
             if await tx.find(Account, ("key", "=", account.key)):
                 raise ConflictError(f"the name {shown!r} is taken: choose another", "name")
             await tx.insert(account)
@@ -236,9 +240,14 @@ class AccountService:
         secret = secrets.token_urlsafe(32)
         now = self._clock.time()
         record = KeyRecord(
-            secrets.token_hex(KEY_ID_CHARACTERS // 2), who.account_id, untrusted(shown), _digest(secret),
-            tuple(sorted(scopes)), now, None if life_s is None else now + life_s,
-        )  # fmt: skip
+            secrets.token_hex(KEY_ID_CHARACTERS // 2),
+            who.account_id,
+            untrusted(shown),
+            _digest(secret),
+            tuple(sorted(scopes)),
+            now,
+            None if life_s is None else now + life_s,
+        )
         async with self._store.transaction() as tx:
             kept = await tx.find(KeyRecord, ("account_id", "=", who.account_id))
             held = [key for key in kept if key.revoked is None]

@@ -30,8 +30,14 @@ LOOK_SECONDS = 3600.0
 PAGE = 200
 MAX_ACCOUNTS_A_LOOK = 2_000  # Looked at; the next look goes on behind them.
 _OF_ACCOUNT = (
-    SessionRecord, KeyRecord, CredentialRecord, TrailRecord, NoticeSettings, NoticeRecord, ReplayRecord,
-)  # fmt: skip
+    SessionRecord,
+    KeyRecord,
+    CredentialRecord,
+    TrailRecord,
+    NoticeSettings,
+    NoticeRecord,
+    ReplayRecord,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +65,12 @@ class Forgetting:
     async def _nodes(self) -> int:
         since, forgotten, after = self._context.clock.time() - NODE_SECONDS, 0, None
         idle: tuple[Where, ...] = (
-            ("seen", "<", since), ("rounds", "=", 0), ("earned", "=", 0), ("faults", "=", 0), ("banned", "=", False),
-        )  # fmt: skip
+            ("seen", "<", since),
+            ("rounds", "=", 0),
+            ("earned", "=", 0),
+            ("faults", "=", 0),
+            ("banned", "=", False),
+        )
         while True:
             async with self._context.store.transaction() as tx:
                 page = await tx.find(NodeRecord, *idle, limit=PAGE, after=after)

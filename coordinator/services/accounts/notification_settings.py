@@ -54,9 +54,12 @@ class NoticeService:
         async with self._context.store.transaction() as tx:
             before = await self._settings(tx, account_id)
             after = msgspec.structs.replace(
-                before, webhook=wanted.webhook, webhook_kinds=wanted.webhook_kinds, mail=wanted.mail,
+                before,
+                webhook=wanted.webhook,
+                webhook_kinds=wanted.webhook_kinds,
+                mail=wanted.mail,
                 mail_kinds=wanted.mail_kinds,
-            )  # fmt: skip
+            )
             if wanted.mail != before.mail:
                 after = msgspec.structs.replace(after, confirmed=False, token="")
                 if wanted.mail:

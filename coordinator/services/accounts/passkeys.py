@@ -44,12 +44,15 @@ class Passkeys:
         """What the browser needs to make a passkey, as plain JSON."""
         held = [one for one in await self._accounts.credentials(account.id) if one.kind == "passkey"]
         options = generate_registration_options(
-            rp_id=site, rp_name="Cottage", user_id=bytes.fromhex(account.id), user_name=account.name,
+            rp_id=site,
+            rp_name="Cottage",
+            user_id=bytes.fromhex(account.id),
+            user_name=account.name,
             authenticator_selection=AuthenticatorSelectionCriteria(
                 resident_key=ResidentKeyRequirement.REQUIRED, user_verification=_VERIFY
             ),
             exclude_credentials=[PublicKeyCredentialDescriptor(base64url_to_bytes(one.id)) for one in held],
-        )  # fmt: skip
+        )
         await self._keep("new-passkey", account.id, options.challenge)
         return _plain(options)
 
@@ -64,15 +67,23 @@ class Passkeys:
         challenge = await self._take("new-passkey", account.id, answer)
         try:
             made = verify_registration_response(
-                credential=answer, expected_challenge=challenge, expected_rp_id=site, expected_origin=origin,
+                credential=answer,
+                expected_challenge=challenge,
+                expected_rp_id=site,
+                expected_origin=origin,
                 require_user_verification=True,
-            )  # fmt: skip
+            )
         except (WebAuthnException, ValueError, KeyError, TypeError) as error:
             raise ForbiddenError(f"the passkey cannot be used: {error}") from error
         record = CredentialRecord(
-            bytes_to_base64url(made.credential_id), account.id, "passkey", name[:100] or "passkey",
-            made.credential_public_key, self._clock.time(), made.sign_count,
-        )  # fmt: skip
+            bytes_to_base64url(made.credential_id),
+            account.id,
+            "passkey",
+            name[:100] or "passkey",
+            made.credential_public_key,
+            self._clock.time(),
+            made.sign_count,
+        )
         await self._accounts.add_credential(record, address)
 
     async def begin(self, site: str) -> dict[str, Any]:
@@ -95,10 +106,14 @@ class Passkeys:
             raise UnauthorisedError("this passkey is not known here: sign in another way, and add it")
         try:
             proven = verify_authentication_response(
-                credential=answer, expected_challenge=challenge, expected_rp_id=site, expected_origin=origin,
-                credential_public_key=found[0].public_key, credential_current_sign_count=found[0].sign_count,
+                credential=answer,
+                expected_challenge=challenge,
+                expected_rp_id=site,
+                expected_origin=origin,
+                credential_public_key=found[0].public_key,
+                credential_current_sign_count=found[0].sign_count,
                 require_user_verification=True,
-            )  # fmt: skip
+            )
         except (WebAuthnException, ValueError, KeyError, TypeError) as error:
             raise UnauthorisedError(f"the passkey was not accepted: {error}") from error
         await self._accounts.used_credential(found[0], proven.new_sign_count)

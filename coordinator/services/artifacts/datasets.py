@@ -23,9 +23,21 @@ NAMELESS_WEIGHTS = "the weights file"  # An artifact's own name is a digest, whi
 _ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)(?:\.|$)")
 _TOKENIZER_MODELS = frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"})
 _TENSOR_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
-    "BOOL": 1, "C64": 8,
-}  # fmt: skip
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "C64": 8,
+}
 _SAVE_ANEW = "load the model with transformers, and save_pretrained writes safetensors"
 _OTHER_WEIGHTS = {
     b"PK\x03\x04": f"it is a file of torch.save: {_SAVE_ANEW}",

@@ -95,11 +95,28 @@ class TrainerTools:
             tokenizer = out / "tokenizer-spec.json"
             tokenizer.write_bytes(msgspec.json.encode(self._tokenizer(spec.tokenizer, called or {})))
             arguments = [
-                "prepare", "--dataset", str(dataset), "--name", name or NAMELESS, "--format", spec.dataset.format,
-                "--encoding", spec.dataset.encoding, "--text-field", spec.dataset.text_field, "--tokenizer", str(tokenizer),
-                "--heldout", str(spec.dataset.heldout), "--sequence", str(spec.training.sequence), "--out", str(out),
-                "--faulty", spec.dataset.faulty,
-            ]  # fmt: skip
+                "prepare",
+                "--dataset",
+                str(dataset),
+                "--name",
+                name or NAMELESS,
+                "--format",
+                spec.dataset.format,
+                "--encoding",
+                spec.dataset.encoding,
+                "--text-field",
+                spec.dataset.text_field,
+                "--tokenizer",
+                str(tokenizer),
+                "--heldout",
+                str(spec.dataset.heldout),
+                "--sequence",
+                str(spec.training.sequence),
+                "--out",
+                str(out),
+                "--faulty",
+                spec.dataset.faulty,
+            ]
             for end in ends_of(spec.model):
                 arguments += ["--end", str(end)]
             await self._run(arguments)
@@ -124,10 +141,17 @@ class TrainerTools:
             for digest in checkpoints:
                 arguments += ["--checkpoint", str(self._artifacts.path(digest))]
             arguments += [
-                "--config", str(self._artifacts.path(job.files["config.json"])),
-                "--tokenizer", str(self._artifacts.path(job.files["tokenizer.json"])),
-                "--out", str(out), "--card", str(card), "--beside", str(beside),
-            ]  # fmt: skip
+                "--config",
+                str(self._artifacts.path(job.files["config.json"])),
+                "--tokenizer",
+                str(self._artifacts.path(job.files["tokenizer.json"])),
+                "--out",
+                str(out),
+                "--card",
+                str(card),
+                "--beside",
+                str(beside),
+            ]
             await self._run(arguments)
             archive = Path(folder) / "model.zip"
             await asyncio.to_thread(_pack, out, archive)
@@ -181,10 +205,24 @@ class TrainerTools:
             (at / "replay.json").write_bytes(msgspec.json.encode(dispute.replay))
             (at / "job.json").write_bytes(msgspec.json.encode(job.spec))
             arguments = [
-                "judge", "--record", str(dispute.index), "--step", str(dispute.step), "--replay", str(at / "replay.json"),
-                "--opening", str(opening), "--job", str(at / "job.json"), "--folder", str(at),
-                "--threads", threads[1], "--class", env_class,
-            ]  # fmt: skip
+                "judge",
+                "--record",
+                str(dispute.index),
+                "--step",
+                str(dispute.step),
+                "--replay",
+                str(at / "replay.json"),
+                "--opening",
+                str(opening),
+                "--job",
+                str(at / "job.json"),
+                "--folder",
+                str(at),
+                "--threads",
+                threads[1],
+                "--class",
+                env_class,
+            ]
             try:
                 printed = await self._run(arguments)
             except InvalidError:
@@ -269,10 +307,16 @@ class TrainerTools:
         seconds = self._seconds if seconds is None else seconds
         room = self._room.left(MIN_FREE_BYTES + JOBS_BYTES) // COPIES
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "trainer", *arguments,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            preexec_fn=lambda: self._limit(room), env=os.environ | {"TMPDIR": str(self._scratch)},
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "trainer",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            preexec_fn=lambda: self._limit(room),
+            env=os.environ | {"TMPDIR": str(self._scratch)},
+        )
         assert process.stdout is not None
         assert process.stderr is not None
         try:

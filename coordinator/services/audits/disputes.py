@@ -164,9 +164,14 @@ class DisputeService:
         if not after.over:
             return
         event = ledger_events.Ruled(
-            job=work.job.id, round=after.replay.round, audit=record.id, node=after.prover, challenger=after.challenger,
-            winner=after.winner or "nobody", evidence=evidence_digest(msgspec.structs.replace(record, dispute=after)),
-        )  # fmt: skip
+            job=work.job.id,
+            round=after.replay.round,
+            audit=record.id,
+            node=after.prover,
+            challenger=after.challenger,
+            winner=after.winner or "nobody",
+            evidence=evidence_digest(msgspec.structs.replace(record, dispute=after)),
+        )
         work.memo(f"ruled:{record.id}", event)
         who = "nobody" if after.winner is None else f"the {after.winner}"
         work.note(

@@ -236,9 +236,11 @@ class Drawing:
         sides = [
             Side(c.stage, c.replica, c.lease, c.root, c.leaves)
             for c in await work.tx.find(CommitRecord, *where)
-            if c.drawable and c.leaves == audited.leaves and c.lease in work.leases
+            if c.drawable
+            and c.leaves == audited.leaves
+            and c.lease in work.leases
             and (c.lease == audited.lease or exchanges(record.plan, training, here, (c.stage, c.replica)))
-        ]  # fmt: skip
+        ]
         return tuple(sides) if len(sides) > 1 and any(side.seat == here for side in sides) else ()
 
     async def _refusal(

@@ -256,8 +256,13 @@ class JobDesk:
         for record in await tx.find(DisputeRecord, ("job", "=", job), ("over", "=", False)):
             work.disputes[record.id] = record
         before = _Before(
-            stored, runs[0] if runs else None, dict(work.leases), dict(work.returned), dict(work.audits), dict(work.disputes)
-        )  # fmt: skip
+            stored,
+            runs[0] if runs else None,
+            dict(work.leases),
+            dict(work.returned),
+            dict(work.audits),
+            dict(work.disputes),
+        )
         return work, before
 
 

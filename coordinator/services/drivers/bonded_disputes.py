@@ -121,9 +121,12 @@ class Bonds:
             if await work.tx.find(OutboxRecord, ("key", "=", key), limit=1):
                 return
             payload: dict[str, str | int] = {
-                "node": state.node, "accuser": state.challenger, "audit": subject, "evidence": evidence,
+                "node": state.node,
+                "accuser": state.challenger,
+                "audit": subject,
+                "evidence": evidence,
                 "upheld": int(outcome == "upheld"),
-            }  # fmt: skip
+            }
             where = "back to the challenger" if outcome == "upheld" else "to the accused"
             what = f"audit {subject}" if len(subject) == 32 else f"a step of node {state.node}"
             detail = f"the dispute over {what} is {outcome}: the bond goes {where}"

@@ -158,11 +158,18 @@ class Carrier:
             self._made[row.id] = (*self._made.get(row.id, ()), *prepared.made)
         return await self._store(
             msgspec.structs.replace(
-                row, state="sent", signature=prepared.signature, wire=prepared.wire, amount=amount,
-                last_height=prepared.last_valid_block_height, attempts=row.attempts + (not prepared.step),
-                nonce=prepared.nonce, step=prepared.step, lookup=prepared.table or row.lookup,
+                row,
+                state="sent",
+                signature=prepared.signature,
+                wire=prepared.wire,
+                amount=amount,
+                last_height=prepared.last_valid_block_height,
+                attempts=row.attempts + (not prepared.step),
+                nonce=prepared.nonce,
+                step=prepared.step,
+                lookup=prepared.table or row.lookup,
             )
-        )  # fmt: skip
+        )
 
     def _judge(self, row: OutboxRecord, error: LedgerError) -> Carried:
         """Whether what an endpoint says of accounts is to be believed: once for what can be asked for again, long for money."""

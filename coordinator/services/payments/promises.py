@@ -54,10 +54,15 @@ class PromiseService:
         detail = f"to {payees} payee{'s' if payees > 1 else ''}, who can claim it from now on"
         record = await work.store_now(
             OutboxRecord(
-                f"promise:{work.job.id}:{count}", work.job.id, "promise", dict(sorted(totals.items())), work.now, amount,
+                f"promise:{work.job.id}:{count}",
+                work.job.id,
+                "promise",
+                dict(sorted(totals.items())),
+                work.now,
+                amount,
                 untrusted(detail),
             )
-        )  # fmt: skip
+        )
         for commit in new:
             await work.tx.update(msgspec.structs.replace(commit, promised=record.id))
 

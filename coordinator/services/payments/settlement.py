@@ -216,9 +216,12 @@ class Settlement:
             work.memo("created", ledger_events.Created(job=job.id, budget=job.spec.budget, document=document))
         asked, memo = asked_of(job), ledger_events.Funded(job=job.id, amount=state.deposited)
         payload: dict[str, str | int] = {
-            "deadline": asked.deadline, "cap": asked.cap, "amount": asked.amount, "max_payees": asked.max_payees,
+            "deadline": asked.deadline,
+            "cap": asked.cap,
+            "amount": asked.amount,
+            "max_payees": asked.max_payees,
             "text": ledger_events.encode(memo),
-        }  # fmt: skip
+        }
         key, detail = f"accept:{job.id}:{len(tried)}", f"of wallet {job.submitter}"
         await work.store_now(OutboxRecord(key, job.id, "accept", payload, work.now, detail=untrusted(detail)))
         return True
@@ -286,10 +289,15 @@ class Settlement:
             detail = f"to {listed(nodes)} for {_rounds(covered)}"
             record = await work.store_now(
                 OutboxRecord(
-                    f"settle:{work.job.id}:{before + part}", work.job.id, "settle",
-                    {payee: total[payee] for payee in chosen}, work.now, amount, untrusted(detail),
+                    f"settle:{work.job.id}:{before + part}",
+                    work.job.id,
+                    "settle",
+                    {payee: total[payee] for payee in chosen},
+                    work.now,
+                    amount,
+                    untrusted(detail),
                 )
-            )  # fmt: skip
+            )
             for commit in covered:
                 await work.tx.update(msgspec.structs.replace(commit, settlement=record.id))
 

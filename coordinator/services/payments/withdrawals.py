@@ -248,9 +248,15 @@ class WithdrawalService:
         lamports = cost.total if opens else cost.fee
         fee = pricing.in_tokens(lamports, price)
         facts = WithdrawalFacts(
-            asked.amount, fee, await sponsor.held(asked.owner), lamports, await sponsor.lamports(), opens,
-            wallet=receiver != "no wallet", other=asked.owner not in (asked.target, sponsor.info.coordinator),
-        )  # fmt: skip
+            asked.amount,
+            fee,
+            await sponsor.held(asked.owner),
+            lamports,
+            await sponsor.lamports(),
+            opens,
+            wallet=receiver != "no wallet",
+            other=asked.owner not in (asked.target, sponsor.info.coordinator),
+        )
         if (no := refused_by_ledger(self._limits, books, facts)) is not None:
             return no
         if fee and not self._has_account:
@@ -289,9 +295,16 @@ class WithdrawalService:
     ) -> WithdrawalRecord:
         """Store what is about to be sent: whoever comes after a crash sends it, or sees what became of it."""
         record = WithdrawalRecord(
-            prepared.signature, transfer.owner, transfer.target, signed.request.amount, transfer.costs, lamports,
-            prepared.wire, prepared.last_valid_block_height, self._context.clock.time(),
-        )  # fmt: skip
+            prepared.signature,
+            transfer.owner,
+            transfer.target,
+            signed.request.amount,
+            transfer.costs,
+            lamports,
+            prepared.wire,
+            prepared.last_valid_block_height,
+            self._context.clock.time(),
+        )
         async with self._context.store.transaction() as tx:
             return await tx.insert(record)
 

@@ -205,10 +205,18 @@ class Runs:
         self._whole_since.pop(work.job.id, None)
         await work.tx.insert(
             RoundRecord(
-                work.job.id, begun.epoch, begun.number, "training", begun.plan,
-                begun.first_step, begun.steps, begun.total_steps, begun.started, rate_step=begun.rate_step,
+                work.job.id,
+                begun.epoch,
+                begun.number,
+                "training",
+                begun.plan,
+                begun.first_step,
+                begun.steps,
+                begun.total_steps,
+                begun.started,
+                rate_step=begun.rate_step,
             )
-        )  # fmt: skip
+        )
         if work.job.state is JobState.PLANNED:
             work.advance(JobState.RUNNING, f"round {begun.number + 1} begins")
         self.heard(work.job.id)
@@ -337,16 +345,25 @@ class Runs:
         commits = await self._store_commits(work, over, pot, "late")
         record = await work.tx.get(RoundRecord, job.id, over.epoch, over.number)
         record = msgspec.structs.replace(
-            record, state="complete", contributors=contributors, ended=work.now, tokens=tokens,
-            pot=pot, train_loss=loss, validation_loss=over.validation, agreement=over.agreement,
+            record,
+            state="complete",
+            contributors=contributors,
+            ended=work.now,
+            tokens=tokens,
+            pot=pot,
+            train_loss=loss,
+            validation_loss=over.validation,
+            agreement=over.agreement,
             parameters=tuple(p for stage in range(len(over.layers)) if (p := rounds.agreed(over, stage))),
-        )  # fmt: skip
+        )
         work.run = msgspec.structs.replace(runs.close(work.run), advanced=work.now)
         work.change(
-            rounds_done=work.run.done, tokens_done=after, tokens_per_second=speed,
+            rounds_done=work.run.done,
+            tokens_done=after,
+            tokens_per_second=speed,
             train_loss=loss if loss is not None else job.train_loss,
             pace=paced(job.pace, work.run, work.now, over.started),
-        )  # fmt: skip
+        )
         await self._halts.warn(work)
         work.note("round", _completed(over.number, len(contributors), work.run.replicas, loss))
         if words := _left_out(over, training.loss_scale):

@@ -208,10 +208,25 @@ async def _dispute(tx: Transaction, record: DisputeRecord) -> wire.DisputeView:
     dispute, replay = record.dispute, record.dispute.replay
     memos = await tx.find(OutboxRecord, ("key", "=", f"ruled:{record.id}:{record.job}"))
     return wire.DisputeView(
-        record.id, record.job, replay.round, replay.stage, replay.replica, dispute.prover, dispute.challenger, record.over,
-        dispute.winner, dispute.why, dispute.detail, dispute.step, dispute.index, dispute.questions, record.began,
-        record.ended, evidence_digest(record) if record.over else None, memos[0].signature if memos else "",
-    )  # fmt: skip
+        record.id,
+        record.job,
+        replay.round,
+        replay.stage,
+        replay.replica,
+        dispute.prover,
+        dispute.challenger,
+        record.over,
+        dispute.winner,
+        dispute.why,
+        dispute.detail,
+        dispute.step,
+        dispute.index,
+        dispute.questions,
+        record.began,
+        record.ended,
+        evidence_digest(record) if record.over else None,
+        memos[0].signature if memos else "",
+    )
 
 
 async def _job(tx: Transaction, job: str) -> Job:
@@ -271,11 +286,17 @@ async def _work_of(tx: Transaction, node: str) -> tuple[tuple[ledger.NodeJob, ..
             figures["paid"] += amount * (share == "paid")
     found = tuple(
         ledger.NodeJob(
-            job.id, job.name, job.state.value, sums[job.id]["rounds"], sums[job.id]["rejected"],
-            sums[job.id]["verified"], sums[job.id]["paid"], _sentences(unpaid[job.id]),
+            job.id,
+            job.name,
+            job.state.value,
+            sums[job.id]["rounds"],
+            sums[job.id]["rejected"],
+            sums[job.id]["verified"],
+            sums[job.id]["paid"],
+            _sentences(unpaid[job.id]),
         )
         for job in kept
-    )  # fmt: skip
+    )
     return found, [row for row in rows if row.kind == "settle"][:MAX_RECENT]
 
 

@@ -42,19 +42,28 @@ class AccountPages:
     def register(self, app: web.Application) -> None:
         """Add the pages to ``app``."""
         gets: list[tuple[str, Callable[..., Any]]] = [
-            ("/sign-in", self.sign_in), ("/sign-up", self.sign_up), ("/account", self.account),
+            ("/sign-in", self.sign_in),
+            ("/sign-up", self.sign_up),
+            ("/account", self.account),
             ("/account/trail", self.trail),
-        ]  # fmt: skip
+        ]
         posts: list[tuple[str, Callable[..., Any]]] = [
-            ("/sign-in", self.send_sign_in), ("/sign-up", self.send_sign_up), ("/sign-out", self.sign_out),
-            ("/sign-in/wallet/challenge", self.wallet_challenge), ("/sign-in/wallet", self.wallet),
-            ("/sign-in/passkey/challenge", self.passkey_challenge), ("/sign-in/passkey", self.passkey),
-            ("/account/password", self.password), ("/account/wallets", self.link_wallet),
-            ("/account/passkeys/challenge", self.new_passkey), ("/account/passkeys", self.keep_passkey),
-            ("/account/keys", self.new_key), ("/account/keys/{key}/revoke", self.revoke_key),
+            ("/sign-in", self.send_sign_in),
+            ("/sign-up", self.send_sign_up),
+            ("/sign-out", self.sign_out),
+            ("/sign-in/wallet/challenge", self.wallet_challenge),
+            ("/sign-in/wallet", self.wallet),
+            ("/sign-in/passkey/challenge", self.passkey_challenge),
+            ("/sign-in/passkey", self.passkey),
+            ("/account/password", self.password),
+            ("/account/wallets", self.link_wallet),
+            ("/account/passkeys/challenge", self.new_passkey),
+            ("/account/passkeys", self.keep_passkey),
+            ("/account/keys", self.new_key),
+            ("/account/keys/{key}/revoke", self.revoke_key),
             ("/account/sessions/{session}/end", self.end_session),
             ("/account/credentials/{credential}/remove", self.remove_credential),
-        ]  # fmt: skip
+        ]
         for path, handler in gets:
             app.router.add_get(path, handler)
         for path, handler in posts:
@@ -190,9 +199,15 @@ class AccountPages:
         names = {one.id: one.name for one in await self._accounts.all()} if everybody else {who.account_id: who.name}
         more = found[MAX_TRAIL - 1].id if len(found) > MAX_TRAIL else None
         return self._renderer.page(
-            request, "trail.html", 200, trail=found[:MAX_TRAIL], more=more, everybody=everybody, names=names,
+            request,
+            "trail.html",
+            200,
+            trail=found[:MAX_TRAIL],
+            more=more,
+            everybody=everybody,
+            names=names,
             operator=Scope.OPERATE in who.scopes,
-        )  # fmt: skip
+        )
 
     @needs(Scope.ACCOUNT)
     async def password(self, request: web.Request) -> web.StreamResponse:
@@ -220,9 +235,12 @@ class AccountPages:
             if unknown := scopes - set(Scope):
                 raise InvalidError(f"there is no scope {min(unknown)[:40]!r}", "scopes")
             _, text = await self._accounts.create_key(
-                person(request), typed.get("name", ""), frozenset(Scope(one) for one in scopes),
-                LIVES.get(typed.get("life", "90")), address_of(request),
-            )  # fmt: skip
+                person(request),
+                typed.get("name", ""),
+                frozenset(Scope(one) for one in scopes),
+                LIVES.get(typed.get("life", "90")),
+                address_of(request),
+            )
         except CottageError as error:
             return await self._show(request, error.detail, error.status)
         return await self._show(request, key=text)
@@ -263,9 +281,15 @@ class AccountPages:
     ) -> web.Response:
         wanted = after(typed.get("next") or request.query.get("next"))
         shown = self._renderer.page(
-            request, page, status, typed=typed, problem=error.detail if error else "", wanted=wanted, first=first,
+            request,
+            page,
+            status,
+            typed=typed,
+            problem=error.detail if error else "",
+            wanted=wanted,
+            first=first,
             quoted=quote(wanted, safe=""),
-        )  # fmt: skip
+        )
         if error is not None:
             say_when(shown, error)
         return shown
@@ -275,14 +299,22 @@ class AccountPages:
         account_id, single = who.account_id, self._auth.open_to_all
         held = None if single else await self._accounts.get(account_id)
         return self._renderer.page(
-            request, "account.html", status, me=who, account=held, problem=problem, key=key,
-            keys=await self._accounts.keys(account_id), sessions=await self._accounts.sessions(account_id),
+            request,
+            "account.html",
+            status,
+            me=who,
+            account=held,
+            problem=problem,
+            key=key,
+            keys=await self._accounts.keys(account_id),
+            sessions=await self._accounts.sessions(account_id),
             credentials=await self._accounts.credentials(account_id),
             trail=await self._accounts.trail(account_id, None, 8),
             scopes=[(scope, SCOPE_WORDS[scope]) for scope in Scope if scope in who.scopes],
             lives=(("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "for ever")),
-            operator=who.role is Role.OPERATOR, single=single,
-        )  # fmt: skip
+            operator=who.role is Role.OPERATOR,
+            single=single,
+        )
 
     async def _enter(self, request: web.Request, account_id: str, method: str, to: str) -> web.StreamResponse:
         """A new session under a new cookie: one that was there before is worth nothing afterwards."""
@@ -301,9 +333,14 @@ class AccountPages:
         agent = _device(request)
         secret = await self._accounts.begin_session(account_id, method, address_of(request), agent)
         response.set_cookie(
-            cookie_name(request), secret, max_age=SESSION_SECONDS, path="/", httponly=True, samesite="Lax",
+            cookie_name(request),
+            secret,
+            max_age=SESSION_SECONDS,
+            path="/",
+            httponly=True,
+            samesite="Lax",
             secure=request.secure,
-        )  # fmt: skip
+        )
         response.del_cookie(CSRF_COOKIE, path="/")  # Forms from before the sign-in are void.
 
 
@@ -356,6 +393,10 @@ _BROWSERS: Final = (
     ("Safari", "Safari"),
 )
 _SYSTEMS: Final = (
-    ("Android", "Android"), ("iPhone", "iPhone"), ("iPad", "iPad"), ("Windows", "Windows"), ("Mac OS X", "macOS"),
+    ("Android", "Android"),
+    ("iPhone", "iPhone"),
+    ("iPad", "iPad"),
+    ("Windows", "Windows"),
+    ("Mac OS X", "macOS"),
     ("Linux", "Linux"),
-)  # fmt: skip
+)

@@ -39,9 +39,14 @@ def rate_chart(job: JobView) -> Markup:
         points.append(ChartPoint(tokens, rate, f"learning rate {rate:.3g} at {count(tokens)} tokens (step {step + 1})"))
     done = [point for point in points if point.x <= job.tokens_done] if job.tokens_done else []
     axes = Axes(
-        "rate", "Chart of the learning rate over tokens", end=job.tokens_total, unit="tokens", up=chart.powers, zero=True,
+        "rate",
+        "Chart of the learning rate over tokens",
+        end=job.tokens_total,
+        unit="tokens",
+        up=chart.powers,
+        zero=True,
         sizes=chart.HALF,
-    )  # fmt: skip
+    )
     return chart.draw(
         axes, [ChartLine("planned learning rate", "planned", points), ChartLine("learning rate", "train", done)]
     )
@@ -56,9 +61,15 @@ def speed_chart(rounds: Sequence[RoundView], tokens_total: int) -> Markup:
             speed = one.tokens / max(1e-3, one.ended - one.started)
             points.append(ChartPoint(tokens, speed, f"{count(speed)} tokens/s in round {one.round + 1}"))
     axes = Axes(
-        "speed", "Chart of the tokens a second of each round", end=tokens_total, unit="tokens", up=chart.shorts, zero=True,
-        empty="The first point comes with the first round.", sizes=chart.HALF,
-    )  # fmt: skip
+        "speed",
+        "Chart of the tokens a second of each round",
+        end=tokens_total,
+        unit="tokens",
+        up=chart.shorts,
+        zero=True,
+        empty="The first point comes with the first round.",
+        sizes=chart.HALF,
+    )
     return chart.draw(axes, [ChartLine("tokens a second", "second", points, dots=True)])
 
 
@@ -79,9 +90,15 @@ def price_chart(history: Sequence[PricePoint]) -> Markup:
     """What 10^15 operations cost over time."""
     points = [ChartPoint(p.time, p.rate, f"{money(p.rate)} at {chart.dates([p.time])[0]}") for p in history]
     axes = Axes(
-        "price", "Chart of the price of 10 to the 15 operations over time, UTC", start=history[0].time, steps=chart.time_ticks,
-        across=chart.dates, up=chart.amounts, zero=True, sizes=chart.FULL,
-    )  # fmt: skip
+        "price",
+        "Chart of the price of 10 to the 15 operations over time, UTC",
+        start=history[0].time,
+        steps=chart.time_ticks,
+        across=chart.dates,
+        up=chart.amounts,
+        zero=True,
+        sizes=chart.FULL,
+    )
     return chart.draw(axes, [ChartLine("price", "train", points)])
 
 

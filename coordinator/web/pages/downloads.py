@@ -16,9 +16,14 @@ from coordinator.web.pages.render import Renderer
 System = Literal["windows", "macos", "linux", ""]
 SYSTEMS: Final[dict[System, str]] = {"windows": "Windows", "macos": "macOS", "linux": "Linux"}
 _ENDINGS: Final[dict[str, System]] = {
-    ".exe": "windows", ".msi": "windows", ".dmg": "macos", ".pkg": "macos", ".deb": "linux", ".rpm": "linux",
+    ".exe": "windows",
+    ".msi": "windows",
+    ".dmg": "macos",
+    ".pkg": "macos",
+    ".deb": "linux",
+    ".rpm": "linux",
     ".appimage": "linux",
-}  # fmt: skip
+}
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,120}")
 
 

@@ -76,9 +76,16 @@ ENTRY_LOOKS: Final = {
     "payees": ("plan", ""),
 }
 ENTRY_WORDS: Final = {
-    "fund": "deposit", "settle": "payout", "promise": "promise", "refund": "refund", "slash": "slash", "verdict": "verdict",
-    "accept": "acceptance", "event": "record", "table": "payees",
-}  # fmt: skip
+    "fund": "deposit",
+    "settle": "payout",
+    "promise": "promise",
+    "refund": "refund",
+    "slash": "slash",
+    "verdict": "verdict",
+    "accept": "acceptance",
+    "event": "record",
+    "table": "payees",
+}
 EVENT_ICONS: Final = {
     "created": "pen",
     "funded": "coin",

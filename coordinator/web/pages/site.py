@@ -30,11 +30,22 @@ _TITLES = {
     503: "Not now",
 }
 PLACES = {
-    "/network": "Network", "/machines": "Machines", "/lenders": "Lenders", "/status": "Status", "/runs": "Public runs",
-    "/jobs": "Jobs", "/compare": "Compare runs", "/submit": "Train a model", "/earn": "What would my GPU earn",
-    "/earnings": "Earnings", "/download": "Download", "/ledger": "Ledger", "/ledger/audits": "Audits",
-    "/ledger/disputes": "Disputes", "/docs": "Documents",
-}  # fmt: skip
+    "/network": "Network",
+    "/machines": "Machines",
+    "/lenders": "Lenders",
+    "/status": "Status",
+    "/runs": "Public runs",
+    "/jobs": "Jobs",
+    "/compare": "Compare runs",
+    "/submit": "Train a model",
+    "/earn": "What would my GPU earn",
+    "/earnings": "Earnings",
+    "/download": "Download",
+    "/ledger": "Ledger",
+    "/ledger/audits": "Audits",
+    "/ledger/disputes": "Disputes",
+    "/docs": "Documents",
+}
 _PROGRAMS = ("/api/", "/healthz", "/readyz", "/openapi.json")
 
 

@@ -133,18 +133,30 @@ class OwnerApi:
 
     async def __aenter__(self) -> "OwnerApi":
         gets: local.Gets = {
-            "status": self.status, "earnings": self.earnings, "limits": self.limits, "lending": self.lending,
-            "settings": self.settings, "activity": self.events, "selftest": lambda: self._test, "support": self.support,
-        }  # fmt: skip
+            "status": self.status,
+            "earnings": self.earnings,
+            "limits": self.limits,
+            "lending": self.lending,
+            "settings": self.settings,
+            "activity": self.events,
+            "selftest": lambda: self._test,
+            "support": self.support,
+        }
         posts: local.Posts = {
-            "limits": (LimitsChange, self.change_limits), "lending": (LendingChange, self.lend),
-            "settings": (owner.SettingsChange, self.change_settings), "selftest": (local.TestOrder, self.begin_test),
-            "nettest": (local.Order, self.test_line), "nettest/peer": (local.PeerOrder, self.test_peer),
-            "claim": (local.ClaimOrder, self.claim), "withdraw": (local.WithdrawOrder, self.withdraw),
-            "backup": (local.BackupOrder, self.backup), "words": (local.WordsOrder, self.words),
+            "limits": (LimitsChange, self.change_limits),
+            "lending": (LendingChange, self.lend),
+            "settings": (owner.SettingsChange, self.change_settings),
+            "selftest": (local.TestOrder, self.begin_test),
+            "nettest": (local.Order, self.test_line),
+            "nettest/peer": (local.PeerOrder, self.test_peer),
+            "claim": (local.ClaimOrder, self.claim),
+            "withdraw": (local.WithdrawOrder, self.withdraw),
+            "backup": (local.BackupOrder, self.backup),
+            "words": (local.WordsOrder, self.words),
             "restore": (local.RestoreOrder, self.restore),
-            "update": (UpdateOrder, self.update), "leave": (local.LeaveOrder, self.leave),
-        }  # fmt: skip
+            "update": (UpdateOrder, self.update),
+            "leave": (local.LeaveOrder, self.leave),
+        }
         self._runner = await local.serve(self.home.socket, gets, posts)
         return self
 
@@ -167,10 +179,19 @@ class OwnerApi:
         earned, trouble = self.earnings(), self.trouble
         cause, detail = ("", {}) if trouble is None else (trouble.cause, trouble.detail)
         return msgspec.structs.replace(
-            told, on=self.on, trouble="" if trouble is None else str(trouble), trouble_cause=cause, trouble_detail=detail,
-            renews=self.renews, last_event=self.activity.last, update=self.handles.newest(), verified=earned.verified,
-            paid=earned.paid, today=earned.today, week=earned.week,
-        )  # fmt: skip
+            told,
+            on=self.on,
+            trouble="" if trouble is None else str(trouble),
+            trouble_cause=cause,
+            trouble_detail=detail,
+            renews=self.renews,
+            last_event=self.activity.last,
+            update=self.handles.newest(),
+            verified=earned.verified,
+            paid=earned.paid,
+            today=earned.today,
+            week=earned.week,
+        )
 
     def _status_of_rest(self) -> local.AgentStatus:
         kept = self.home.settings()
@@ -186,11 +207,24 @@ class OwnerApi:
             self.version,
         )
         return local.AgentStatus(
-            node=self.address, payout=kept.payout or self.address, name=kept.name, coordinator=kept.coordinator,
-            state="starting" if self.preparing else "off", reason=untrusted(""), note=device.note, pid=os.getpid(),
-            uptime=time.monotonic() - self._started, profile=profile, tasks=(), links=(), dropped={}, verified=0, paid=0,
-            lending_state=State.OFF, electricity=kept.electricity,
-        )  # fmt: skip
+            node=self.address,
+            payout=kept.payout or self.address,
+            name=kept.name,
+            coordinator=kept.coordinator,
+            state="starting" if self.preparing else "off",
+            reason=untrusted(""),
+            note=device.note,
+            pid=os.getpid(),
+            uptime=time.monotonic() - self._started,
+            profile=profile,
+            tasks=(),
+            links=(),
+            dropped={},
+            verified=0,
+            paid=0,
+            lending_state=State.OFF,
+            electricity=kept.electricity,
+        )
 
     def earnings(self) -> EarningsSummary:
         """What jobs have brought."""

@@ -69,9 +69,15 @@ class Steps:
     async def results(self, at: float) -> AsyncIterator[SelfTestResult]:
         """Run every step; ``at``: Unix seconds, for the record."""
         steps: dict[Name, Callable[[], Awaitable[SelfTestStep]]] = {
-            "gpu": self._gpu, "sandbox": self._sandbox, "speed": self._speed, "disk": self._disk, "memory": self._memory,
-            "coordinator": self._coordinator, "line": self._line, "earnings": self._earnings,
-        }  # fmt: skip
+            "gpu": self._gpu,
+            "sandbox": self._sandbox,
+            "speed": self._speed,
+            "disk": self._disk,
+            "memory": self._memory,
+            "coordinator": self._coordinator,
+            "line": self._line,
+            "earnings": self._earnings,
+        }
         for name, step in steps.items():
             self._checks[name] = SelfTestStep(name, "running")
             yield self._whole(True, at)

@@ -83,9 +83,15 @@ class Service:
             home, release or this_release(), way or installation(), SystemClock(), self._tell_update
         )
         handles = Handles(
-            self.switch, self._restart, self._means, self._update, self._login_changed, lambda: self._updates.view,
-            lambda: self.between_jobs(Next("anew")), self.leave,
-        )  # fmt: skip
+            self.switch,
+            self._restart,
+            self._means,
+            self._update,
+            self._login_changed,
+            lambda: self._updates.view,
+            lambda: self.between_jobs(Next("anew")),
+            self.leave,
+        )
         self.desk = OwnerApi(home, version(), handles)
         self.desk.on = not home.trial and (not stays or _remembered(home))
         self.after = Next()

@@ -11,9 +11,21 @@ from desktop.answers import ActivityEvent, ActivityEvents
 
 Severity = Literal["info", "warning", "error"]
 Kind = Literal[
-    "started", "ended", "lending", "job began", "job ended", "job failed", "earned", "paid", "settings", "stopped", "test",
-    "update", "bond", "unanswered",
-]  # fmt: skip
+    "started",
+    "ended",
+    "lending",
+    "job began",
+    "job ended",
+    "job failed",
+    "earned",
+    "paid",
+    "settings",
+    "stopped",
+    "test",
+    "update",
+    "bond",
+    "unanswered",
+]
 MAX_KEPT = 5000  # Months of an ordinary node.
 MAX_ASKED = 500
 _SCHEMA = """

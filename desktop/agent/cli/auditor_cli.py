@@ -104,8 +104,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=1, help="processors' worth of computing, and part of the class (%(default)s)")
     add("--memory-mb", type=int, default=0, help="memory for steps that are run again (half)")
     add("--gpu", type=int, default=0, metavar="N", help="which GPU; -1: the processor (the first, where there is one)")
-    add("--sandbox", choices=get_args(SandboxKind), default="docker",
-        help="docker: in containers, as nodes run jobs; process: with this user's rights (%(default)s)")  # fmt: skip
+    add(
+        "--sandbox",
+        choices=get_args(SandboxKind),
+        default="docker",
+        help="docker: in containers, as nodes run jobs; process: with this user's rights (%(default)s)",
+    )
     add("--image", default=DEFAULT_IMAGE, help="the sandbox image (%(default)s)")
     add("--log-json", action="store_true", help="log one JSON object for each event")
     add("--bound", action="store_true", help=argparse.SUPPRESS)  # Its coordinator's own: ends when standard input does.

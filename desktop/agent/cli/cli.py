@@ -46,8 +46,19 @@ _SANDBOX_HELP = (
     "process: NO PROTECTION, for the demo and for development (docker)"
 )
 _SETTINGS = (
-    "coordinator", "name", "payout", "sandbox", "threads", "memory_mb", "image", "stake", "floor", "bond", "loopback", "always",
-)  # fmt: skip
+    "coordinator",
+    "name",
+    "payout",
+    "sandbox",
+    "threads",
+    "memory_mb",
+    "image",
+    "stake",
+    "floor",
+    "bond",
+    "loopback",
+    "always",
+)
 _RATE_HELP = "bytes a second that links may {}: 5M, 40Mbit or off"
 
 
@@ -70,10 +81,18 @@ def _parser() -> argparse.ArgumentParser:
     words = parser.add_subparsers(required=True, metavar="WORD")
     run = words.add_parser("run", help="lend this machine until it is stopped (Ctrl-C or SIGTERM)")
     _add_settings(run)
-    run.add_argument("--worker-argument", action="append", default=[], metavar="TEXT",
-                     help="append TEXT to the worker's command line; an aid for tests")  # fmt: skip
-    run.add_argument("--stay", action="store_true",
-                     help="go on when lending is off: the switch of the window, remembered, says when to lend")  # fmt: skip
+    run.add_argument(
+        "--worker-argument",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="append TEXT to the worker's command line; an aid for tests",
+    )
+    run.add_argument(
+        "--stay",
+        action="store_true",
+        help="go on when lending is off: the switch of the window, remembered, says when to lend",
+    )
     run.add_argument(
         "--trial", action="store_true", help=argparse.SUPPRESS
     )  # Of a new version: answer, do nothing else.

@@ -114,8 +114,10 @@ def _settings(options: argparse.Namespace) -> int:
     console.print(_settings_table(view))
     if asked is not None:
         effects = {
-            "now": "in force", "rejoin": "in force: the coordinator is told", "restart": "in force: what ran was handed over",
-        }  # fmt: skip
+            "now": "in force",
+            "rejoin": "in force: the coordinator is told",
+            "restart": "in force: what ran was handed over",
+        }
         said = effects[view.effect] if running else "no agent runs here: in force from its next start"
         console.print(said)
     return 0

@@ -49,8 +49,11 @@ async def accuse(info: LedgerInfo, key: NodeKey, node: str, audit: str, most: in
             if standing + least > most:
                 LOGGER.warning(
                     "no bond against node %s: %s stand already, the least is %s, the limit %s",
-                    node, show(amount(standing)), show(amount(least)), show(amount(most)),
-                )  # fmt: skip
+                    node,
+                    show(amount(standing)),
+                    show(amount(least)),
+                    show(amount(most)),
+                )
                 return 0
             opening = await ledger.prepare_dispute(key.seed, node, audit_bytes(audit), amount(least))
             LOGGER.info("bonded %s against node %s (%s)", show(amount(least)), node, await ledger.confirm(opening))

@@ -41,8 +41,12 @@ class SetupFile:
             if not is_whole(self.file, self.package):
                 raise UpdateError(f"{self.file} is not the file that was fetched any more")
             subprocess.Popen(
-                (str(self.file), "/S"), env=os.environ | given, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, creationflags=_APART,
-            )  # fmt: skip
+                (str(self.file), "/S"),
+                env=os.environ | given,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                creationflags=_APART,
+            )
         except OSError as error:
             raise UpdateError(f"{self.file} cannot be started: {error.strerror}") from error

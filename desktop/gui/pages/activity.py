@@ -30,9 +30,13 @@ class ActivityPage(QWidget):
         card, row, last = Card(), QHBoxLayout(), QHBoxLayout()
         self.filter = ChoiceButtons(
             self.tr("What is shown"),
-            ((self.tr("Everything"), "all"), (self.tr("Problems"), "problems"), (self.tr("Jobs"), "jobs"),
-             (self.tr("Money"), "money")),
-        )  # fmt: skip
+            (
+                (self.tr("Everything"), "all"),
+                (self.tr("Problems"), "problems"),
+                (self.tr("Jobs"), "jobs"),
+                (self.tr("Money"), "money"),
+            ),
+        )
         self.filter.picked.connect(lambda _: self._show())
         row.addWidget(self.filter)
         row.addStretch()

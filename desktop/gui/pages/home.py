@@ -92,9 +92,12 @@ class HomePage(QWidget):
         self.meters = Card()
         self.device = Text(dim=True)
         self.gauges = {
-            "load": Gauge(self.tr("Load")), "memory": Gauge(self.tr("Memory lent")),
-            "heat": Gauge(self.tr("Temperature")), "power": Gauge(self.tr("Power")), "line": Gauge(self.tr("Line")),
-        }  # fmt: skip
+            "load": Gauge(self.tr("Load")),
+            "memory": Gauge(self.tr("Memory lent")),
+            "heat": Gauge(self.tr("Temperature")),
+            "power": Gauge(self.tr("Power")),
+            "line": Gauge(self.tr("Line")),
+        }
         self.meters.body.addWidget(self.device)
         self.meters.body.addWidget(FlowBox(list(self.gauges.values()), 0))
         return self.meters

@@ -95,9 +95,12 @@ class BackupSheet(_Sheet):
     def _choose(self) -> None:
         kind = self.tr("Cottage backup (*.cottage)")
         name, _ = QFileDialog.getSaveFileName(
-            self, self.tr("Save a backup"), str(Path.home() / "cottage-key.cottage"), kind,
+            self,
+            self.tr("Save a backup"),
+            str(Path.home() / "cottage-key.cottage"),
+            kind,
             options=QFileDialog.Option.DontConfirmOverwrite,
-        )  # fmt: skip
+        )
         if name:
             self.write(name)
 

@@ -83,9 +83,11 @@ class EarningsCard(Card):
         values = dict.fromkeys(self._numbers, UNKNOWN)
         if status is not None:
             values = {
-                "today": money(status.today), "week": money(status.week), "verified": money(status.verified),
+                "today": money(status.today),
+                "week": money(status.week),
+                "verified": money(status.verified),
                 "open": money(status.verified - status.paid) if status.verified > status.paid else money(0),
-            }  # fmt: skip
+            }
         for key, label in self._numbers.items():
             label.say(values[key], str(label.property("caption")))
         self.withdraw.setEnabled(status is not None)

@@ -46,9 +46,12 @@ class SettingsPages(QWidget):
         self._last: Change | None = None
         self.stack = QStackedWidget()
         pages = (
-            (self.tr("When"), self._when), (self.tr("How much"), self._how_much), (self.tr("Money"), self._money),
-            (self.tr("Notifications"), self._notifications), (self.tr("Privacy & about"), self._privacy),
-        )  # fmt: skip
+            (self.tr("When"), self._when),
+            (self.tr("How much"), self._how_much),
+            (self.tr("Money"), self._money),
+            (self.tr("Notifications"), self._notifications),
+            (self.tr("Privacy & about"), self._privacy),
+        )
         names = [(name.replace("&", "&&"), str(number)) for number, (name, _) in enumerate(pages)]
         self.pages = ChoiceButtons(self.tr("Settings"), names)
         self.pages.picked.connect(lambda value: self.stack.setCurrentIndex(int(value)))
@@ -75,67 +78,159 @@ class SettingsPages(QWidget):
     def _when(self) -> QWidget:
         days = [QLocale().dayName(day, QLocale.FormatType.ShortFormat) for day in range(1, 8)]
         words = (self.tr("lends"), self.tr("does not lend"))
-        return self._page("rules", (
-            NumberRow("idle_minutes", self.tr("Lend once nobody has touched the computer for"),
-                      self.tr("“At once”: lend while somebody works here, too."), (0, 1440), self.tr(" min"), self.tr("at once")),
-            ToggleRow("for_games", self.tr("Step aside for games"),
-                      self.tr("For programs that cover the whole screen, and those below; within two seconds.")),
-            TextRow("programs", self.tr("Programs to step aside for"),
-                    self.tr("Names as the process list has them, separated by commas."), "blender, obs", _joined, _split,
-                    wide=True),
-            ToggleRow("on_battery", self.tr("Lend on battery"), ""),
-            ToggleRow("on_metered", self.tr("Lend over networks that cost by the byte"), ""),
-            HoursRow("hours", self.tr("Hours of the week"),
-                     self.tr("Drag over the hours, or use arrow keys and space bar. Filled hours are lent."), days, words),
-        ))  # fmt: skip
+        return self._page(
+            "rules",
+            (
+                NumberRow(
+                    "idle_minutes",
+                    self.tr("Lend once nobody has touched the computer for"),
+                    self.tr("“At once”: lend while somebody works here, too."),
+                    (0, 1440),
+                    self.tr(" min"),
+                    self.tr("at once"),
+                ),
+                ToggleRow(
+                    "for_games",
+                    self.tr("Step aside for games"),
+                    self.tr("For programs that cover the whole screen, and those below; within two seconds."),
+                ),
+                TextRow(
+                    "programs",
+                    self.tr("Programs to step aside for"),
+                    self.tr("Names as the process list has them, separated by commas."),
+                    "blender, obs",
+                    _joined,
+                    _split,
+                    wide=True,
+                ),
+                ToggleRow("on_battery", self.tr("Lend on battery"), ""),
+                ToggleRow("on_metered", self.tr("Lend over networks that cost by the byte"), ""),
+                HoursRow(
+                    "hours",
+                    self.tr("Hours of the week"),
+                    self.tr("Drag over the hours, or use arrow keys and space bar. Filled hours are lent."),
+                    days,
+                    words,
+                ),
+            ),
+        )
 
     def _how_much(self) -> QWidget:
         self.gpu = ChoiceRow("gpu", self.tr("What is lent"), self.tr("What runs is handed over when you change it."))
-        gpu = self._page("rules", (
-            NumberRow("own_vram", self.tr("GPU memory kept for you"),
-                      self.tr("Jobs step aside when your programs want more."), (0, 1000), " GB"),
-            NumberRow("max_celsius", self.tr("Hottest that the GPU may get"),
-                      self.tr("It pauses there, and goes on once it has cooled down."), (40, 110), " °C"),
-            NumberRow("band_celsius", self.tr("It goes on when cooler by"), "", (1, 30), " °C"),
-            NumberRow("free_disk", self.tr("Disk that stays free"), "", (0, 10_000), " GB"),
-        ))  # fmt: skip
+        gpu = self._page(
+            "rules",
+            (
+                NumberRow(
+                    "own_vram",
+                    self.tr("GPU memory kept for you"),
+                    self.tr("Jobs step aside when your programs want more."),
+                    (0, 1000),
+                    " GB",
+                ),
+                NumberRow(
+                    "max_celsius",
+                    self.tr("Hottest that the GPU may get"),
+                    self.tr("It pauses there, and goes on once it has cooled down."),
+                    (40, 110),
+                    " °C",
+                ),
+                NumberRow("band_celsius", self.tr("It goes on when cooler by"), "", (1, 30), " °C"),
+                NumberRow("free_disk", self.tr("Disk that stays free"), "", (0, 10_000), " GB"),
+            ),
+        )
         self.threads = NumberRow("threads", self.tr("Processors"), "", (0, 1024), zero=self.tr("all"))
         self.memory = NumberRow(
-            "memory_mb", self.tr("Main memory for jobs"), self.tr("With processors and GPU: what runs is handed over first."),
-            (0, 10**8), " MB", self.tr("half"), step=512,
-        )  # fmt: skip
+            "memory_mb",
+            self.tr("Main memory for jobs"),
+            self.tr("With processors and GPU: what runs is handed over first."),
+            (0, 10**8),
+            " MB",
+            self.tr("half"),
+            step=512,
+        )
         self.cap = Text(dim=True)
-        computer = self._page("settings", (
-            self.gpu, self.threads, self.memory,
-            NumberRow("disk_gb", self.tr("Disk for jobs' files"), "", (1, 10_000), " GB"),
-            NumberRow("watts", self.tr("Power cap of the GPU"),
-                      self.tr("While jobs run. Where the driver does not let us set it, jobs pause for moments instead."),
-                      (0, 2000), " W", self.tr("its own"), step=10),
-        ))  # fmt: skip
+        computer = self._page(
+            "settings",
+            (
+                self.gpu,
+                self.threads,
+                self.memory,
+                NumberRow("disk_gb", self.tr("Disk for jobs' files"), "", (1, 10_000), " GB"),
+                NumberRow(
+                    "watts",
+                    self.tr("Power cap of the GPU"),
+                    self.tr("While jobs run. Where the driver does not let us set it, jobs pause for moments instead."),
+                    (0, 2000),
+                    " W",
+                    self.tr("its own"),
+                    step=10,
+                ),
+            ),
+        )
         computer.body.addWidget(self.cap)
-        line = self._page("limits", (
-            NumberRow("up", self.tr("Upload"), "", (0, 100_000), " MB/s", self.tr("no limit")),
-            NumberRow("down", self.tr("Download"), "", (0, 100_000), " MB/s", self.tr("no limit")),
-            NumberRow("month", self.tr("A calendar month, both ways"), "", (0, 100_000), " GB", self.tr("no limit"), step=10),
-            ToggleRow("polite", self.tr("Yield to the household's own traffic"), ""),
-        ))  # fmt: skip
+        return _stacked(computer, gpu, self._line())
+
+    def _line(self) -> Card:
+        line = self._page(
+            "limits",
+            (
+                NumberRow("up", self.tr("Upload"), "", (0, 100_000), " MB/s", self.tr("no limit")),
+                NumberRow("down", self.tr("Download"), "", (0, 100_000), " MB/s", self.tr("no limit")),
+                NumberRow(
+                    "month",
+                    self.tr("A calendar month, both ways"),
+                    "",
+                    (0, 100_000),
+                    " GB",
+                    self.tr("no limit"),
+                    step=10,
+                ),
+                ToggleRow("polite", self.tr("Yield to the household's own traffic"), ""),
+            ),
+        )
         self.used = Text(dim=True)
         line.body.addWidget(self.used)
-        return _stacked(computer, gpu, line)
+        return line
 
     def _money(self) -> QWidget:
-        page = self._page("settings", (
-            TextRow("payout", self.tr("Paid into"),
-                    self.tr("Empty: the wallet on this computer. Not the address of an exchange: some lose such payments."),
-                    self.tr("the wallet on this computer"), wide=True),
-            TextRow("floor", self.tr("Work for no less than"), self.tr("Tokens for 10^15 operations. Empty: for any price."),
-                    self.tr("any price"), _amount, _tokens),
-            TextRow("electricity", self.tr("A kWh costs you"), self.tr("In tokens; predictions take it off."),
-                    self.tr("not given"), _amount, _tokens),
-            TextRow("bond", self.tr("Put up against false work"),
+        page = self._page(
+            "settings",
+            (
+                TextRow(
+                    "payout",
+                    self.tr("Paid into"),
+                    self.tr(
+                        "Empty: the wallet on this computer. Not the address of an exchange: some lose such payments."
+                    ),
+                    self.tr("the wallet on this computer"),
+                    wide=True,
+                ),
+                TextRow(
+                    "floor",
+                    self.tr("Work for no less than"),
+                    self.tr("Tokens for 10^15 operations. Empty: for any price."),
+                    self.tr("any price"),
+                    _amount,
+                    _tokens,
+                ),
+                TextRow(
+                    "electricity",
+                    self.tr("A kWh costs you"),
+                    self.tr("In tokens; predictions take it off."),
+                    self.tr("not given"),
+                    _amount,
+                    _tokens,
+                ),
+                TextRow(
+                    "bond",
+                    self.tr("Put up against false work"),
                     self.tr("Tokens at a time, to have neighbours' work looked at. A false accusation loses them."),
-                    self.tr("nothing"), _amount, _tokens),
-        ))  # fmt: skip
+                    self.tr("nothing"),
+                    _amount,
+                    _tokens,
+                ),
+            ),
+        )
         never = Text(dim=True)
         never.say(self.tr("Cottage never asks for the secret words of another wallet. Whoever does wants to rob you."))
         page.body.addWidget(never)
@@ -144,31 +239,65 @@ class SettingsPages(QWidget):
 
     def _notifications(self) -> QWidget:
         rows = [ToggleRow(notice_key(name), text, "") for name, text in zip(NOTICES, self._notice_texts(), strict=True)]
-        look = self._page("window", (
-            ChoiceRow(THEME, self.tr("Colours"), "",
-                      ((self.tr("as the desktop"), "system"), (self.tr("light"), "light"), (self.tr("dark"), "dark"))),
-            ChoiceRow(LANGUAGE, self.tr("Language"), self.tr("From the next start of this window."),
-                      ((self.tr("as the desktop"), "system"), ("English", "en"), ("Deutsch", "de"))),
-        ))  # fmt: skip
+        look = self._page(
+            "window",
+            (
+                ChoiceRow(
+                    THEME,
+                    self.tr("Colours"),
+                    "",
+                    ((self.tr("as the desktop"), "system"), (self.tr("light"), "light"), (self.tr("dark"), "dark")),
+                ),
+                ChoiceRow(
+                    LANGUAGE,
+                    self.tr("Language"),
+                    self.tr("From the next start of this window."),
+                    ((self.tr("as the desktop"), "system"), ("English", "en"), ("Deutsch", "de")),
+                ),
+            ),
+        )
         return _stacked(self._page("window", rows), look)
 
     def _notice_texts(self) -> Sequence[str]:
         return (
-            self.tr("When lending stops by itself or needs you"), self.tr("When a job failed here"),
-            self.tr("When a payment arrived"), self.tr("When a job ended"), self.tr("When lending pauses or goes on"),
-        )  # fmt: skip
+            self.tr("When lending stops by itself or needs you"),
+            self.tr("When a job failed here"),
+            self.tr("When a payment arrived"),
+            self.tr("When a job ended"),
+            self.tr("When lending pauses or goes on"),
+        )
 
     def _privacy(self) -> QWidget:
-        name = self._page("settings", (
-            TextRow("name", self.tr("Name of this computer"), self.tr("Everybody sees it on the network page."),
-                    self.tr("the host name")),
-            TextRow("coordinator", self.tr("Works for"), self.tr("What runs is handed over when you change it."),
-                    "https://…", wide=True),
-            ToggleRow("at_login", self.tr("Start with the computer"),
-                      self.tr("With the desktop, and while lending is on also without it: as a service of this system.")),
-            ToggleRow("updates", self.tr("Fetch new versions"),
-                      self.tr("In the background, signed; you say when to restart. Debian packages are updated by the system.")),
-        ))  # fmt: skip
+        name = self._page(
+            "settings",
+            (
+                TextRow(
+                    "name",
+                    self.tr("Name of this computer"),
+                    self.tr("Everybody sees it on the network page."),
+                    self.tr("the host name"),
+                ),
+                TextRow(
+                    "coordinator",
+                    self.tr("Works for"),
+                    self.tr("What runs is handed over when you change it."),
+                    "https://…",
+                    wide=True,
+                ),
+                ToggleRow(
+                    "at_login",
+                    self.tr("Start with the computer"),
+                    self.tr("With the desktop, and while lending is on also without it: as a service of this system."),
+                ),
+                ToggleRow(
+                    "updates",
+                    self.tr("Fetch new versions"),
+                    self.tr(
+                        "In the background, signed; you say when to restart. Debian packages are updated by the system."
+                    ),
+                ),
+            ),
+        )
         card = Card(self.tr("What leaves this computer"))
         for text in (
             self.tr(
@@ -225,9 +354,11 @@ class SettingsPages(QWidget):
         self.gpu.offer(self._lendable(view))
         held = {
             "driver": self.tr("Power cap: the driver keeps the GPU to it."),
-            "pauses": self.tr("Power cap: the driver does not let us set it. Jobs pause for moments; on average it is kept."),
+            "pauses": self.tr(
+                "Power cap: the driver does not let us set it. Jobs pause for moments; on average it is kept."
+            ),
             "not": self.tr("The power cap is not in force: {0}"),
-        }  # fmt: skip
+        }
         self.cap.setVisible(bool(view.cap))
         self.cap.say(held.get(view.cap, "").format(plain(view.cap_why, 120)))
         self.about.say(self.tr("Cottage {0}, Apache License 2.0.").format(plain(view.version, 40) or "–"))

@@ -58,9 +58,13 @@ class WelcomePage(QWidget):
     # --- the steps ------------------------------------------------------------------------------------------------------
 
     def _checks_step(self) -> QWidget:
-        card = self._step(1, self.tr("Welcome to Cottage"), self.tr(
-            "Lend this computer while you do not need it, and be paid for the work that was checked. First, what it can do:"
-        ))  # fmt: skip
+        card = self._step(
+            1,
+            self.tr("Welcome to Cottage"),
+            self.tr(
+                "Lend this computer while you do not need it, and be paid for the work that was checked. First, what it can do:"
+            ),
+        )
         self.lines = {name: _Line() for name in NAMES}
         for name, line in self.lines.items():
             line.show_check(SelfTestStep(name), self._words.name(name), "")
@@ -121,10 +125,14 @@ class WelcomePage(QWidget):
         return card
 
     def _switch_step(self) -> QWidget:
-        card = self._step(3, "", self.tr(
-            "It lends once nobody has used the computer for five minutes, on mains only, and steps aside for games. All of that"
-            " can be changed in the settings."
-        ))  # fmt: skip
+        card = self._step(
+            3,
+            "",
+            self.tr(
+                "It lends once nobody has used the computer for five minutes, on mains only, and steps aside for games."
+                " All of that can be changed in the settings."
+            ),
+        )
         self.ready, self.lacking = card.findChildren(Text)[1], Text()
         self.still = {name: _Line() for name in NAMES}
         for part in (self.lacking, *self.still.values()):

@@ -40,8 +40,10 @@ class WithdrawSheet(QDialog):
         self.amount = self._line(column, self.tr("Amount"), self.tr("all"), 24)
         self.rows = Rows()
         for key, caption in (
-            ("leaves", self.tr("Leaves this wallet")), ("fee", self.tr("Fee")), ("arrives", self.tr("Arrives")),
-        ):  # fmt: skip
+            ("leaves", self.tr("Leaves this wallet")),
+            ("fee", self.tr("Fee")),
+            ("arrives", self.tr("Arrives")),
+        ):
             self.rows.add(key, caption)
         column.addLayout(self.rows)
         self.said = Text()

@@ -23,9 +23,15 @@ from tests.coordinator.bench import Bench
 
 WIDTH, INNER, VOCABULARY = 8, 12, 30
 CONFIG = {
-    "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16, "vocab_size": VOCABULARY,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+    "vocab_size": VOCABULARY,
+}
 LAYER = "anchor.model.layers.0."
 SHAPES = {
     "anchor.model.embed_tokens.weight": (VOCABULARY, WIDTH),

@@ -65,9 +65,13 @@ class Cellar:
             dataset = msgspec.structs.replace(stored.spec.dataset, artifact=sha(f"dataset of {name}"))
             files = {file: sha(f"{file} of {name}") for file in ("train.bin", "tokenizer.json", "config.json")}
             changed = msgspec.structs.replace(
-                stored, state=state, files=files, spec=msgspec.structs.replace(stored.spec, dataset=dataset),
-                ended=None if ended is None else now - ended, **{"escrow": 5, **fields},
-            )  # fmt: skip
+                stored,
+                state=state,
+                files=files,
+                spec=msgspec.structs.replace(stored.spec, dataset=dataset),
+                ended=None if ended is None else now - ended,
+                **{"escrow": 5, **fields},
+            )
             return await tx.update(changed)
 
     async def left(self) -> set[Digest]:
@@ -106,15 +110,29 @@ async def test_what_is_stored_again_is_new_again(cellar: Cellar) -> None:
     [
         (JobState.RUNNING, None, {}, {"dataset", "train.bin", "tokenizer.json", "config.json"}),
         (JobState.CREATED, None, {"escrow": 0}, {"dataset", "train.bin", "tokenizer.json", "config.json"}),
-        (JobState.SETTLED, ENDED_SECONDS - 60, {"model": sha("model of j")},
-         {"dataset", "train.bin", "tokenizer.json", "config.json", "model"}),
-        (JobState.SETTLED, ENDED_SECONDS + 60, {"model": sha("model of j")}, {"tokenizer.json", "config.json", "model"}),
+        (
+            JobState.SETTLED,
+            ENDED_SECONDS - 60,
+            {"model": sha("model of j")},
+            {"dataset", "train.bin", "tokenizer.json", "config.json", "model"},
+        ),
+        (
+            JobState.SETTLED,
+            ENDED_SECONDS + 60,
+            {"model": sha("model of j")},
+            {"tokenizer.json", "config.json", "model"},
+        ),
         (JobState.FAILED, ENDED_SECONDS - 60, {}, {"dataset", "train.bin", "tokenizer.json", "config.json"}),
         (JobState.FAILED, ENDED_SECONDS + 60, {}, set()),
-        (JobState.CANCELLED, UNPAID_SECONDS - 60, {"escrow": 0}, {"dataset", "train.bin", "tokenizer.json", "config.json"}),
+        (
+            JobState.CANCELLED,
+            UNPAID_SECONDS - 60,
+            {"escrow": 0},
+            {"dataset", "train.bin", "tokenizer.json", "config.json"},
+        ),
         (JobState.CANCELLED, UNPAID_SECONDS + 60, {"escrow": 0}, set()),
     ],
-)  # fmt: skip
+)
 async def test_a_jobs_files_stay_as_long_as_somebody_may_ask_for_them(
     cellar: Cellar, state: JobState, ended: float | None, fields: dict[str, Any], kept: set[str]
 ) -> None:
@@ -128,9 +146,14 @@ async def test_states_that_a_run_cannot_go_back_to_any_more_go(cellar: Cellar) -
     cellar.made.append(sha("folder"))
     job = await cellar.job("j")
     run = Run(
-        (Layers(0, 4),), 1, 8, 2, (), checkpoints=(sha("state 3"),),
+        (Layers(0, 4),),
+        1,
+        8,
+        2,
+        (),
+        checkpoints=(sha("state 3"),),
         points=(RunPoint(Base(2), (sha("state 2"),)), RunPoint(Base(3), (sha("state 3"),))),
-    )  # fmt: skip
+    )
     async with cellar.bench.store.transaction() as tx:
         await tx.insert(RunRecord(job.id, run))
     assert await cellar.left() == {sha("state 2"), sha("state 3"), sha("folder")}
@@ -141,9 +164,28 @@ async def test_states_that_a_run_cannot_go_back_to_any_more_go(cellar: Cellar) -
 def audit(job: str, name: str, state: str, age: float, now: float, **fields: Any) -> Audit:
     opening = {"opening": sha(name)} if state != "showing" else {"made": sha(name)}
     return Audit(
-        sha(name)[:32], job, 0, 0, 0, 0, 0, "a" * 32, "1" * 32, "1" * 32, "cpu", PLAN, 0, 8, "0" * 64, 2, "0" * 64,
-        deadline=now - age, state=state, **opening, **fields,  # type: ignore[arg-type]
-    )  # fmt: skip
+        sha(name)[:32],
+        job,
+        0,
+        0,
+        0,
+        0,
+        0,
+        "a" * 32,
+        "1" * 32,
+        "1" * 32,
+        "cpu",
+        PLAN,
+        0,
+        8,
+        "0" * 64,
+        2,
+        "0" * 64,
+        deadline=now - age,
+        state=state,
+        **opening,
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 async def test_openings_stay_for_a_week_and_those_that_proved_something_with_the_job(cellar: Cellar) -> None:
@@ -181,9 +223,11 @@ async def test_uploaded_files_stay_for_a_month_and_as_long_as_a_job_of_their_acc
     now = cellar.bench.clock.t
     job = await cellar.job("j", account_id="alice")
     files = {
-        ("alice", "dataset of j"): FILE_SECONDS + DAY, ("alice", "old"): FILE_SECONDS + 60, ("alice", "new"): FILE_SECONDS - 60,
+        ("alice", "dataset of j"): FILE_SECONDS + DAY,
+        ("alice", "old"): FILE_SECONDS + 60,
+        ("alice", "new"): FILE_SECONDS - 60,
         ("bob", "dataset of j"): FILE_SECONDS + DAY,
-    }  # fmt: skip
+    }
     await cellar.put("dataset of j", "old", "new")
     async with cellar.bench.store.transaction() as tx:
         for (account, name), age in files.items():

@@ -28,9 +28,16 @@ from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import spec
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": 259, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "vocab_size": 259,
+    "tie_word_embeddings": False,
+}
 WEIGHTS = {"model.norm.weight": np.arange(16, dtype=np.float32)}
 
 

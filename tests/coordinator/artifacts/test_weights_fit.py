@@ -319,9 +319,15 @@ def _damaged(fits: Made, _: str, chance: random.Random) -> bytes:
 
 
 SPOILERS: list[tuple[Spoiler, bool]] = [
-    (_other_type, True), (_fp8, True), (_renamed, True), (_other_shape, True), (_other_vocabulary, True),
-    (_adapter, True), (_cut, False), (_damaged, False),
-]  # fmt: skip
+    (_other_type, True),
+    (_fp8, True),
+    (_renamed, True),
+    (_other_shape, True),
+    (_other_vocabulary, True),
+    (_adapter, True),
+    (_cut, False),
+    (_damaged, False),
+]
 """What spoils weights, and whether a tensor is at fault rather than the file."""
 
 

@@ -82,11 +82,17 @@ class Player:
             last = self.steps - 1
             self.leaves = [
                 StepLeaf(
-                    100 + step, "cpu", digest("samples", step), (), self.sent(step),
-                    BEGIN if step == 0 else None, self.state(step) if step == last else None, digest("anchor"),
+                    100 + step,
+                    "cpu",
+                    digest("samples", step),
+                    (),
+                    self.sent(step),
+                    BEGIN if step == 0 else None,
+                    self.state(step) if step == last else None,
+                    digest("anchor"),
                 )
                 for step in range(self.steps)
-            ]  # fmt: skip
+            ]
         return MerkleTree([encode(leaf) for leaf in self.leaves])
 
     def records(self, step: int) -> list[bytes]:
@@ -98,10 +104,15 @@ class Player:
             arguments = f"{self.state(step)} {sent_digest(self.sent(step))}" if last else ""
             record = encode(
                 OperationRecord(
-                    index, before, RESULT if last else name, "module", arguments, (),
+                    index,
+                    before,
+                    RESULT if last else name,
+                    "module",
+                    arguments,
+                    (),
                     (Write(REGION, digest("output", index, "bent" if bent else "right")),),
                 )
-            )  # fmt: skip
+            )
             made.append(record)
             before = chain(before, record)
         return made
@@ -133,9 +144,20 @@ class Player:
 def begun(prover: Player, step: int | None = None) -> Dispute:
     """A dispute over the last step of a segment, or ``step`` of it."""
     replay = ReplayStep(
-        ID, Plan(1, (Layers(0, 1),), ()), 0, 0, 3, 100, prover.steps - 1 if step is None else step, 4096,
-        prover.tree().root.hex(), prover.steps, digest("gradient"), None, digest("opening"),
-    )  # fmt: skip
+        ID,
+        Plan(1, (Layers(0, 1),), ()),
+        0,
+        0,
+        3,
+        100,
+        prover.steps - 1 if step is None else step,
+        4096,
+        prover.tree().root.hex(),
+        prover.steps,
+        digest("gradient"),
+        None,
+        digest("opening"),
+    )
     return Dispute(ID, node(1), node(2), replay, 0, 10.0)
 
 

@@ -27,10 +27,16 @@ TRAINING = TrainingSpec(sequence=256, batch=8, micro_batches=4, commit_every=10)
 def llama(width: int, layers: int) -> ModelShape:
     return inspect_config(
         {
-            "model_type": "llama", "hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers,
-            "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 512, "vocab_size": 4096,
+            "model_type": "llama",
+            "hidden_size": width,
+            "intermediate_size": 4 * width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 512,
+            "vocab_size": 4096,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("width", "layers", "millions"), [(512, 6, 29), (1024, 12, 209)])
@@ -59,9 +65,12 @@ def test_a_line_that_was_not_measured_counts_as_a_slow_one() -> None:
 
 
 @given(
-    speed=st.floats(0, 1e18), up=st.none() | st.floats(0, 1e12), down=st.none() | st.floats(0, 1e12),
-    effort=st.builds(Effort, *[st.floats(0, 1e20)] * 4), least=st.floats(0.1, 1e4),
-)  # fmt: skip
+    speed=st.floats(0, 1e18),
+    up=st.none() | st.floats(0, 1e12),
+    down=st.none() | st.floats(0, 1e12),
+    effort=st.builds(Effort, *[st.floats(0, 1e20)] * 4),
+    least=st.floats(0.1, 1e4),
+)
 def test_every_answer_has_a_least_and_a_longest_time(
     speed: float, up: float | None, down: float | None, effort: Effort, least: float
 ) -> None:

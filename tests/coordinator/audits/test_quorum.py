@@ -35,7 +35,10 @@ TABLE = {
         [said(0, FALSE), said(1, FALSE), said(2), said(3), said(4)],
         QuorumOutcome(TRUE, 3, 0, 5, (0, 1)),
     ),
-    "half is no quorum, and nobody is blamed": ([said(0), said(1), said(2, FALSE), said(3, FALSE)], QuorumOutcome(None, 0, 0, 4)),
+    "half is no quorum, and nobody is blamed": (
+        [said(0), said(1), said(2, FALSE), said(3, FALSE)],
+        QuorumOutcome(None, 0, 0, 4),
+    ),
     "two contradict each other": ([said(0), said(1, FALSE)], QuorumOutcome(None, 0, 0, 2)),
     "one alone is believed": ([said(4)], QuorumOutcome(TRUE, 1, 0, 1)),
     "nobody has reported": ([], QuorumOutcome(None, 0, 0, 0)),
@@ -58,13 +61,19 @@ TABLE = {
         [said(0), said(1), said(2, FALSE, env_class="gpu")],
         QuorumOutcome(TRUE, 2, 0, 3),
     ),
-    "two classes of one each are near": ([said(0), said(1, TRUE + 1e-6, env_class="gpu")], QuorumOutcome(TRUE, 1, 1, 2)),
+    "two classes of one each are near": (
+        [said(0), said(1, TRUE + 1e-6, env_class="gpu")],
+        QuorumOutcome(TRUE, 1, 1, 2),
+    ),
     "two classes of one each are far": ([said(0), said(1, FALSE, env_class="gpu")], QuorumOutcome(None, 0, 0, 2)),
     "a class that is of two minds leaves it to the other": (
         [said(0), said(1, FALSE), said(2, TRUE + 1e-6, env_class="gpu")],
         QuorumOutcome(TRUE + 1e-6, 1, 1, 3),
     ),
-    "near in the own class is not equal": ([said(0), said(1), said(2, TRUE + 1e-9)], QuorumOutcome(TRUE, 2, 0, 3, (2,))),
+    "near in the own class is not equal": (
+        [said(0), said(1), said(2, TRUE + 1e-9)],
+        QuorumOutcome(TRUE, 2, 0, 3, (2,)),
+    ),
     "a class of its own makes no majority": (
         [said(0, FALSE, env_class="mine"), said(1), said(2)],
         QuorumOutcome(TRUE, 2, 0, 3),
@@ -77,7 +86,7 @@ TABLE = {
         [said(0, FALSE, excused=True), said(1), said(2)],
         QuorumOutcome(TRUE, 2, 0, 3),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -132,9 +141,13 @@ def test_one_bit_of_whatever_is_said_makes_another_digest() -> None:
     changed = [
         msgspec.structs.replace(report, **{name: value})
         for name, value in (
-            ("loss", math.nextafter(TRUE, 2)), ("tokens", 101), ("weights", "c" * 64), ("sums", "d" * 64), ("sums", None),
+            ("loss", math.nextafter(TRUE, 2)),
+            ("tokens", 101),
+            ("weights", "c" * 64),
+            ("sums", "d" * 64),
+            ("sums", None),
         )
-    ]  # fmt: skip
+    ]
     assert len({measured(other, 0.0).digest for other in (report, *changed)}) == 6
     assert measured(report, 1.0).digest == measured(report, 2.0).digest
 

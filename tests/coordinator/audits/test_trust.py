@@ -34,10 +34,26 @@ def address(number: int) -> str:
 PLAN = Plan(1, (Layers(0, 1),), ())
 OPENING = digest("opening")
 AUDIT = Audit(
-    id="a" * 32, job="b" * 32, epoch=1, round=2, step=1, stage=0, replica=0, lease="prover", node=address(1),
-    payout=address(101), env_class="cpu", plan=PLAN, first_step=4, total_steps=8, root=digest("root"), leaves=2,
-    pseudo_gradient=digest("gradient"), anchor=digest("anchor"), deadline=9.0,
-)  # fmt: skip
+    id="a" * 32,
+    job="b" * 32,
+    epoch=1,
+    round=2,
+    step=1,
+    stage=0,
+    replica=0,
+    lease="prover",
+    node=address(1),
+    payout=address(101),
+    env_class="cpu",
+    plan=PLAN,
+    first_step=4,
+    total_steps=8,
+    root=digest("root"),
+    leaves=2,
+    pseudo_gradient=digest("gradient"),
+    anchor=digest("anchor"),
+    deadline=9.0,
+)
 SECOND = AuditorCandidate("second", address(2), address(102), "cpu", spare=False)
 THIRD = AuditorCandidate("third", address(3), address(103), "cpu", spare=True)
 
@@ -182,8 +198,10 @@ def test_silence_in_a_dispute_costs_a_place_in_the_end_but_no_stake_while_nobody
 
 
 OUTER = msgspec.structs.replace(
-    AUDIT, step=2, outer=trust.OuterClaim({0: digest("g")}, OuterRecord(digest("x"), digest("y")), digest("p")),
-)  # fmt: skip
+    AUDIT,
+    step=2,
+    outer=trust.OuterClaim({0: digest("g")}, OuterRecord(digest("x"), digest("y")), digest("p")),
+)
 
 
 def test_an_outer_step_is_opened_and_run_again_by_any_class() -> None:
@@ -281,13 +299,16 @@ def follow(audit: Audit, step: str, auditors: list[AuditorCandidate]) -> Audit:
             return trust.judged(audit, audit.auditor or "", report(step), 20.0)
 
 
-@pytest.mark.parametrize(("challenger", "stake", "reason"), [
-    (SECOND, 100, ""),
-    (SECOND, 99, "its stake of 99 is less than 100"),
-    (msgspec.structs.replace(SECOND, node=AUDIT.node), 100, "the work is its own"),
-    (msgspec.structs.replace(SECOND, payout=AUDIT.payout), 100, "the work is its own"),
-    (msgspec.structs.replace(SECOND, env_class="gpu"), 100, "it is of environment class gpu, the step of cpu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("challenger", "stake", "reason"),
+    [
+        (SECOND, 100, ""),
+        (SECOND, 99, "its stake of 99 is less than 100"),
+        (msgspec.structs.replace(SECOND, node=AUDIT.node), 100, "the work is its own"),
+        (msgspec.structs.replace(SECOND, payout=AUDIT.payout), 100, "the work is its own"),
+        (msgspec.structs.replace(SECOND, env_class="gpu"), 100, "it is of environment class gpu, the step of cpu"),
+    ],
+)
 def test_who_challenges_is_somebody_else_of_the_same_class_with_something_to_lose(
     challenger: AuditorCandidate, stake: int, reason: str
 ) -> None:

@@ -105,8 +105,11 @@ async def test_a_pause_is_told_once_signed_so_that_the_receiver_can_check_it(rec
     told = json.loads(body)
     assert told["type"] == "job.paused"
     assert told["data"] == {
-        "job": job, "name": "a small job", "state": "paused", "text": "the submitter paused the job",
-    }  # fmt: skip
+        "job": job,
+        "name": "a small job",
+        "state": "paused",
+        "text": "the submitter paused the job",
+    }
     (delivery,) = await desk.settings.deliveries(LOCAL_ACCOUNT, 10)
     assert (delivery.state, delivery.attempts, delivery.answer) == ("sent", 1, "HTTP 200 thanks")
     again = await desk.settings.rotate(LOCAL_ACCOUNT)
@@ -122,8 +125,9 @@ async def test_four_fifths_of_the_budget_and_the_end_are_told(receiver: Receiver
         pass
     told = [json.loads(body) for _, body in receiver.came]
     assert sorted((one["type"], one["data"]["text"]) for one in told) == [
-        ("job.budget", "¤ 8.00 of the budget of ¤ 10.00 are spent"), (f"job.{kind}", "why it ended"),
-    ]  # fmt: skip
+        ("job.budget", "¤ 8.00 of the budget of ¤ 10.00 are spent"),
+        (f"job.{kind}", "why it ended"),
+    ]
 
 
 async def test_what_is_switched_off_is_not_told(receiver: Receiver) -> None:

@@ -15,14 +15,38 @@ from coordinator.services.core.egress import ForbiddenAddressError, outside_sess
 LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 
 HOSTILE = (
-    "http://127.0.0.1/", "http://127.1/", "http://2130706433/", "http://0x7f000001/", "http://0177.0.0.1/",
-    "http://0/", "http://localhost/", "http://localhost./", "http://10.0.0.1/", "http://172.16.3.4/", "http://192.168.1.1/",
-    "http://169.254.169.254/latest/meta-data/", "http://100.64.0.1/", "http://198.18.0.1/", "http://224.0.0.1/",
-    "http://255.255.255.255/", "http://[::1]/", "http://[::]/", "http://[::ffff:127.0.0.1]/", "http://[::ffff:7f00:1]/",
-    "http://[::ffff:169.254.169.254]/", "http://[64:ff9b::7f00:1]/", "http://[2002:7f00:1::]/", "http://[2001:0::1]/",
-    "http://[fc00::1]/", "http://[fd00:ec2::254]/", "http://[fe80::1]/", "http://[ff02::1]/", "http://user@127.0.0.1:80/",
-    "https://127.0.0.1/", "http://①②⑦.⓪.⓪.①/",
-)  # fmt: skip
+    "http://127.0.0.1/",
+    "http://127.1/",
+    "http://2130706433/",
+    "http://0x7f000001/",
+    "http://0177.0.0.1/",
+    "http://0/",
+    "http://localhost/",
+    "http://localhost./",
+    "http://10.0.0.1/",
+    "http://172.16.3.4/",
+    "http://192.168.1.1/",
+    "http://169.254.169.254/latest/meta-data/",
+    "http://100.64.0.1/",
+    "http://198.18.0.1/",
+    "http://224.0.0.1/",
+    "http://255.255.255.255/",
+    "http://[::1]/",
+    "http://[::]/",
+    "http://[::ffff:127.0.0.1]/",
+    "http://[::ffff:7f00:1]/",
+    "http://[::ffff:169.254.169.254]/",
+    "http://[64:ff9b::7f00:1]/",
+    "http://[2002:7f00:1::]/",
+    "http://[2001:0::1]/",
+    "http://[fc00::1]/",
+    "http://[fd00:ec2::254]/",
+    "http://[fe80::1]/",
+    "http://[ff02::1]/",
+    "http://user@127.0.0.1:80/",
+    "https://127.0.0.1/",
+    "http://①②⑦.⓪.⓪.①/",
+)
 
 
 class Server:

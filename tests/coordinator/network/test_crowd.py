@@ -41,9 +41,13 @@ class Gate(Bench):
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
-        "MAX_GREETING": 6, "MAX_GREETING_EACH": 3, "MAX_HERE_EACH": 8, "MAX_STRANGERS": 10, "MAX_STRANGERS_EACH": 5,
+        "MAX_GREETING": 6,
+        "MAX_GREETING_EACH": 3,
+        "MAX_HERE_EACH": 8,
+        "MAX_STRANGERS": 10,
+        "MAX_STRANGERS_EACH": 5,
         "NEW_KEYS": 7.0,
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setattr(crowds, name, value)
 
 

@@ -525,7 +525,16 @@ def test_an_option_that_cannot_be_used_is_refused_with_the_way_out(
 
 
 def test_relays_stun_and_their_rate_reach_the_settings(tmp_path: Path) -> None:
-    found = settings_of(tmp_path, "--relay", KEY.address, "--relay", OTHER.address, "--stun", "stun:a.test:3478",
-                        "--relay-user-rate", "40")  # fmt: skip
+    found = settings_of(
+        tmp_path,
+        "--relay",
+        KEY.address,
+        "--relay",
+        OTHER.address,
+        "--stun",
+        "stun:a.test:3478",
+        "--relay-user-rate",
+        "40",
+    )
     assert found.relays == {KEY.address, OTHER.address}
     assert (found.stun, found.relay_user_rate) == (("stun:a.test:3478",), 5e6)

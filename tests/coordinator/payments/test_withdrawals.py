@@ -156,8 +156,9 @@ async def test_fee_and_rent_come_back_in_the_same_transaction_to_the_last_unit(t
     assert lamports - await town.ledger.lamports(str(world.coordinator)) == 20_000 + 2_039_280
     assert await town.ledger.lamports(str(owner)) == 0
     assert sorted((row.state, row.amount, row.fee, row.lamports) for row in await town.records()) == [
-        ("confirmed", 2_000_000, FEE + ACCOUNT, 2_049_280), ("confirmed", 3_000_000, FEE, 10_000),
-    ]  # fmt: skip
+        ("confirmed", 2_000_000, FEE + ACCOUNT, 2_049_280),
+        ("confirmed", 3_000_000, FEE, 10_000),
+    ]
 
 
 async def test_what_it_costs_is_published(town: Town) -> None:
@@ -315,9 +316,13 @@ async def test_what_was_changed_after_the_offer_is_not_signed(town: Town) -> Non
     unsigned = replace_struct(good, transaction=blank(good.transaction))
     garbage = replace_struct(good, transaction=b"\x00" * 40)
     for bad, why in (
-        (other, "altered"), (cheaper, "changed"), (opened, "changed"), (forged, "altered"), (unsigned, "altered"),
+        (other, "altered"),
+        (cheaper, "changed"),
+        (opened, "changed"),
+        (forged, "altered"),
+        (unsigned, "altered"),
         (garbage, "altered"),
-    ):  # fmt: skip
+    ):
         assert reason(await town.desk.take(bad, HERE)) == why
     assert await town.records() == []
     assert world.tokens(owner) == HELD
@@ -435,7 +440,7 @@ LIMITS = WithdrawalLimits(lamports_a_day=SOL, least=1_000, priced=True)
 BOOKS = WithdrawalBooks(earned=True, waiting=False, times=(), opened=(), lamports=0, now=1_000_000.0)
 FACTS = WithdrawalFacts(
     amount=HELD, fee=FEE, held=HELD, lamports=10_000, sponsor=SOL, opens=False, wallet=True, other=True
-)  # fmt: skip
+)
 
 
 def test_who_has_earned_and_asks_for_what_there_is_is_not_refused() -> None:

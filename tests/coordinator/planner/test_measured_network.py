@@ -127,9 +127,13 @@ def test_a_node_has_no_link_to_itself() -> None:
 # --- the choice of relays -----------------------------------------------------------------------------------------------
 
 LEGS: Mapping[tuple[str, str], float] = {
-    (A, NEAR): 0.010, (A, MIDDLE): 0.030, (A, FAR): 0.020,
-    (B, NEAR): 0.090, (B, MIDDLE): 0.030, (B, FAR): 0.200,
-}  # fmt: skip
+    (A, NEAR): 0.010,
+    (A, MIDDLE): 0.030,
+    (A, FAR): 0.020,
+    (B, NEAR): 0.090,
+    (B, MIDDLE): 0.030,
+    (B, FAR): 0.200,
+}
 
 
 def legs(one: str, relay: str) -> float | None:

@@ -56,9 +56,13 @@ def _ask_one(
     operation: Any, cases: int, headers: Mapping[str, str], names: Mapping[str, str], told: Counter[int]
 ) -> None:
     @settings(
-        max_examples=cases, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(case=operation.as_strategy())
     def one(case: schemathesis.Case) -> None:
         case.path_parameters.update({p.name: names[p.name] for p in operation.path_parameters if p.name in names})

@@ -75,9 +75,14 @@ async def test_a_key_that_is_typed_is_not_shown(
 
 @pytest.mark.parametrize(("typed", "status", "says"), [("cottage_0_nonsense", 4, "key"), ("", 2, "no key was given")])
 async def test_a_key_that_does_not_work_is_not_kept(
-    typed: str, status: int, says: str, town: House, cottage: Cottage, capsys: pytest.CaptureFixture[str],
+    typed: str,
+    status: int,
+    says: str,
+    town: House,
+    cottage: Cottage,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     await key_of(town)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
     assert await cottage("login") == status

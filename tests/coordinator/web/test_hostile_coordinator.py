@@ -40,9 +40,20 @@ ANSWERS: dict[str, Any] = {
     f"{API}/checks": dataset.Check,
 }
 COMMANDS = (
-    ["jobs"], ["jobs", JOB], ["logs", JOB], ["checkpoints", JOB], ["compare", JOB, JOB], ["keys"], ["trail"], ["notices"],
-    ["ledger"], ["ledger", "--audits"], ["cancel", JOB, "--yes"], ["pause", JOB], ["download", JOB],
-)  # fmt: skip
+    ["jobs"],
+    ["jobs", JOB],
+    ["logs", JOB],
+    ["checkpoints", JOB],
+    ["compare", JOB, JOB],
+    ["keys"],
+    ["trail"],
+    ["notices"],
+    ["ledger"],
+    ["ledger", "--audits"],
+    ["cancel", JOB, "--yes"],
+    ["pause", JOB],
+    ["download", JOB],
+)
 
 
 @contextmanager

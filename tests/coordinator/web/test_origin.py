@@ -15,13 +15,24 @@ from tests.coordinator.web.conftest import House
         ("https://cottage.example:443", PageOrigin("https", "cottage.example", 443)),
         ("http://[::1]:8470", PageOrigin("http", "::1", 8470)),
         ("http://[0:0:0:0:0:0:0:1]", PageOrigin("http", "::1", 80)),
-        ("null", None), ("", None), ("x://localhost:8470", None), ("file://", None), ("localhost:8470", None),
-        ("http://localhost:8470/", None), ("http://somebody@localhost:8470", None), ("http://localhost:0", None),
-        ("http://localhost:99999", None), ("http://[::1", None), ("http://[zz]:1", None), ("http://a b", None),
-        ("http://localhost:8470 http://evil.example", None), ("http://\\localhost", None),
-        ("http://a?b", None), ("http://a#b", None),
+        ("null", None),
+        ("", None),
+        ("x://localhost:8470", None),
+        ("file://", None),
+        ("localhost:8470", None),
+        ("http://localhost:8470/", None),
+        ("http://somebody@localhost:8470", None),
+        ("http://localhost:0", None),
+        ("http://localhost:99999", None),
+        ("http://[::1", None),
+        ("http://[zz]:1", None),
+        ("http://a b", None),
+        ("http://localhost:8470 http://evil.example", None),
+        ("http://\\localhost", None),
+        ("http://a?b", None),
+        ("http://a#b", None),
     ],
-)  # fmt: skip
+)
 def test_an_origin_is_scheme_host_and_port(text: str, origin: PageOrigin | None) -> None:
     assert origin_of(text) == origin
 

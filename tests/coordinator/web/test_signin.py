@@ -195,10 +195,15 @@ async def test_a_page_of_another_site_changes_nothing(town: House, http: aiohttp
 @pytest.mark.parametrize(
     ("wanted", "to"),
     [
-        ("/jobs/abc?x=1", "/jobs/abc?x=1"), ("//evil.example", "/jobs"), ("/\\evil.example", "/jobs"),
-        ("https://evil.example", "/jobs"), ("/a\r\nSet-Cookie: x", "/jobs"), ("javascript:alert(1)", "/jobs"), ("", "/jobs"),
+        ("/jobs/abc?x=1", "/jobs/abc?x=1"),
+        ("//evil.example", "/jobs"),
+        ("/\\evil.example", "/jobs"),
+        ("https://evil.example", "/jobs"),
+        ("/a\r\nSet-Cookie: x", "/jobs"),
+        ("javascript:alert(1)", "/jobs"),
+        ("", "/jobs"),
     ],
-)  # fmt: skip
+)
 def test_nobody_is_sent_to_another_site_after_signing_in(wanted: str, to: str) -> None:
     assert after(wanted) == to
 
@@ -221,9 +226,11 @@ def proof(key: NodeKey, asked: dict[str, str], text: str | None = None) -> dict[
     message = (text or signed_text(WalletChallenge(**asked), key.address)).encode()
     signature = Ed25519PrivateKey.from_private_bytes(key.seed).sign(message)
     return {
-        "address": key.address, "nonce": asked["nonce"], "message": base64.b64encode(message).decode(),
+        "address": key.address,
+        "nonce": asked["nonce"],
+        "message": base64.b64encode(message).decode(),
         "signature": base64.b64encode(signature).decode(),
-    }  # fmt: skip
+    }
 
 
 async def send(http: aiohttp.ClientSession, town: House, said: dict[str, str]) -> int:

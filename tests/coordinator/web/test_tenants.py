@@ -53,10 +53,12 @@ async def uploaded(town: House, http: aiohttp.ClientSession, header: dict[str, s
 async def job_of(town: House, http: aiohttp.ClientSession, header: dict[str, str]) -> str:
     body = {
         "spec": {
-            "name": "secret", "model": {"preset": "tiny-llama"}, "budget": 9_000_000,
+            "name": "secret",
+            "model": {"preset": "tiny-llama"},
+            "budget": 9_000_000,
             "dataset": {"artifact": await uploaded(town, http, header, b"to be or not to be\n" * 200)},
         }
-    }  # fmt: skip
+    }
     async with http.post(f"{town.api}/jobs", json=body, headers=header) as answer:
         assert answer.status == 201, await answer.text()
         return str((await answer.json())["id"])
@@ -262,8 +264,12 @@ async def test_the_first_account_takes_over_what_an_open_coordinator_had(town: H
 
 async def test_an_open_coordinator_answers_to_no_foreign_name(house: House, http: aiohttp.ClientSession) -> None:
     for host, status in (
-        ("evil.example", 403), ("127.0.0.1.evil.example", 403), ("localhost:1", 200), ("[::1]:80", 200),
-        ("10.0.0.1", 403), ("127.0.0.1", 200),
-    ):  # fmt: skip
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost:1", 200),
+        ("[::1]:80", 200),
+        ("10.0.0.1", 403),
+        ("127.0.0.1", 200),
+    ):
         async with http.get(f"{house.api}/jobs", headers={"Host": host}) as answer:
             assert answer.status == status, host

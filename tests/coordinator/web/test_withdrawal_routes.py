@@ -11,9 +11,12 @@ from tests.coordinator.web.test_signin import HTML
 
 ASKED = {"owner": address("owner"), "target": address("target"), "amount": 5_000_000}
 SIGNED = {
-    "request": ASKED, "arrives": 4_998_500, "fee": 1_500, "opens": False,
+    "request": ASKED,
+    "arrives": 4_998_500,
+    "fee": 1_500,
+    "opens": False,
     "transaction": base64.b64encode(b"a transaction").decode(),
-}  # fmt: skip
+}
 
 
 async def test_what_it_costs_is_told_to_everybody_and_shown_on_the_network_page(
@@ -39,8 +42,9 @@ async def test_an_offer_and_a_refusal_are_answers(town: House, http: aiohttp.Cli
     async with http.post(f"{town.api}/withdrawals/offers", json=ASKED | {"amount": 1_500}) as answer:
         found = await answer.json()
     assert found == {
-        "offer": None, "refused": {"reason": "too little", "text": "withdraw more", "amount": 2_500, "seconds": 0},
-    }  # fmt: skip
+        "offer": None,
+        "refused": {"reason": "too little", "text": "withdraw more", "amount": 2_500, "seconds": 0},
+    }
 
 
 async def test_what_comes_back_signed_is_answered_likewise(town: House, http: aiohttp.ClientSession) -> None:
@@ -49,9 +53,17 @@ async def test_what_comes_back_signed_is_answered_likewise(town: House, http: ai
     assert (answer.status, found["signature"], found["refused"]["reason"]) == (200, "", "altered")
 
 
-@pytest.mark.parametrize("bad", [
-    {}, ASKED | {"amount": 0}, ASKED | {"amount": 2**63}, ASKED | {"amount": "1"}, ASKED | {"owner": "me"}, ASKED | {"more": 1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {},
+        ASKED | {"amount": 0},
+        ASKED | {"amount": 2**63},
+        ASKED | {"amount": "1"},
+        ASKED | {"owner": "me"},
+        ASKED | {"more": 1},
+    ],
+)
 async def test_what_is_no_question_is_refused_at_the_door(
     town: House, http: aiohttp.ClientSession, bad: dict[str, object]
 ) -> None:

@@ -58,10 +58,21 @@ def agent_program(
         key = NodeKey.load_or_generate(home / "node.key")
         words = [str(program)] if program else ["-m", "desktop.agent"]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *words, "run", "--always", "--home", str(home), "--coordinator", url, "--threads", "1", *arguments,
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            sys.executable,
+            *words,
+            "run",
+            "--always",
+            "--home",
+            str(home),
+            "--coordinator",
+            url,
+            "--threads",
+            "1",
+            *arguments,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
             env=dict(environment) | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(home / "xdg")},
-        )  # fmt: skip
+        )
         try:
             yield Program(process, home, key.address)
         finally:
@@ -196,9 +207,14 @@ async def test_a_bad_setting_is_named(tmp_path: Path, arguments: tuple[str, str]
 
 async def words_of(*words: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "desktop.agent", *words,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "desktop.agent",
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     output, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, output.decode()

@@ -57,10 +57,21 @@ async def auditor(folder: Path, url: str, *arguments: str, data: Path | None = N
     data, log = data or folder / "data", folder / "output"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(PROGRAM), "auditor", "--coordinator", url, "--data", str(data), "--sandbox", "process",
-            *arguments, stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
+            sys.executable,
+            str(PROGRAM),
+            "auditor",
+            "--coordinator",
+            url,
+            "--data",
+            str(data),
+            "--sandbox",
+            "process",
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "xdg")},
-        )  # fmt: skip
+        )
     try:
         yield Program(process, data, log)
     finally:

@@ -47,9 +47,17 @@ async def test_a_new_computer_becomes_the_one_of_the_backup_in_the_same_process(
     home = Home.at(tmp_path / "new")
     fresh, wanted = home.key().address, Home.at(tmp_path / "old").key().address
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(PROGRAM), "run", "--stay", "--sandbox", "process", "--home", str(home.path),
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        sys.executable,
+        str(PROGRAM),
+        "run",
+        "--stay",
+        "--sandbox",
+        "process",
+        "--home",
+        str(home.path),
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+    )
     try:
         async with asyncio.timeout(40):
             while not home.socket.exists():

@@ -38,9 +38,17 @@ ANSWERS: dict[str, Any] = {
     "/v1/nettest/peer": PeerTest,
 }
 WORDS = (
-    ["status"], ["earnings"], ["earnings", "--proofs"], ["limits"], ["rules"], ["settings"], ["claim"], ["nettest"],
-    ["nettest", "--peer", "1" * 40], ["logs"],
-)  # fmt: skip
+    ["status"],
+    ["earnings"],
+    ["earnings", "--proofs"],
+    ["limits"],
+    ["rules"],
+    ["settings"],
+    ["claim"],
+    ["nettest"],
+    ["nettest", "--peer", "1" * 40],
+    ["logs"],
+)
 
 
 @contextmanager

@@ -274,9 +274,13 @@ def test_each_job_says_how_it_stands_and_why(tmp_path: Path) -> None:
     summary = book.summary(now, {jobs["now"]}, "http://rpc", "http://c")
     found = {job.name: (job.standing, *((r.why, r.detail) for r in job.reasons)) for job in summary.jobs}
     assert found == {
-        "paid": ("paid",), "saving": ("pending", ("saving", "")), "failed": ("not paid", ("failed", "out of memory")),
-        "fresh": ("pending", ("nothing told", "")), "old": ("not paid", ("no round: cancelled", "")), "now": ("working",),
-    }  # fmt: skip
+        "paid": ("paid",),
+        "saving": ("pending", ("saving", "")),
+        "failed": ("not paid", ("failed", "out of memory")),
+        "fresh": ("pending", ("nothing told", "")),
+        "old": ("not paid", ("no round: cancelled", "")),
+        "now": ("working",),
+    }
     [paid] = [job for job in summary.jobs if job.name == "paid"]
     assert paid.proof == f"cottage ledger check {jobs['paid']} --coordinator http://c --rpc http://rpc"
     assert (summary.verified, summary.paid, summary.today, summary.week) == (800, 600, 800, 800)

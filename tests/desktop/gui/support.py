@@ -159,32 +159,132 @@ def silent(caller: socket.socket) -> None:
 
 def task(**changes: Any) -> dict[str, Any]:
     good = {
-        "job": "ab" * 16, "job_name": "tiny-llama", "stage": 1, "replica": 0, "state": "running", "reason": "",
-        "round": 12, "step": 345, "loss": 2.3125,
-    }  # fmt: skip
+        "job": "ab" * 16,
+        "job_name": "tiny-llama",
+        "stage": 1,
+        "replica": 0,
+        "state": "running",
+        "reason": "",
+        "round": 12,
+        "step": 345,
+        "loss": 2.3125,
+    }
     return good | changes
 
 
 def status(**changes: Any) -> bytes:
     """A status as an agent would send it."""
     good = {
-        "node": "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo", "payout": "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo",
-        "name": "attic", "coordinator": "https://cottage.example", "state": "online", "reason": "", "note": "", "pid": 1,
+        "node": "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo",
+        "payout": "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo",
+        "name": "attic",
+        "coordinator": "https://cottage.example",
+        "state": "online",
+        "reason": "",
+        "note": "",
+        "pid": 1,
         "uptime": 60.0,
-        "profile": {"name": "attic", "device": "NVIDIA GeForce RTX 4090", "kind": "cuda", "memory_mb": 24564,
-                    "flops": 1e13, "env_class": "x", "sandbox": "docker", "agent_version": "0.1.0"},
-        "tasks": [], "links": [], "dropped": {}, "verified": 153_240_000, "paid": 143_200_000,
-        "today": 1_240_000, "week": 9_870_000, "meters": METERS, "max_celsius": 78, "memory_mb": 16000, "last_event": 7,
+        "profile": {
+            "name": "attic",
+            "device": "NVIDIA GeForce RTX 4090",
+            "kind": "cuda",
+            "memory_mb": 24564,
+            "flops": 1e13,
+            "env_class": "x",
+            "sandbox": "docker",
+            "agent_version": "0.1.0",
+        },
+        "tasks": [],
+        "links": [],
+        "dropped": {},
+        "verified": 153_240_000,
+        "paid": 143_200_000,
+        "today": 1_240_000,
+        "week": 9_870_000,
+        "meters": METERS,
+        "max_celsius": 78,
+        "memory_mb": 16000,
+        "last_event": 7,
         "gpu": METERS["gpus"][0]["uuid"],
-    }  # fmt: skip
+    }
     return json.dumps(good | changes).encode()
 
 
 METERS = {
-    "gpus": [{"index": 0, "name": "NVIDIA GeForce RTX 4090", "memory_mb": 24564, "percent": 97, "used_mb": 14540, "celsius": 67,
-              "watts": 292.0, "power_cap": 300.0, "uuid": "GPU-5d1c0e2a-1111-2222-3333-444455556666"}],
-    "processor": 12.0, "jobs_mb": 3100, "up": 600_000.0, "down": 610_000.0,
-}  # fmt: skip
+    "gpus": [
+        {
+            "index": 0,
+            "name": "NVIDIA GeForce RTX 4090",
+            "memory_mb": 24564,
+            "percent": 97,
+            "used_mb": 14540,
+            "celsius": 67,
+            "watts": 292.0,
+            "power_cap": 300.0,
+            "uuid": "GPU-5d1c0e2a-1111-2222-3333-444455556666",
+        }
+    ],
+    "processor": 12.0,
+    "jobs_mb": 3100,
+    "up": 600_000.0,
+    "down": 610_000.0,
+}
+SETTINGS = {
+    "settings": {
+        "coordinator": "https://cottage.example",
+        "name": "attic",
+        "payout": "",
+        "sandbox": "docker",
+        "threads": 0,
+        "memory_mb": 16000,
+        "image": "cottage-trainer:latest",
+        "stake": 0,
+        "floor": 0,
+        "loopback": False,
+        "up": 0,
+        "down": 0,
+        "month": 0,
+        "polite": False,
+        "always": False,
+        "gpu": 0,
+        "disk_gb": 20,
+        "watts": 0,
+        "electricity": 300_000,
+        "bond": 0,
+    },
+    "address": "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo",
+    "processors": 16,
+    "memory_mb_here": 32000,
+    "gpus": METERS["gpus"],
+    "version": "0.1.0",
+}
+RULES = {
+    "idle_minutes": 5,
+    "on_battery": False,
+    "for_games": True,
+    "programs": ["blender"],
+    "max_celsius": 78,
+    "band_celsius": 6,
+    "hours": ("0" * 8 + "1" * 16) * 7,
+    "on_metered": False,
+    "free_disk": 10.0,
+    "own_vram": 6.0,
+}
+LIMITS = {
+    "limits": {"up": 5_000_000, "down": None, "month": 500_000_000_000, "polite": True},
+    "month": "2026-11",
+    "used": 12_340_000_000,
+    "applied": True,
+}
+TOLD = [
+    ("job began", "info", {"name": "tiny-llama-code"}),
+    ("lending", "info", {"state": "lending"}),
+    ("lending", "info", {"state": "away", "cause": "game", "what": "bg3"}),
+    ("paid", "info", {"amount": "1240000"}),
+    ("job failed", "warning", {"name": "qwen3 (LoRA)", "why": "out of memory"}),
+    ("earned", "info", {"amount": "1240000"}),
+    ("started", "info", {}),
+]
 DAY_S = 86_400
 
 
@@ -214,52 +314,34 @@ def documents(**changes: bytes) -> dict[str, bytes]:
         proof = "cottage ledger check " + f"{number:02}" * 16
         return first | amounts | {"standing": "paid", "reasons": [], "proof": proof} | more
 
+    saving = {"why": "saving", "shares": 4, "amount": 1_240_000}
+    failed = {"why": "failed", "detail": "out of memory"}
     jobs = [
         job(0, "tiny-llama-code", standing="working", paid=0),
-        job(
-            1,
-            "a story teller",
-            standing="pending",
-            reasons=[{"why": "saving", "shares": 4, "amount": 1_240_000}],
-            paid=0,
-        ),
+        job(1, "a story teller", standing="pending", reasons=[saving], paid=0),
         job(2, "gpt2-jsonl"),
-        job(
-            3,
-            "qwen3 (LoRA)",
-            standing="not paid",
-            reasons=[{"why": "failed", "detail": "out of memory"}],
-            verified=0,
-            paid=0,
-        ),
+        job(3, "qwen3 (LoRA)", standing="not paid", reasons=[failed], verified=0, paid=0),
     ]
-    earnings = {"verified": 153_240_000, "paid": 143_200_000, "wallet": None, "jobs": jobs, "today": 1_240_000,
-                "week": 9_870_000, "days": days}  # fmt: skip
-    told = [
-        ("job began", "info", {"name": "tiny-llama-code"}), ("lending", "info", {"state": "lending"}),
-        ("lending", "info", {"state": "away", "cause": "game", "what": "bg3"}), ("paid", "info", {"amount": "1240000"}),
-        ("job failed", "warning", {"name": "qwen3 (LoRA)", "why": "out of memory"}), ("earned", "info", {"amount": "1240000"}),
-        ("started", "info", {}),
-    ]  # fmt: skip
+    earnings = {
+        "verified": 153_240_000,
+        "paid": 143_200_000,
+        "wallet": None,
+        "jobs": jobs,
+        "today": 1_240_000,
+        "week": 9_870_000,
+        "days": days,
+    }
     events = [
         {"number": 7 - n, "at": now - n * 3700, "severity": severity, "kind": kind, "text": kind, "detail": detail}
-        for n, (kind, severity, detail) in enumerate(told)
+        for n, (kind, severity, detail) in enumerate(TOLD)
     ]
-    settings = {
-        "settings": {"coordinator": "https://cottage.example", "name": "attic", "payout": "", "sandbox": "docker", "threads": 0,
-                     "memory_mb": 16000, "image": "cottage-trainer:latest", "stake": 0, "floor": 0, "loopback": False, "up": 0,
-                     "down": 0, "month": 0, "polite": False, "always": False, "gpu": 0, "disk_gb": 20, "watts": 0,
-                     "electricity": 300_000, "bond": 0},
-        "address": "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo", "processors": 16, "memory_mb_here": 32000,
-        "gpus": METERS["gpus"], "version": "0.1.0",
-    }  # fmt: skip
-    rules = {"idle_minutes": 5, "on_battery": False, "for_games": True, "programs": ["blender"], "max_celsius": 78,
-             "band_celsius": 6, "hours": ("0" * 8 + "1" * 16) * 7, "on_metered": False, "free_disk": 10.0,
-             "own_vram": 6.0}  # fmt: skip
-    limits = {"limits": {"up": 5_000_000, "down": None, "month": 500_000_000_000, "polite": True}, "month": "2026-11",
-              "used": 12_340_000_000, "applied": True}  # fmt: skip
-    found = {"earnings": earnings, "activity": {"events": events}, "settings": settings,
-             "lending": {"rules": rules, "bound": True}, "limits": limits,
-             "support": {"text": "Cottage 0.1.0\n<name> <address>\n"}}  # fmt: skip
+    found = {
+        "earnings": earnings,
+        "activity": {"events": events},
+        "settings": SETTINGS,
+        "lending": {"rules": RULES, "bound": True},
+        "limits": LIMITS,
+        "support": {"text": "Cottage 0.1.0\n<name> <address>\n"},
+    }
     encoded = {name: json.dumps(one).encode() for name, one in found.items()}
     return {"status": status(tasks=[task(share=0.62)])} | encoded | changes

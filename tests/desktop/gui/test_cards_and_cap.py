@@ -30,8 +30,10 @@ def test_one_of_two_cards_of_the_same_name_is_chosen_by_its_identity(opened: Ope
     box = page.row("settings", "gpu").control
     assert isinstance(box, QComboBox)
     assert [box.itemText(n) for n in range(box.count())] == [
-        "NVIDIA GeForce RTX 4090 (0)", "NVIDIA GeForce RTX 4090 (1)", "the processor",
-    ]  # fmt: skip
+        "NVIDIA GeForce RTX 4090 (0)",
+        "NVIDIA GeForce RTX 4090 (1)",
+        "the processor",
+    ]
     pick(box, 1)
     wait_for(lambda: opened.ordered("settings"), "the order")
     assert opened.ordered("settings") == [{"gpu": SECOND["uuid"]}]

@@ -96,8 +96,10 @@ def test_a_window_recovers_when_answers_become_usable_again(open_desktop: Callab
     with listener(home / "agent.sock", behave):
         desktop = open_desktop()
         phases: list[tuple[AgentPhase, Behaviour]] = [
-            (AgentPhase.TROUBLE, http(status())), (AgentPhase.RUNNING, silent), (AgentPhase.TROUBLE, http(status(name="cellar"))),
-        ]  # fmt: skip
+            (AgentPhase.TROUBLE, http(status())),
+            (AgentPhase.RUNNING, silent),
+            (AgentPhase.TROUBLE, http(status(name="cellar"))),
+        ]
         for phase, following in phases:
             wait_for(lambda phase=phase: desktop.lending.snapshot.phase is phase, phase.value)
             answer[0] = following

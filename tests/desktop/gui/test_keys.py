@@ -27,8 +27,9 @@ def test_a_backup_or_the_words_are_sent_once_there_is_something_to_send(opened: 
     QTest.mouseClick(sheet.by_words, Qt.MouseButton.LeftButton)
     wait_for(lambda: not sheet.words.toPlainText(), "the second answer")
     assert opened.ordered("restore") == [
-        {"file": "/media/stick/cottage-key.cottage", "passphrase": "correct horse"}, {"words": "abandon ability"},
-    ]  # fmt: skip
+        {"file": "/media/stick/cottage-key.cottage", "passphrase": "correct horse"},
+        {"words": "abandon ability"},
+    ]
     sheet.close()
 
 

@@ -44,9 +44,13 @@ print(json.dumps(seen))
 def test_at_twice_the_size_no_page_is_wider_than_the_smallest_window(tmp_path: Path) -> None:
     given = {"QT_SCALE_FACTOR": "2", "QT_QPA_PLATFORM": "offscreen", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        (sys.executable, "-c", _PROGRAM, str(tmp_path)), env=os.environ | given, capture_output=True, text=True, check=False,
+        (sys.executable, "-c", _PROGRAM, str(tmp_path)),
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=120,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(done.stdout)
     assert len(seen) == 5

@@ -250,9 +250,14 @@ def test_the_tray_menu_is_short_and_follows_the_state(open_desktop: OpenDesktop,
         assert rows() == ["Lending is off.", "&Start lending", "&Open Cottage", "S&ettings…", "&Quit"]
         wait_for(lambda: len(rows()) == 7, "an answer")
         assert rows() == [
-            "Lending to “tiny-llama”.", "Earned today 1.24, in all 153.24", "&Stop lending", "&Pause",
-            "&Open Cottage", "S&ettings…", "&Quit (lending goes on)",
-        ]  # fmt: skip
+            "Lending to “tiny-llama”.",
+            "Earned today 1.24, in all 153.24",
+            "&Stop lending",
+            "&Pause",
+            "&Open Cottage",
+            "S&ettings…",
+            "&Quit (lending goes on)",
+        ]
         assert (
             desktop.window.home.reason.text()
             == "Your computer is training a part of this model. Other tasks that it works on: 1."

@@ -23,9 +23,16 @@ from tests.desktop.gui.support import agent, documents, listener, save_picture, 
 
 TARGET = "4Nd1mBQtrMJVYVfKf2PJy9NZUZdTAsp7D4xWLs4gDB4T"
 COST: dict[str, Any] = {
-    "target": TARGET, "amount": 5_000_000, "held": 9_000_000, "fee": 307_392, "arrives": 4_692_608, "opens": True,
-    "lamports": 0, "signature": "", "denied": None,
-}  # fmt: skip
+    "target": TARGET,
+    "amount": 5_000_000,
+    "held": 9_000_000,
+    "fee": 307_392,
+    "arrives": 4_692_608,
+    "opens": True,
+    "lamports": 0,
+    "signature": "",
+    "denied": None,
+}
 REASONS = sorted({*get_args(WithdrawalReason), *get_args(get_args(DenialReason)[-1])} - {"own sol"})
 
 

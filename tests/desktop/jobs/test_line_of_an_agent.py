@@ -43,10 +43,22 @@ MAY, JUNE = 1_778_000_000.0, 1_781_000_000.0
 
 def link(**changes: object) -> LinkStats:
     fields: dict[str, object] = {
-        "state": LinkState.UP, "rtt_s": 0.031, "min_rtt_s": 0.030, "queue_s": 0.001, "loss": 0.01, "retransmitted": 7,
-        "send_rate": 5e6, "receive_rate": 1e6, "mtu": 1492, "pair": "relay/host", "relayed": True,
-        "wire_sent": 1000, "wire_received": 500, "packets_sent": 10, "packets_received": 5,
-    }  # fmt: skip
+        "state": LinkState.UP,
+        "rtt_s": 0.031,
+        "min_rtt_s": 0.030,
+        "queue_s": 0.001,
+        "loss": 0.01,
+        "retransmitted": 7,
+        "send_rate": 5e6,
+        "receive_rate": 1e6,
+        "mtu": 1492,
+        "pair": "relay/host",
+        "relayed": True,
+        "wire_sent": 1000,
+        "wire_received": 500,
+        "packets_sent": 10,
+        "packets_received": 5,
+    }
     return LinkStats(**(fields | changes))  # type: ignore[arg-type]
 
 

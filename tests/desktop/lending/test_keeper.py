@@ -87,8 +87,9 @@ async def test_a_long_game_hands_the_work_over_and_the_node_comes_back_after_it(
         await coordinator.until(lambda: coordinator.goodbyes)
         assert coordinator.goodbyes == ["Paused: Doom is running."]
         await coordinator.until(lambda: not Path(f"/proc/{pid}").exists())
-        await coordinator.until(lambda: (node.agent.status().state, node.agent.status().reason) == (
-            "away", "Paused: Doom is running."))  # fmt: skip
+        await coordinator.until(
+            lambda: (node.agent.status().state, node.agent.status().reason) == ("away", "Paused: Doom is running.")
+        )
         await coordinator.until(lambda: not coordinator.nodes)
         sensed.set(fullscreen="")
         clock.ahead += LINGER_S[Cause.GAME]

@@ -25,9 +25,17 @@ from desktop.agent.lending.words import because, describe
 MONDAY = 1_800_230_400.0 - 1_800_230_400.0 % 86400 + 4 * 86400  # Some midnight; made a Monday below.
 MONDAY -= ((int(MONDAY // 86400) + 3) % 7) * 86400
 QUIET = Facts(
-    at=MONDAY, idle_s=3600.0, on_battery=False, fullscreen="", programs=frozenset({"bash"}), celsius=60.0, metered=False,
-    free_disk=100 * GB, own_vram=GB, busy=True,
-)  # fmt: skip
+    at=MONDAY,
+    idle_s=3600.0,
+    on_battery=False,
+    fullscreen="",
+    programs=frozenset({"bash"}),
+    celsius=60.0,
+    metered=False,
+    free_disk=100 * GB,
+    own_vram=GB,
+    busy=True,
+)
 ON = OwnerWish(on=True)
 
 
@@ -236,8 +244,12 @@ def test_sunday_night_is_followed_by_monday_morning() -> None:
 def test_people_read_the_reason_that_matters_most_first() -> None:
     decision = first(Rules(hours="0" * 168), fullscreen="Doom", on_battery=True, metered=True, celsius=99.0)
     assert [reason.cause for reason in decision.reasons] == [
-        Cause.GAME, Cause.BATTERY, Cause.HOURS, Cause.TEMPERATURE, Cause.METERED,
-    ]  # fmt: skip
+        Cause.GAME,
+        Cause.BATTERY,
+        Cause.HOURS,
+        Cause.TEMPERATURE,
+        Cause.METERED,
+    ]
 
 
 @pytest.mark.parametrize(

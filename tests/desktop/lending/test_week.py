@@ -52,9 +52,18 @@ class Household:
         self.rules = rules
         self.wish = OwnerWish(on=True)
         self.facts = Facts(
-            at=MIDNIGHT, utc_offset=self.random.choice([-18000, 0, 3600, 19800]), idle_s=0.0, on_battery=False,
-            fullscreen="", programs=frozenset(), celsius=50.0, metered=False, free_disk=50 * GB, own_vram=GB, busy=True,
-        )  # fmt: skip
+            at=MIDNIGHT,
+            utc_offset=self.random.choice([-18000, 0, 3600, 19800]),
+            idle_s=0.0,
+            on_battery=False,
+            fullscreen="",
+            programs=frozenset(),
+            celsius=50.0,
+            metered=False,
+            free_disk=50 * GB,
+            own_vram=GB,
+            busy=True,
+        )
         self.last_touch = MIDNIGHT
 
     def live(self, seconds: float) -> Facts:

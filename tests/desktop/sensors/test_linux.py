@@ -75,10 +75,17 @@ def test_an_ordinary_window_covers_nothing(display: str) -> None:
     sensor = X11Screen(display)
     window = show(display)
     try:
-        until_true(lambda: b"Katzen" in subprocess.run(
-            ("xdotool", "getactivewindow", "getwindowname"), env=os.environ | {"DISPLAY": display},
-            capture_output=True, check=False,
-        ).stdout)  # fmt: skip
+        until_true(
+            lambda: (
+                b"Katzen"
+                in subprocess.run(
+                    ("xdotool", "getactivewindow", "getwindowname"),
+                    env=os.environ | {"DISPLAY": display},
+                    capture_output=True,
+                    check=False,
+                ).stdout
+            )
+        )
         assert sensor.fullscreen() == ""
     finally:
         window.kill()

@@ -35,9 +35,12 @@ def packed(files: Mapping[str, bytes]) -> tuple[bytes, int]:
 
 def described(data: bytes, unpacked: int = 1 << 20, **changed: object) -> Package:
     given = {
-        "platform": platform_name(), "file": NAME, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data),
+        "platform": platform_name(),
+        "file": NAME,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "size": len(data),
         "unpacked": unpacked,
-    }  # fmt: skip
+    }
     return Package(**{**given, **changed})  # type: ignore[arg-type]
 
 

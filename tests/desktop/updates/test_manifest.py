@@ -74,11 +74,21 @@ def test_in_any_order_of_manifests_neither_number_nor_version_ever_goes_down(sho
 @pytest.mark.parametrize(
     "given",
     [
-        {"version": "1.0"}, {"version": "01.0.0"}, {"version": "1.0.0-beta"}, {"version": "../0.1"}, {"number": 0},
-        {"number": 2**53}, {"expires": -1}, {"packages": [{"file": "../up"}]}, {"packages": [{"file": "//other/x"}]},
-        {"packages": [{"size": 2**31}]}, {"packages": [{"unpacked": 0}]}, {"packages": [{"sha256": "00"}]}, {"extra": 1},
+        {"version": "1.0"},
+        {"version": "01.0.0"},
+        {"version": "1.0.0-beta"},
+        {"version": "../0.1"},
+        {"number": 0},
+        {"number": 2**53},
+        {"expires": -1},
+        {"packages": [{"file": "../up"}]},
+        {"packages": [{"file": "//other/x"}]},
+        {"packages": [{"size": 2**31}]},
+        {"packages": [{"unpacked": 0}]},
+        {"packages": [{"sha256": "00"}]},
+        {"extra": 1},
     ],
-)  # fmt: skip
+)
 def test_values_out_of_bounds_are_refused_even_with_a_signature(given: dict[str, object]) -> None:
     plain = msgspec.to_builtins(NEWER) | {name: value for name, value in given.items() if name != "packages"}
     if "packages" in given:

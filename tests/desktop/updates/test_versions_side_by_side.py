@@ -74,9 +74,22 @@ def test_a_package_is_laid_out_and_the_link_names_it_with_the_old_one_kept(
         (b"no gzip", 1 << 20),
         (b"", 1 << 20),
     ],
-    ids=["absolute link", "link upwards", "device", "pipe", "over the version in use", "outside", "no agent", "bomb of zeros",
-         "bomb in a file", "files without end", "cut off", "garbage", "nothing"],
-)  # fmt: skip
+    ids=[
+        "absolute link",
+        "link upwards",
+        "device",
+        "pipe",
+        "over the version in use",
+        "outside",
+        "no agent",
+        "bomb of zeros",
+        "bomb in a file",
+        "files without end",
+        "cut off",
+        "garbage",
+        "nothing",
+    ],
+)
 def test_a_package_that_is_none_or_reaches_outside_leaves_everything_as_it_was(
     folder: InstallationFolder, tmp_path: Path, data: bytes, size: int
 ) -> None:

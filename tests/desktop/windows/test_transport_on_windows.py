@@ -39,10 +39,21 @@ def test_the_transports_own_tests_pass_there(windows: Windows, tmp_path: Path) -
     (program := tmp_path / "run.py").write_text(RUN)
     files = [seen(ROOT / "tests" / "transport" / name) for name in FILES]
     said = windows.run(
-        str(PYTHON), seen(program), seen(TESTING), "-p", "no:cacheprovider", "-o", "addopts=", "-q", "--tb=short",
-        f"--rootdir={seen(ROOT)}", f"--confcutdir={seen(ROOT / 'tests' / 'transport')}", *files,
-        patience_s=900, PYTHONDONTWRITEBYTECODE="1",
-    )  # fmt: skip
+        str(PYTHON),
+        seen(program),
+        seen(TESTING),
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+        "-q",
+        "--tb=short",
+        f"--rootdir={seen(ROOT)}",
+        f"--confcutdir={seen(ROOT / 'tests' / 'transport')}",
+        *files,
+        patience_s=900,
+        PYTHONDONTWRITEBYTECODE="1",
+    )
     passed = re.search(r"(\d+) passed", said)
     assert passed is not None, said
     assert int(passed[1]) >= LEAST, said

@@ -129,9 +129,10 @@ def _accuse(world: World, number: int) -> list[Instruction]:
     audit = bytes([100 + number]) * 32
     vault = world.market.dispute(world.stranger, audit)
     return [
-        world.create_wallet(vault), world.move_tokens(world.stranger, world.wallet(vault), BOND),
+        world.create_wallet(vault),
+        world.move_tokens(world.stranger, world.wallet(vault), BOND),
         world.market.dispute_open(world.stranger, world.node, audit),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_stake_that_is_disputed_again_and_again_is_free_after_one_verdicts_time(world: World) -> None:
@@ -368,9 +369,11 @@ def test_nobody_but_the_nodes_coordinator_judges(world: World, dispute: Pubkey, 
 def test_the_bond_reaches_nobody_but_who_won(world: World, dispute: Pubkey, upheld: bool, target: str) -> None:
     loser = world.node if upheld else world.stranger
     places = {
-        "the other side": world.wallet(loser), "vault": world.wallet(dispute),
-        "coordinator": world.wallet(world.coordinator), "submitter": world.wallet(world.submitter),
-    }  # fmt: skip
+        "the other side": world.wallet(loser),
+        "vault": world.wallet(dispute),
+        "coordinator": world.wallet(world.coordinator),
+        "submitter": world.wallet(world.submitter),
+    }
     assert world.refusal(swap(_verdict(world, upheld=upheld), 5, places[target])) == MarketError.WRONG_DESTINATION
 
 
@@ -421,9 +424,11 @@ def test_a_false_account_in_any_common_place_is_refused(
 @pytest.mark.parametrize("change", ["one byte more", "one byte less", "accounts missing"])
 def test_malformed_calls_decide_nothing(world: World, dispute: Pubkey, operation: str, change: str) -> None:
     call = {
-        "open": _open(world)[-1], "verdict": _verdict(world, upheld=True), "expire": _expire(world),
+        "open": _open(world)[-1],
+        "verdict": _verdict(world, upheld=True),
+        "expire": _expire(world),
         "close": _close(world),
-    }[operation]  # fmt: skip
+    }[operation]
     if change == "accounts missing":
         broken = Instruction(call.program_id, call.data, list(call.accounts)[:5])
     else:

@@ -153,9 +153,14 @@ def test_c_and_python_agree_on_every_number() -> None:
     assert set(ERROR_TEXTS) == set(MarketError)
     defines = dict(re.findall(r"#define (\w+) (\d+)", header))
     ours = {
-        "MAX_PAYEES": MAX_PAYEES, "MAX_GROWTH": MAX_GROWTH, "MAX_TABLE": MAX_TABLE, "MAX_BATCH": MAX_BATCH,
-        "FRONTIER": FRONTIER, "REASONS": REASONS, "VERSION": VERSION,
-    }  # fmt: skip
+        "MAX_PAYEES": MAX_PAYEES,
+        "MAX_GROWTH": MAX_GROWTH,
+        "MAX_TABLE": MAX_TABLE,
+        "MAX_BATCH": MAX_BATCH,
+        "FRONTIER": FRONTIER,
+        "REASONS": REASONS,
+        "VERSION": VERSION,
+    }
     assert {name: int(defines[name]) for name in ours} == ours
     consents = {name: int(number) for name, number in re.findall(r"CONSENT_(\w+) = (\d+)", header)}
     assert consents == {one.name: one.value for one in Consent}

@@ -94,9 +94,19 @@ def test_a_proof_of_an_older_list_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "lie", ["another account", "another place", "another length", "a sibling changed", "a sibling short",
-            "a sibling more", "an inner node for a leaf", "index beyond", "empty tree"],
-)  # fmt: skip
+    "lie",
+    [
+        "another account",
+        "another place",
+        "another length",
+        "a sibling changed",
+        "a sibling short",
+        "a sibling more",
+        "an inner node for a leaf",
+        "index beyond",
+        "empty tree",
+    ],
+)
 def test_a_false_proof_makes_no_entry(world: World, lie: str) -> None:
     payees = _people(world, 6)
     escrow = _listed(world, payees)

@@ -97,15 +97,24 @@ class Lives(RuleBasedStateMachine):
         self._try(self.market.escrow_deposit(self._who(who), self.escrow, amount))
 
     @rule(
-        who=judges, later=st.integers(-60, 5), cap=st.integers(0, 5000), amount=units, room=st.integers(0, 4),
+        who=judges,
+        later=st.integers(-60, 5),
+        cap=st.integers(0, 5000),
+        amount=units,
+        room=st.integers(0, 4),
         consent=st.integers(0, 3),
-    )  # fmt: skip
+    )
     def accept(self, who: int, later: int, cap: int, amount: int, room: int, consent: int) -> None:
         before = self.world.escrow(self.escrow)
         call = self.market.escrow_accept(
-            self._who(who), self.escrow, deadline=before.deadline + later, cap=cap, amount=amount, max_payees=room,
+            self._who(who),
+            self.escrow,
+            deadline=before.deadline + later,
+            cap=cap,
+            amount=amount,
+            max_payees=room,
             consent=Consent(consent),
-        )  # fmt: skip
+        )
         if self._try(call):
             assert later <= 0
             assert cap <= before.cap
@@ -217,9 +226,10 @@ class Lives(RuleBasedStateMachine):
     def accuse(self, extra: int) -> None:
         challenger, world = self.world.stranger, self.world
         self._try(
-            world.create_wallet(self.dispute), world.move_tokens(challenger, world.wallet(self.dispute), BOND + extra),
+            world.create_wallet(self.dispute),
+            world.move_tokens(challenger, world.wallet(self.dispute), BOND + extra),
             self.market.dispute_open(challenger, self.node, self.audit),
-        )  # fmt: skip
+        )
 
     @rule(who=judges, upheld=st.booleans())
     def judge(self, who: int, upheld: bool) -> None:
@@ -284,10 +294,13 @@ def test_no_sequence_of_instructions_makes_money_appear_or_vanish() -> None:
         run_state_machine_as_test(
             lives,
             settings=settings(
-                max_examples=40, stateful_step_count=40, deadline=None, database=None,
+                max_examples=40,
+                stateful_step_count=40,
+                deadline=None,
+                database=None,
                 suppress_health_check=list(HealthCheck),
             ),
-        )  # fmt: skip
+        )
         never -= set(+Lives.happened)
         if not never:
             return

@@ -89,11 +89,14 @@ def test_a_contribution_that_the_shown_state_does_not_give_is_found_bit_for_bit(
     assert (report.verdict, "pseudo-gradient" in report.detail) == ("mismatch", True)
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"anchor": "4" * 64}, "agreed on was 4444"),
-    ({"pseudo_gradient": "3" * 64}, "committed to the pseudo-gradient 3333"),
-    ({"replica": 1}, "samples"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"anchor": "4" * 64}, "agreed on was 4444"),
+        ({"pseudo_gradient": "3" * 64}, "committed to the pseudo-gradient 3333"),
+        ({"replica": 1}, "samples"),
+    ],
+)
 def test_what_are_digests_is_compared_bit_for_bit(
     changes: dict[str, Any], words: str, folder: Path, done: Committed
 ) -> None:

@@ -140,8 +140,10 @@ def write_dispute(folder: Path, done: Committed) -> list[str]:
     (folder / "replay.json").write_bytes(msgspec.json.encode(command(done, last)))
     (folder / "opening").write_bytes(done.opening(last))
     (folder / "job.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(job(), training=done.spec)))
-    return [f"--{name}={folder / file}" for name, file in
-            (("replay", "replay.json"), ("opening", "opening"), ("job", "job.json"))]  # fmt: skip
+    return [
+        f"--{name}={folder / file}"
+        for name, file in (("replay", "replay.json"), ("opening", "opening"), ("job", "job.json"))
+    ]
 
 
 def judged(arguments: list[str], code: int = 0) -> dict[str, Any]:
@@ -287,15 +289,27 @@ def forged(product: tuple[bytes, Any], **changes: Any) -> bytes:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"name": "aten.system.default"}, {"name": "aten.from_file.default"}, {"name": "aten.mm.nothing"},
-        {"name": "aten.__class__.default"}, {"name": "prims.mul.default"}, {"name": GIVEN}, {"name": "aten.rand.default"},
-        {"arguments": "[[1],{}]"}, {"arguments": "{"}, {"arguments": '[[{"tensor":7}],{}]'},
-        {"arguments": '[[{"device":"meta"}],{}]'}, {"arguments": "[[[[[[[1]]]]]],{}]"}, {"arguments": "[" * 30_000},
+        {"name": "aten.system.default"},
+        {"name": "aten.from_file.default"},
+        {"name": "aten.mm.nothing"},
+        {"name": "aten.__class__.default"},
+        {"name": "prims.mul.default"},
+        {"name": GIVEN},
+        {"name": "aten.rand.default"},
+        {"arguments": "[[1],{}]"},
+        {"arguments": "{"},
+        {"arguments": '[[{"tensor":7}],{}]'},
+        {"arguments": '[[{"device":"meta"}],{}]'},
+        {"arguments": "[[[[[[[1]]]]]],{}]"},
+        {"arguments": "[" * 30_000},
         {"name": "aten.zeros.default", "arguments": "[[[4611686018427387904]],{}]"},
-        {"name": "cottage.decode"}, {"name": "cottage.state"}, {"name": "cottage.encode"}, {"reads": ()},
+        {"name": "cottage.decode"},
+        {"name": "cottage.state"},
+        {"name": "cottage.encode"},
+        {"reads": ()},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_hostile_records_are_refused(changes: dict[str, Any], product: tuple[bytes, Any]) -> None:
     with pytest.raises(OperationError):
         judge(forged(product, **changes))
@@ -304,11 +318,17 @@ def test_hostile_records_are_refused(changes: dict[str, Any], product: tuple[byt
 @pytest.mark.parametrize(
     "changes",
     [
-        {"shape": (1 << 40, 1 << 40)}, {"shape": (1,)}, {"stride": (1 << 40, 1)}, {"dtype": "complex64"}, {"start": 1 << 50},
-        {"start": 3}, {"dtype": "bytes"}, {"shape": (1 << 62,), "stride": (0,)},
+        {"shape": (1 << 40, 1 << 40)},
+        {"shape": (1,)},
+        {"stride": (1 << 40, 1)},
+        {"dtype": "complex64"},
+        {"start": 1 << 50},
+        {"start": 3},
+        {"dtype": "bytes"},
+        {"shape": (1 << 62,), "stride": (0,)},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_reads_that_do_not_fit_what_is_shown_are_refused(changes: dict[str, Any], product: tuple[bytes, Any]) -> None:
     first, *others = record_of(product[0]).reads
     wrong = msgspec.structs.replace(first, region=msgspec.structs.replace(first.region, **changes))

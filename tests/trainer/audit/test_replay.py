@@ -50,12 +50,20 @@ def auditor(folder: Path, spec: TrainingSpec, env: str = ENV, family: str = "lla
 def command(done: Committed, step: int, **changes: Any) -> ReplayStep:
     edges = [(cut.first, cut.last) for cut in cuts(3, done.position.stages)]
     values: dict[str, Any] = {
-        "audit": AUDIT, "plan": make_plan(edges, [0, 1]), "stage": done.position.stage, "replica": 0,
-        "round": min(1, done.trace.first_step), "first_step": done.trace.first_step, "step": step,
-        "total_steps": done.total, "root": done.root, "leaves": len(done.trace.leaves),
+        "audit": AUDIT,
+        "plan": make_plan(edges, [0, 1]),
+        "stage": done.position.stage,
+        "replica": 0,
+        "round": min(1, done.trace.first_step),
+        "first_step": done.trace.first_step,
+        "step": step,
+        "total_steps": done.total,
+        "root": done.root,
+        "leaves": len(done.trace.leaves),
         "pseudo_gradient": done.trace.leaves[-1].pseudo_gradient,
-        "anchor": vector_digest(done.trace.anchor), "opening": "0" * 64,
-    }  # fmt: skip
+        "anchor": vector_digest(done.trace.anchor),
+        "opening": "0" * 64,
+    }
     return ReplayStep(**(values | changes))
 
 
@@ -128,8 +136,14 @@ def half_precision(stage: Stage, windows: Any, rate: float) -> tuple[Any, float]
 
 
 LIES: list[Lie] = [
-    wrong_labels, other_data, half_the_batch_twice, rate_off_by_one_percent, noise, one_bit, half_precision,
-]  # fmt: skip
+    wrong_labels,
+    other_data,
+    half_the_batch_twice,
+    rate_off_by_one_percent,
+    noise,
+    one_bit,
+    half_precision,
+]
 
 
 def lie_in_step(done: Committed, line: Pipeline, step: int, lie: Lie) -> Committed:
@@ -143,9 +157,11 @@ def lie_in_step(done: Committed, line: Pipeline, step: int, lie: Lie) -> Committ
     loss = accumulate(stage, done.position, windows, recorder)
     stage.adam_step(rate)
     done.trace.leaves[step] = msgspec.structs.replace(
-        done.trace.leaves[step], after=stage.state_digest(), loss=loss,
+        done.trace.leaves[step],
+        after=stage.state_digest(),
+        loss=loss,
         sent=digests(recorder.sent, done.position.produced(spec.micro_batches)),
-    )  # fmt: skip
+    )
     return done
 
 

@@ -187,8 +187,9 @@ def test_the_command_line_answers_bad_data_with_code_3_and_json(
     arguments = ["prepare", "--dataset", str(tmp_path / "empty"), "--sequence", "8", "--out", str(tmp_path / "o")]
     assert main(arguments) == EXIT_BAD_INPUT == 3
     assert json.loads(capsys.readouterr().err) == {
-        "code": "empty-dataset", "detail": "empty is empty: upload a file with text in it",
-    }  # fmt: skip
+        "code": "empty-dataset",
+        "detail": "empty is empty: upload a file with text in it",
+    }
 
 
 def test_the_command_line_takes_the_jobs_tokenizer_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,17 @@ from safetensors.torch import load, save
 from trainer.files.tensors import bytes_of, file_in_pieces
 
 TYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool,
-]  # fmt: skip
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
 
 tensors = st.builds(
     lambda kind, shape: torch.randint(0, 2, shape).to(kind),

@@ -146,7 +146,7 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"num_experts": 8}, "num_experts is not supported"),
         ({"vocab_size": 10**12}, "vocab_size is"),
     ],
-)  # fmt: skip
+)
 def test_an_impossible_config_names_the_value_and_the_way_out(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelConfigError, match=words):
         resolve(ModelSpec(config=LLAMA | change), 300)

@@ -13,8 +13,15 @@ from trainer.codecs import BLOCK, GRADIENT_BLOCK, CodecName, coarse, decode, enc
 from trainer.errors import CodecError, NonFiniteError
 
 CODECS: list[CodecName] = [
-    "fp32", "fp16", "int8-token", "int8-block", "int4-block", "int4-gradient", "int4-squares", "int2-block",
-]  # fmt: skip
+    "fp32",
+    "fp16",
+    "int8-token",
+    "int8-block",
+    "int4-block",
+    "int4-gradient",
+    "int4-squares",
+    "int2-block",
+]
 BLOCKS = {"int8-block": BLOCK, "int4-block": BLOCK, "int4-gradient": GRADIENT_BLOCK, "int2-block": BLOCK}
 BLOCKS["int4-squares"] = GRADIENT_BLOCK
 BOUNDS = {"int8-token": 0.5001 / 127, "int8-block": 0.5001 / 127, "int4-block": 0.503 / 7, "int4-gradient": 0.503 / 7}

@@ -22,8 +22,13 @@ pytestmark = pytest.mark.long
 
 def spec(**changes: Any) -> TrainingSpec:
     values: dict[str, Any] = {
-        "learning_rate": 6e-3, "inner_steps": 8, "batch": 8, "micro_batches": 1, "warmup_steps": 4, "outer_momentum": 0.7,
-    }  # fmt: skip
+        "learning_rate": 6e-3,
+        "inner_steps": 8,
+        "batch": 8,
+        "micro_batches": 1,
+        "warmup_steps": 4,
+        "outer_momentum": 0.7,
+    }
     return training(**(values | changes))
 
 
@@ -75,8 +80,12 @@ def test_outer_momentum_is_worth_more_than_any_number_of_bits(runs: dict[str, Le
 
 def test_sparse_updates_learn_by_what_they_send_later(folder: Path) -> None:
     sparse: dict[str, Any] = {
-        "outer": "sparseloco", "outer_momentum": 0.0, "outer_learning_rate": 1.0, "density": 0.25, "inner_steps": 4,
-    }  # fmt: skip
+        "outer": "sparseloco",
+        "outer_momentum": 0.0,
+        "outer_learning_rate": 1.0,
+        "density": 0.25,
+        "inner_steps": 4,
+    }
     kept = learn(folder, spec(**sparse), STEPS, REPLICAS)
     forgotten = learn(folder, spec(**sparse, error_feedback=0.0), STEPS, REPLICAS)
     assert kept.sent == forgotten.sent

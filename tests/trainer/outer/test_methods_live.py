@@ -55,12 +55,22 @@ async def audit(router: Router, place: Place, round_index: int, step: int, **cha
     before = router.of(place, RoundCommit, round=round_index - 1)
     applied = router.of(place, RoundApplied, round=round_index - 1)
     fields: dict[str, Any] = {
-        "audit": name, "plan": PLAN, "stage": place[0], "replica": place[1], "round": round_index,
-        "first_step": round_index * STEPS, "step": step, "total_steps": TOTAL, "root": commit.root,
-        "leaves": commit.leaves, "pseudo_gradient": commit.pseudo_gradient,
-        "anchor": applied[0].parameters if applied else None, "opening": opened.opening, "carried": commit.carried,
+        "audit": name,
+        "plan": PLAN,
+        "stage": place[0],
+        "replica": place[1],
+        "round": round_index,
+        "first_step": round_index * STEPS,
+        "step": step,
+        "total_steps": TOTAL,
+        "root": commit.root,
+        "leaves": commit.leaves,
+        "pseudo_gradient": commit.pseudo_gradient,
+        "anchor": applied[0].parameters if applied else None,
+        "opening": opened.opening,
+        "carried": commit.carried,
         "local": before[0].carried if before else None,
-    }  # fmt: skip
+    }
     body = ReplayStep(**(fields | changes))
     await router.command("spare", body, router.artifacts[opened.opening])
     await router.until(lambda: router.of("spare", AuditReport, audit=name))

@@ -106,9 +106,15 @@ def test_restoring_is_one_operation_after_the_other_as_numpy_does_it() -> None:
     tiles = coefficients.view(part.tiles, part.height, part.width).numpy()
     matrix = np.array(cosines, dtype=np.float32)
     rows = np.array(
-        [[round(math.sqrt((1 if f == 0 else 2) / 48) * math.cos(math.pi * (2 * p + 1) * f / 96) * 2**20) / 2**20
-          for p in range(48)] for f in range(48)], dtype=np.float32,
-    )  # fmt: skip
+        [
+            [
+                round(math.sqrt((1 if f == 0 else 2) / 48) * math.cos(math.pi * (2 * p + 1) * f / 96) * 2**20) / 2**20
+                for p in range(48)
+            ]
+            for f in range(48)
+        ],
+        dtype=np.float32,
+    )
     half = np.zeros_like(tiles)
     for frequency in range(48):
         half = half + tiles[:, frequency : frequency + 1, :] * rows[frequency].reshape(1, -1, 1)

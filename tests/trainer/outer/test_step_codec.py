@@ -87,8 +87,11 @@ def test_the_same_bytes_for_ever() -> None:
     few = encode(tensor, CODEC)
     assert few[HEADER:].hex() == "20411c0019fafbfdfefc00040803030405"
     assert decode(few, (3, 4), CODEC)[0].tolist() == [
-        -5.303300857543945, -4.419417381286621, -2.6516504287719727, -1.7677669525146484
-    ]  # fmt: skip
+        -5.303300857543945,
+        -4.419417381286621,
+        -2.6516504287719727,
+        -1.7677669525146484,
+    ]
     many = encode(tensor.repeat(50, 1), CODEC)[HEADER:]
     assert many[: 4 * 4 + 2 + 3].hex() == "000060c100000000000060410000e041d040060008"
 

@@ -88,9 +88,21 @@ async def test_all_stages_of_a_replica_end_after_the_same_step_and_it_replays(ro
         for at, (rate_step, verdict) in enumerate([(100, "match"), (0, "mismatch")]):
             name = f"{at:032x}"
             body = ReplayStep(
-                name, THREE, 1, 0, 0, 0, commit.leaves - 1, TOTAL, commit.root, commit.leaves, commit.pseudo_gradient,
-                None, opened, rate_step=rate_step,
-            )  # fmt: skip
+                name,
+                THREE,
+                1,
+                0,
+                0,
+                0,
+                commit.leaves - 1,
+                TOTAL,
+                commit.root,
+                commit.leaves,
+                commit.pseudo_gradient,
+                None,
+                opened,
+                rate_step=rate_step,
+            )
             await router.command((0, 0), body, router.artifacts[opened])
             await router.until(lambda name=name: router.of((0, 0), AuditReport, audit=name))
             report = router.of((0, 0), AuditReport, audit=name)[0]

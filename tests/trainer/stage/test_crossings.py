@@ -48,9 +48,11 @@ def run(stages: int, tokens: TokenFile, family: str = "llama", **changes: Any) -
 def test_no_schedule_and_no_recomputation_changes_a_bit(family: str, stages: int, tokens: TokenFile) -> None:
     losses, parameters = run(stages, tokens, family)
     others: list[dict[str, Any]] = [
-        {"schedule": "zero-bubble"}, {"recompute": True}, {"schedule": "zero-bubble", "recompute": True, "lookahead": 2},
+        {"schedule": "zero-bubble"},
+        {"recompute": True},
+        {"schedule": "zero-bubble", "recompute": True, "lookahead": 2},
         {"lookahead": 3},
-    ]  # fmt: skip
+    ]
     for changes in others:
         again, found = run(stages, tokens, family, **changes)
         assert again == losses, changes

@@ -219,11 +219,17 @@ async def audit(
     commit = router.of(place, RoundCommit, round=round_index)[0]
     before = router.of(place, RoundApplied, round=round_index - 1)
     earlier = router.of(place, RoundCommit, round=round_index - 1)
+    where = (name, TWO_BY_TWO, *place, round_index, round_index * steps, step, TOTAL)
     body = ReplayStep(
-        name, TWO_BY_TWO, place[0], place[1], round_index, round_index * steps, step, TOTAL, commit.root, commit.leaves,
-        commit.pseudo_gradient, before[0].parameters if before else None, opened.opening,
-        carried=commit.carried, local=earlier[0].carried if earlier else None,
-    )  # fmt: skip
+        *where,
+        commit.root,
+        commit.leaves,
+        commit.pseudo_gradient,
+        before[0].parameters if before else None,
+        opened.opening,
+        carried=commit.carried,
+        local=earlier[0].carried if earlier else None,
+    )
     env_class = router.of(place, TaskReady)[0].env_class
     asked = ReplayAcross(body, env_class) if across else body
     await router.command(auditor, asked, router.artifacts[opened.opening])

@@ -56,9 +56,17 @@ def test_a_run_is_what_would_have_been_sent_one_by_one(
 
     def facts(record: Record) -> tuple[object, ...]:
         return (
-            record.tsn, record.start, record.end, record.flags, record.size, record.departure, record.sends,
-            record.message.stream, record.message.sequence, record.message.first_tsn,
-        )  # fmt: skip
+            record.tsn,
+            record.start,
+            record.end,
+            record.flags,
+            record.size,
+            record.departure,
+            record.sends,
+            record.message.stream,
+            record.message.sequence,
+            record.message.first_tsn,
+        )
 
     quick, slow = book(), book()
     for turn, room in enumerate(rooms):
@@ -99,9 +107,19 @@ def test_what_left_as_a_flight_arrives_is_lost_and_given_up_as_if_it_had_left_on
 
     def facts(made: SendBook) -> tuple[object, ...]:
         return (
-            made.inflight, made.payload_sent, made.lost, made.full_lost, made.retransmitted, made.timeouts, made.next_tsn,
-            made.backlog, made.outstanding, made.deadline, made.fault, made.settle_released(),
-        )  # fmt: skip
+            made.inflight,
+            made.payload_sent,
+            made.lost,
+            made.full_lost,
+            made.retransmitted,
+            made.timeouts,
+            made.next_tsn,
+            made.backlog,
+            made.outstanding,
+            made.deadline,
+            made.fault,
+            made.settle_released(),
+        )
 
     quick, slow = book(), book()
     now, upto = 0.0, START - 1

@@ -26,7 +26,7 @@ def upgrade() -> None:
         sa.Column("password", sa.String(200), nullable=False),
         sa.Column("disabled", sa.Boolean, nullable=False),
         sa.Column("version", sa.Integer, nullable=False),
-    )  # fmt: skip
+    )
 
     op.create_table(
         "sessions",
@@ -38,7 +38,7 @@ def upgrade() -> None:
         sa.Column("address", _ID, nullable=False),
         sa.Column("agent", sa.String(200), nullable=False),
         sa.Column("version", sa.Integer, nullable=False),
-    )  # fmt: skip
+    )
     op.create_index("sessions_by_account", "sessions", ["account_id"])
     op.create_table(
         "api_keys",
@@ -52,7 +52,7 @@ def upgrade() -> None:
         sa.Column("used", sa.Float),
         sa.Column("revoked", sa.Float),
         sa.Column("version", sa.Integer, nullable=False),
-    )  # fmt: skip
+    )
     op.create_index("api_keys_by_account", "api_keys", ["account_id"])
     op.create_table(
         "credentials",
@@ -65,7 +65,7 @@ def upgrade() -> None:
         sa.Column("created", sa.Float, nullable=False),
         sa.Column("used", sa.Float),
         sa.Column("version", sa.Integer, nullable=False),
-    )  # fmt: skip
+    )
     op.create_index("credentials_by_account", "credentials", ["account_id"])
     op.create_table(
         "challenges",
@@ -75,7 +75,7 @@ def upgrade() -> None:
         sa.Column("text", sa.Text, nullable=False),
         sa.Column("created", sa.Float, nullable=False),
         sa.Column("version", sa.Integer, nullable=False),
-    )  # fmt: skip
+    )
     op.create_index("challenges_by_age", "challenges", ["created"])
     op.create_table(
         "trail",
@@ -88,7 +88,7 @@ def upgrade() -> None:
         sa.Column("subject", sa.String(200), nullable=False),
         sa.Column("address", _ID, nullable=False),
         sqlite_autoincrement=True,
-    )  # fmt: skip
+    )
     op.create_index("trail_by_account", "trail", ["account_id", "id"])
     op.create_table(
         "files",
@@ -100,7 +100,7 @@ def upgrade() -> None:
         sa.Column("created", sa.Float, nullable=False),
         sa.Column("version", sa.Integer, nullable=False),
         sa.PrimaryKeyConstraint("account_id", "artifact"),
-    )  # fmt: skip
+    )
 
 
 def downgrade() -> None:

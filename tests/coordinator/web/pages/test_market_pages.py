@@ -95,12 +95,24 @@ async def test_every_link_of_every_page_leads_somewhere_and_no_id_is_there_twice
 @pytest.mark.parametrize(
     "path",
     [
-        "/machines?page=99999999999", "/machines?page=-1", "/machines?owner=%00<script>alert(1)</script>", "/earn?gpu=<script>",
-        "/earn?hours=1e9", "/earn?hours=nan", "/earn?price_kwh=-1", "/earnings?address=<script>alert(1)</script>",
-        "/earnings?address=" + "1" * 5000, "/compare?job=<script>", "/compare?job=" + "0" * 32, "/docs/..%2f..%2fREADME",
-        "/docs/images/..%2fexplanation%2ftrust.md", "/download/..%2f..%2fetc%2fpasswd", "/download/SHA256SUMS", "/docs/nothing",
+        "/machines?page=99999999999",
+        "/machines?page=-1",
+        "/machines?owner=%00<script>alert(1)</script>",
+        "/earn?gpu=<script>",
+        "/earn?hours=1e9",
+        "/earn?hours=nan",
+        "/earn?price_kwh=-1",
+        "/earnings?address=<script>alert(1)</script>",
+        "/earnings?address=" + "1" * 5000,
+        "/compare?job=<script>",
+        "/compare?job=" + "0" * 32,
+        "/docs/..%2f..%2fREADME",
+        "/docs/images/..%2fexplanation%2ftrust.md",
+        "/download/..%2f..%2fetc%2fpasswd",
+        "/download/SHA256SUMS",
+        "/docs/nothing",
     ],
-)  # fmt: skip
+)
 async def test_whatever_is_typed_is_answered_without_becoming_markup(
     house: House, http: aiohttp.ClientSession, path: str
 ) -> None:
@@ -208,9 +220,14 @@ def test_a_cards_range_follows_from_price_payouts_and_electricity() -> None:
 
 
 @given(
-    st.sampled_from(gpus.GPUS), st.floats(0, 24), st.floats(0, 10), st.floats(0, 100), st.integers(1, 10**9),
-    st.integers(0, 10**12), st.floats(0, 1e24),
-)  # fmt: skip
+    st.sampled_from(gpus.GPUS),
+    st.floats(0, 24),
+    st.floats(0, 10),
+    st.floats(0, 100),
+    st.integers(1, 10**9),
+    st.integers(0, 10**12),
+    st.floats(0, 1e24),
+)
 def test_the_low_end_is_never_above_the_high_end(
     card: gpus.GpuDataSheet, hours: float, kwh: float, token: float, rate: int, paid: int, capacity: float
 ) -> None:
@@ -223,10 +240,14 @@ def test_the_low_end_is_never_above_the_high_end(
 @pytest.mark.parametrize(
     ("device", "card"),
     [
-        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti SUPER"), ("NVIDIA GeForce RTX 4070 Ti", "RTX 4070 Ti"),
-        ("NVIDIA GeForce RTX 4070", "RTX 4070"), ("Tesla T4", "T4"), ("NVIDIA GeForce RTX 40700", ""), ("AMD Ryzen 7", ""),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti SUPER"),
+        ("NVIDIA GeForce RTX 4070 Ti", "RTX 4070 Ti"),
+        ("NVIDIA GeForce RTX 4070", "RTX 4070"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 40700", ""),
+        ("AMD Ryzen 7", ""),
     ],
-)  # fmt: skip
+)
 def test_a_device_is_known_by_its_makers_name(device: str, card: str) -> None:
     assert gpus.card_of(device) == card
 

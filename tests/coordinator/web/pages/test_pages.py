@@ -303,14 +303,20 @@ async def test_an_earlier_job_fills_the_form_for_the_next(house: House, http: ai
             "dataset": {"artifact": await house.dataset(), "format": "parquet", "text_field": "body", "heldout": 0.05},
             "budget": 1_234_567_890,
             "training": {
-                "tokens": 123_456, "learning_rate": 1e-4, "activations": "fp32", "clip_norm": 0.5, "precision": "bf16",
-                "decay": "wsd", "optimizer": "muon", "final_rate": 0.0,
+                "tokens": 123_456,
+                "learning_rate": 1e-4,
+                "activations": "fp32",
+                "clip_norm": 0.5,
+                "precision": "bf16",
+                "decay": "wsd",
+                "optimizer": "muon",
+                "final_rate": 0.0,
             },
             "parallel": {"stages": 2},
             "deadline_hours": 1.5,
         },
         JobSpec,
-    )  # fmt: skip
+    )
     assert read(fill(spec)).spec == spec
     house.cluster.balance = 10**12
     job = await house.cluster.create(NewJob(spec))

@@ -130,11 +130,15 @@ async def test_a_passkey_is_added_and_then_signs_in_alone(chromium: Any, local: 
         "WebAuthn.addVirtualAuthenticator",
         {
             "options": {
-                "protocol": "ctap2", "transport": "internal", "hasResidentKey": True, "hasUserVerification": True,
-                "isUserVerified": True, "automaticPresenceSimulation": True,
+                "protocol": "ctap2",
+                "transport": "internal",
+                "hasResidentKey": True,
+                "hasUserVerification": True,
+                "isUserVerified": True,
+                "automaticPresenceSimulation": True,
             }
         },
-    )  # fmt: skip
+    )
     await picture(page, "sign-up")
     await page.fill("#name", "Grace")
     await page.fill("#password", "a long and simple password")
