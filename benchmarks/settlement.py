@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))  # Run as a program, only this folder is looked in
 
 from coordinator.services.payments.chain import LedgerChain
 from coordinator.services.payments.settlement import POLL_SECONDS
+from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord, OutboxRecord
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes
@@ -87,7 +88,12 @@ class Course:
 
     async def _open(self) -> bool:
         async with self._store.transaction() as tx:
-            found = await tx.find(OutboxRecord, ("state", "in", ("queued", "sent")), ("kind", "=", "settle"), limit=1)
+            found = await tx.find(
+                OutboxRecord,
+                col(OutboxRecord.state).in_(("queued", "sent")),
+                col(OutboxRecord.kind).equals("settle"),
+                limit=1,
+            )
             return bool(found)
 
     async def check(self, providers: int, rounds: int) -> None:

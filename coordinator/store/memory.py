@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from operator import attrgetter
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
 from coordinator.errors import ConflictError, NotFoundError
 from coordinator.store.kinds import KINDS
-from coordinator.store.ports import Place, R, Scalar, Transaction, Where
+from coordinator.store.ports import Column, Condition, Place, R, Scalar, Transaction, fields_of
 
 Key = tuple[object, ...]
 Rows = dict[Key, msgspec.Struct]
@@ -56,7 +56,7 @@ class _Memory:
     async def find(
         self,
         kind: type[R],
-        *where: Where,
+        *where: Condition,
         newest: bool = False,
         limit: int | None = None,
         offset: int = 0,
@@ -70,13 +70,14 @@ class _Memory:
         return cast(list[R], found[offset : None if limit is None else offset + limit])
 
     async def sums(
-        self, kind: type[msgspec.Struct], field: str, by: Sequence[str], *where: Where
+        self, kind: type[msgspec.Struct], field: Column[int], by: Sequence[Column[Any]], *where: Condition
     ) -> dict[tuple[Scalar, ...], tuple[int, int]]:
         groups: dict[tuple[Scalar, ...], tuple[int, int]] = {}
+        summed, *names = fields_of(kind, (field, *by))
         for record in self._where(kind, where):
-            key = tuple(getattr(record, name) for name in by)
+            key = tuple(getattr(record, name) for name in names)
             count, total = groups.get(key, (0, 0))
-            groups[key] = (count + 1, total + int(getattr(record, field)))
+            groups[key] = (count + 1, total + int(getattr(record, summed)))
         return groups
 
     async def insert(self, record: R) -> R:
@@ -103,7 +104,7 @@ class _Memory:
         self._write(record)
         return record
 
-    async def forget(self, kind: type[msgspec.Struct], *where: Where) -> int:
+    async def forget(self, kind: type[msgspec.Struct], *where: Condition) -> int:
         assert where, "everything of a kind is never forgotten at once"
         found = self._where(kind, where)
         for record in found:
@@ -128,14 +129,18 @@ class _Memory:
             return None
         return self.written.get(kind, {}).get(key) or self._rows[kind].get(key)
 
-    def _where(self, kind: type[msgspec.Struct], where: Sequence[Where]) -> list[msgspec.Struct]:
+    def _where(self, kind: type[msgspec.Struct], where: Sequence[Condition]) -> list[msgspec.Struct]:
         found: Iterable[msgspec.Struct] = self._all(kind)
-        if same := [condition for condition in where if condition[1] == "="]:
+        assert all(fields_of(kind, where)), where
+        if same := [condition for condition in where if condition.operator == "="]:
             # Nearly every search begins with these, so they are compared without a call for each.
-            of, wanted = attrgetter(*(condition[0] for condition in same)), tuple(condition[2] for condition in same)
+            of, wanted = (
+                attrgetter(*(condition.field for condition in same)),
+                tuple(condition.value for condition in same),
+            )
             value = wanted if len(wanted) > 1 else wanted[0]
             found = [record for record in found if of(record) == value]
-        others = [condition for condition in where if condition[1] != "="]
+        others = [condition for condition in where if condition.operator != "="]
         return [record for record in found if all(_meets(record, condition) for condition in others)]
 
     def _all(self, kind: type[msgspec.Struct]) -> Iterable[msgspec.Struct]:
@@ -149,8 +154,8 @@ class _Memory:
         yield from (record for key, record in self._rows[kind].items() if key not in written and key not in deleted)
 
 
-def _meets(record: msgspec.Struct, condition: Where) -> bool:
-    field, operator, value = condition
+def _meets(record: msgspec.Struct, condition: Condition) -> bool:
+    _, field, operator, value = condition
     actual = getattr(record, field)
     match operator:
         case "=":

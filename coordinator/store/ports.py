@@ -3,18 +3,76 @@
 Errors: ``NotFoundError`` (no such record) and ``ConflictError`` (it exists already, or somebody else changed it).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol, TypeVar
+from types import MemberDescriptorType
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
 R = TypeVar("R", bound=msgspec.Struct)
+T = TypeVar("T")
 
 Scalar = str | int | float | bool | None
 Place = tuple[Scalar, ...]
-# "has": the text contains this one, in any case.
-Where = tuple[str, Literal["=", "<", ">", "in", "has"], Scalar | Sequence[Scalar]]
+Operator = Literal["=", "<", ">", "in", "has"]
+
+
+class Condition(NamedTuple):
+    """What a record must meet.
+
+    Attributes:
+        of: whose field it speaks of; ``field``: its name.
+        operator: "has": the text contains this one, in any case.
+    """
+
+    of: type[msgspec.Struct]
+    field: str
+    operator: Operator
+    value: Scalar | Sequence[Scalar]
+
+
+class Column(Generic[T]):
+    """A field of a kind of record, to compare with; written ``col(Job.state).equals(JobState.RUNNING)``."""
+
+    def __init__(self, of: type[msgspec.Struct], field: str) -> None:
+        self.of = of
+        self.field = field
+
+    def __lt__(self, value: T) -> Condition:
+        return Condition(self.of, self.field, "<", cast(Scalar, value))
+
+    def __gt__(self, value: T) -> Condition:
+        return Condition(self.of, self.field, ">", cast(Scalar, value))
+
+    def equals(self, value: T) -> Condition:
+        """Not ``==``, whose other side a type checker lets be anything."""
+        return Condition(self.of, self.field, "=", cast(Scalar, value))
+
+    def in_(self, values: Collection[T]) -> Condition:
+        """Equal to one of these."""
+        return Condition(self.of, self.field, "in", cast(Sequence[Scalar], tuple(values)))
+
+    def contains(self, text: str) -> Condition:
+        """The text contains this one, in any case."""
+        return Condition(self.of, self.field, "has", text)
+
+
+def col(field: T) -> Column[T]:
+    """The column of a record's field, named on its class: ``col(Job.state)``.
+
+    A type checker sees the field's own type, so a column that is not there and a value that does not fit are found without
+    running anything.
+    """
+    member = cast(MemberDescriptorType, field)
+    return Column(member.__objclass__, member.__name__)
+
+
+def fields_of(kind: type[msgspec.Struct], columns: Iterable[Column[Any] | Condition]) -> Iterator[str]:
+    """Names of columns, each of which must be one of this kind."""
+    for column in columns:
+        assert issubclass(kind, column.of), f"{column.of.__name__}.{column.field} is no field of {kind.__name__}"
+        yield column.field
 
 
 class Transaction(Protocol):
@@ -26,7 +84,7 @@ class Transaction(Protocol):
     async def find(
         self,
         kind: type[R],
-        *where: Where,
+        *where: Condition,
         newest: bool = False,
         limit: int | None = None,
         offset: int = 0,
@@ -39,14 +97,14 @@ class Transaction(Protocol):
         """
 
     async def sums(
-        self, kind: type[msgspec.Struct], field: str, by: Sequence[str], *where: Where
+        self, kind: type[msgspec.Struct], field: Column[int], by: Sequence[Column[Any]], *where: Condition
     ) -> dict[tuple[Scalar, ...], tuple[int, int]]:
         """How many records meet every condition and what their whole-number ``field`` sums to, for each value of ``by``."""
 
     async def insert(self, record: R) -> R:
         """Keep a new record and return it, with its number where the kind has one; ConflictError if its key is taken."""
 
-    async def forget(self, kind: type[msgspec.Struct], *where: Where) -> int:
+    async def forget(self, kind: type[msgspec.Struct], *where: Condition) -> int:
         """Forget every record that meets all conditions, of which there must be one; how many there were."""
 
     async def update(self, record: R) -> R:

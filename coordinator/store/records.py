@@ -125,6 +125,7 @@ class DisputeRecord(msgspec.Struct, frozen=True):
     version: int = 0
 
 
+OutboxState = Literal["queued", "sent", "confirmed", "failed"]
 OutboxKind = Literal["fund", "accept", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
 
 
@@ -148,7 +149,7 @@ class OutboxRecord(Told, frozen=True):
     created: float
     amount: int = 0
     detail: Untrusted = Untrusted("")
-    state: Literal["queued", "sent", "confirmed", "failed"] = "queued"
+    state: OutboxState = "queued"
     signature: str = ""
     wire: bytes = b""
     last_height: int = 0

@@ -33,7 +33,7 @@ from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
 from coordinator.store import tables
 from coordinator.store.faults import UNUSABLE, answering, unusable
 from coordinator.store.kinds import KINDS, RecordKind
-from coordinator.store.ports import Place, R, Scalar, Transaction, Where
+from coordinator.store.ports import Column, Condition, Place, R, Scalar, Transaction, fields_of
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_MS = 10_000  # Another process (a backup, say) may hold the file for as long before a write gives up.
@@ -105,7 +105,7 @@ class _Sql:
 
     async def get(self, kind: type[R], *key: Scalar) -> R:
         how = KINDS[kind]
-        where: list[Where] = [(field, "=", value) for field, value in zip(how.key, key, strict=True)]
+        where = [Condition(kind, field, "=", value) for field, value in zip(how.key, key, strict=True)]
         found = await self.find(kind, *where)
         if not found:
             raise NotFoundError(f"no {how.name} record {key}")
@@ -114,7 +114,7 @@ class _Sql:
     async def find(
         self,
         kind: type[R],
-        *where: Where,
+        *where: Condition,
         newest: bool = False,
         limit: int | None = None,
         offset: int = 0,
@@ -122,7 +122,7 @@ class _Sql:
     ) -> list[R]:
         how, table = KINDS[kind], tables.metadata.tables[KINDS[kind].name]
         order = [table.c[field].desc() if newest else table.c[field].asc() for field in how.order]
-        query = select(table).where(*(_condition(table.c[w[0]], w) for w in where)).order_by(*order)
+        query = select(table).where(*_conditions(kind, where)).order_by(*order)
         if after is not None:
             here, there = tuple_(*(table.c[field] for field in how.order)), tuple_(*after)
             query = query.where(here < there if newest else here > there)
@@ -130,12 +130,11 @@ class _Sql:
         return [_decode(kind, how, row) for row in rows.mappings()]
 
     async def sums(
-        self, kind: type[msgspec.Struct], field: str, by: Sequence[str], *where: Where
+        self, kind: type[msgspec.Struct], field: Column[int], by: Sequence[Column[Any]], *where: Condition
     ) -> dict[tuple[Scalar, ...], tuple[int, int]]:
         table = tables.metadata.tables[KINDS[kind].name]
-        names = [table.c[name] for name in by]
-        query = select(*names, func.count(), func.sum(table.c[field]))
-        query = query.where(*(_condition(table.c[w[0]], w) for w in where)).group_by(*names)
+        summed, *names = (table.c[name] for name in fields_of(kind, (field, *by)))
+        query = select(*names, func.count(), func.sum(summed)).where(*_conditions(kind, where)).group_by(*names)
         rows = await self._execute(query)
         return {tuple(row[:-2]): (int(row[-2]), int(row[-1])) for row in rows if row[-2]}
 
@@ -152,10 +151,10 @@ class _Sql:
             return msgspec.structs.replace(record, id=result.inserted_primary_key[0])
         return record
 
-    async def forget(self, kind: type[msgspec.Struct], *where: Where) -> int:
+    async def forget(self, kind: type[msgspec.Struct], *where: Condition) -> int:
         table = tables.metadata.tables[KINDS[kind].name]
         assert where, "everything of a kind is never forgotten at once"
-        result = await self._execute(delete(table).where(*(_condition(table.c[w[0]], w) for w in where)))
+        result = await self._execute(delete(table).where(*_conditions(kind, where)))
         return int(result.rowcount)
 
     async def update(self, record: R) -> R:
@@ -236,9 +235,14 @@ def _prepare_sqlite(engine: AsyncEngine) -> None:
     event.listen(engine.sync_engine, "begin", begun)
 
 
-def _condition(column: ColumnElement[Any], where: Where) -> ColumnElement[bool]:
-    _, operator, value = where
-    match operator:
+def _conditions(kind: type[msgspec.Struct], where: Sequence[Condition]) -> list[ColumnElement[bool]]:
+    table = tables.metadata.tables[KINDS[kind].name]
+    return [_met(table.c[name], one) for name, one in zip(fields_of(kind, where), where, strict=True)]
+
+
+def _met(column: ColumnElement[Any], condition: Condition) -> ColumnElement[bool]:
+    value = condition.value
+    match condition.operator:
         case "=":
             return column.is_(None) if value is None else column == value
         case "<":

@@ -15,7 +15,7 @@ from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.network.nodes import NodeSession
 from coordinator.services.payments.chain import ChainPort
 from coordinator.store.memory import MemoryStore
-from coordinator.store.ports import Store
+from coordinator.store.ports import Store, col
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
 from protocol.identity import NodeKey
 from protocol.job.job import JobSpec
@@ -120,7 +120,7 @@ class Bench:
     async def rows(self, job: str, kind: str | None = None) -> list[OutboxRecord]:
         """The job's outbox."""
         async with self.store.transaction() as tx:
-            rows = await tx.find(OutboxRecord, ("job", "=", job))
+            rows = await tx.find(OutboxRecord, col(OutboxRecord.job).equals(job))
         return [row for row in rows if kind is None or row.kind == kind]
 
     async def stored(self, job: str) -> Job:

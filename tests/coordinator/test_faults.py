@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
+from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, NodeRecord
 from protocol.rest.api import JobView, NewJob
 from protocol.task import BeginRound
@@ -93,7 +94,7 @@ async def test_who_takes_a_checkpoint_is_not_held_to_what_others_say_is_in_it(ho
         told = [(command.lease, command.body) for node in made for command in node.commands]
         begun = {(lease, b.plan.epoch, b.round): b.replaces_state for lease, b in told if isinstance(b, BeginRound)}
         async with house.parts.context.store.transaction() as tx:
-            commits = await tx.find(CommitRecord, ("job", "=", job))
+            commits = await tx.find(CommitRecord, col(CommitRecord.job).equals(job))
         for commit in commits:
             took = begun[commit.lease, commit.epoch, commit.round]
             assert (commit.anchor is None) == (took or commit.round == 0)
@@ -103,7 +104,7 @@ async def test_who_takes_a_checkpoint_is_not_held_to_what_others_say_is_in_it(ho
 
 async def reasons(house: House, job: str) -> list[str]:
     async with house.parts.context.store.transaction() as tx:
-        return [lease.reason for lease in await tx.find(Lease, ("job", "=", job))]
+        return [lease.reason for lease in await tx.find(Lease, col(Lease.job).equals(job))]
 
 
 async def test_an_agent_that_comes_back_without_its_task_has_lost_it(house: House) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
+from coordinator.store.ports import col
 from coordinator.web import signal
 from protocol.codec import MessageError
 from protocol.node import NodeMessage, Report
@@ -33,7 +34,7 @@ async def begun(house: House) -> str:
 
 async def lost(house: House) -> list[str]:
     async with house.parts.context.store.transaction() as tx:
-        return [lease.reason for lease in await tx.find(Lease, ("state", "=", "ended"))]
+        return [lease.reason for lease in await tx.find(Lease, col(Lease.state).equals("ended"))]
 
 
 async def test_heartbeats_count_while_reports_wait_for_their_turn(config: Config) -> None:

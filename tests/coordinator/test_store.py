@@ -10,6 +10,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from mypy import api as mypy_api
 from sqlalchemy import Connection, create_engine, inspect
 
 from coordinator.domain.job import Job, JobState
@@ -19,7 +20,7 @@ from coordinator.domain.rounds.run import Holder, Run, begin
 from coordinator.errors import ConflictError, NotFoundError
 from coordinator.store.kinds import KINDS
 from coordinator.store.memory import MemoryStore
-from coordinator.store.ports import Store
+from coordinator.store.ports import Store, col
 from coordinator.store.records import EventRecord, MetricRecord, NodeRecord, OutboxRecord, RunRecord
 from coordinator.store.sql import MIGRATIONS, SqlStore, migrate
 from coordinator.store.tables import metadata
@@ -88,7 +89,7 @@ async def test_a_transaction_sees_its_own_writes(store: Store) -> None:
         await tx.insert(JOB)
         changed = await tx.update(msgspec.structs.replace(JOB, paid=7))
         assert await tx.get(Job, JOB.id) == changed
-        assert await tx.find(Job, ("paid", "=", 7)) == [changed]
+        assert await tx.find(Job, col(Job.paid).equals(7)) == [changed]
 
 
 async def test_a_missing_record_is_an_error(store: Store) -> None:
@@ -150,12 +151,14 @@ async def test_find_filters_orders_and_pages(store: Store) -> None:
         assert [found.fence for found in await tx.find(Lease, newest=True, limit=2)] == [5, 4]
         assert [found.fence for found in await tx.find(Lease, offset=3)] == [4, 5]
         assert [found.fence for found in await tx.find(Lease, offset=1, limit=2)] == [2, 3]
-        assert [found.fence for found in await tx.find(Lease, ("state", "=", "ended"), ("granted", ">", 1.0))] == [3, 5]
-        assert [found.fence for found in await tx.find(Lease, ("state", "in", ("ready", "starting")))] == [2, 4]
-        assert [found.fence for found in await tx.find(Lease, ("ended", "=", None))] == [2, 4]
-        assert [found.fence for found in await tx.find(Lease, ("ended", ">", 2.0))] == [3, 5]
-        assert [found.fence for found in await tx.find(Lease, ("ended", "<", 2.0))] == [1]
-        assert await tx.find(Lease, ("state", "in", ())) == []
+        assert [
+            found.fence for found in await tx.find(Lease, col(Lease.state).equals("ended"), col(Lease.granted) > 1.0)
+        ] == [3, 5]
+        assert [found.fence for found in await tx.find(Lease, col(Lease.state).in_(("ready", "starting")))] == [2, 4]
+        assert [found.fence for found in await tx.find(Lease, col(Lease.ended).equals(None))] == [2, 4]
+        assert [found.fence for found in await tx.find(Lease, col(Lease.ended) > 2.0)] == [3, 5]
+        assert [found.fence for found in await tx.find(Lease, col(Lease.ended) < 2.0)] == [1]
+        assert await tx.find(Lease, col(Lease.state).in_(())) == []
 
 
 async def test_events_and_metrics_of_one_job_do_not_mix_with_anothers(store: Store) -> None:
@@ -164,8 +167,8 @@ async def test_events_and_metrics_of_one_job_do_not_mix_with_anothers(store: Sto
             await tx.insert(EventRecord(job, 1.0, "kind", "text"))
             await tx.insert(MetricRecord(job, 0, 1, 2, "train", 0.5, 1.0))
     async with store.transaction() as tx:
-        assert len(await tx.find(EventRecord, ("job", "=", "a"))) == 2
-        assert len(await tx.find(MetricRecord, ("job", "=", "b"))) == 1
+        assert len(await tx.find(EventRecord, col(EventRecord.job).equals("a"))) == 2
+        assert len(await tx.find(MetricRecord, col(MetricRecord.job).equals("b"))) == 1
 
 
 async def test_a_file_is_there_again_after_a_restart(tmp_path: Path) -> None:
@@ -218,3 +221,26 @@ async def test_a_list_goes_on_behind_any_place_forwards_and_backwards(store: Sto
                 place = KINDS[Lease].place_of(record)
                 assert await tx.find(Lease, newest=newest, after=place) == whole[index + 1 :]
                 assert await tx.find(Lease, newest=newest, after=place, limit=2) == whole[index + 1 : index + 3]
+
+
+async def test_a_condition_of_another_kind_of_record_is_refused(store: Store) -> None:
+    async with store.transaction() as tx:
+        with pytest.raises(AssertionError, match=r"EventRecord\.job is no field of OutboxRecord"):
+            await tx.find(OutboxRecord, col(EventRecord.job).equals("j"))
+        with pytest.raises(AssertionError, match=r"EventRecord\.id is no field of OutboxRecord"):
+            await tx.sums(OutboxRecord, col(EventRecord.id), ())
+
+
+def test_a_type_checker_finds_a_wrong_column_and_a_value_that_does_not_fit(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "from coordinator.store.ports import col\n"
+        "from coordinator.store.records import OutboxRecord\n"
+        'right = col(OutboxRecord.state).equals("queued")\n'
+        'misspelt = col(OutboxRecord.state).equals("qeued")\n'
+        "another = col(OutboxRecord.amount) < 'much'\n"
+        "missing = col(OutboxRecord.colour)\n"
+    )
+    out, _, status = mypy_api.run([str(wrong), "--strict", "--cache-dir", ".mypy_cache", "--follow-imports", "silent"])
+    lines = {line.split(":")[1] for line in out.splitlines() if ": error:" in line}
+    assert (status, lines) == (1, {"4", "5", "6"}), out

@@ -22,7 +22,7 @@ from coordinator.metrics import Metrics
 from coordinator.services.core import store_retry
 from coordinator.services.core.store_retry import Patience
 from coordinator.store import faults, sql
-from coordinator.store.ports import Store, Transaction
+from coordinator.store.ports import Store, Transaction, col
 from coordinator.store.sql import SqlStore
 from protocol.rest.api import JobView
 from tests.coordinator.conftest import House, nodes, opened, until
@@ -89,7 +89,9 @@ async def test_postgresql_is_killed_under_a_running_job_and_comes_back(
         assert 0 < view.paid == sum(account.paid.values()) <= view.quote.price
         assert view.paid + view.refunded == view.escrow == account.deposited
         async with house.parts.context.store.transaction() as tx:
-            assert not [lease.end for lease in await tx.find(Lease, ("job", "=", job)) if lease.end == "expired"]
+            assert not [
+                lease.end for lease in await tx.find(Lease, col(Lease.job).equals(job)) if lease.end == "expired"
+            ]
         assert house.peers.violations == []
         assert (await get(house, "/readyz"))[0] == 200
         assert house.parts.context.metrics.value("store_away_total") > 0
@@ -174,7 +176,7 @@ async def test_a_job_survives_a_store_that_is_away_every_tenth_time(
         assert not any(node.closed for node in here)
         assert house.peers.violations == []
         async with house.parts.context.store.transaction() as tx:
-            live = await tx.find(Lease, ("state", "in", ("starting", "ready")))
+            live = await tx.find(Lease, col(Lease.state).in_(("starting", "ready")))
         assert live == []
         await until(lambda: house.parts.leases.busy() == frozenset())
 

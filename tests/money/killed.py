@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.services.payments.chain import LedgerChain
+from coordinator.store.ports import col
 from coordinator.store.records import OutboxRecord
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes
@@ -74,7 +75,7 @@ class Life:
         """Carry everything that is open, or die at it."""
         for _ in range(MAX_DRAINS):
             async with self.store.transaction() as tx:
-                if not await tx.find(OutboxRecord, ("state", "in", ("queued", "sent")), limit=1):
+                if not await tx.find(OutboxRecord, col(OutboxRecord.state).in_(("queued", "sent")), limit=1):
                     return
             with every_task_of_the_service(fuse):
                 await fused(self.bench.parts.settlement.drain(), fuse)

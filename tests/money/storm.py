@@ -15,6 +15,7 @@ from solders.pubkey import Pubkey
 from coordinator.domain import pricing
 from coordinator.services.payments.chain import LedgerChain
 from coordinator.store.memory import MemoryStore
+from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord, OutboxRecord
 from ledger.book import Account, Posting, check_zero
 from ledger.client import Ledger, LedgerConfig, job_bytes
@@ -161,7 +162,7 @@ class Storm:
 
     async def open_rows(self) -> list[OutboxRecord]:
         async with self.store.transaction() as tx:
-            return await tx.find(OutboxRecord, ("state", "in", ("queued", "sent")))
+            return await tx.find(OutboxRecord, col(OutboxRecord.state).in_(("queued", "sent")))
 
     async def end(self, crashes: float = 0.02) -> None:
         """Finish every job, carry everything, and look at it all once more."""

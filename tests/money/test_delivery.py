@@ -16,6 +16,7 @@ from coordinator.domain.rounds.run import Run
 from coordinator.errors import ConflictError, FundsError
 from coordinator.services.payments.chain import LedgerChain
 from coordinator.services.payments.escrows import asked_of, escrow_deadline
+from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, OutboxRecord, RoundRecord
 from ledger.client import Ledger, job_bytes
 from ledger.errors import LedgerError
@@ -141,7 +142,9 @@ class Office(Bench):
         state, view, stored = await self.escrow(job), await self.parts.jobs.get(job), await self.stored(job)
         assert state.deposited == state.paid + state.refunded + state.balance == BUDGET
         async with self.store.transaction() as tx:
-            verified = await tx.find(CommitRecord, ("job", "=", job), ("state", "=", "verified"))
+            verified = await tx.find(
+                CommitRecord, col(CommitRecord.job).equals(job), col(CommitRecord.state).equals("verified")
+            )
         assert stored.verified == sum(commit.amount for commit in verified)
         assert state.paid <= stored.verified
         if view.model is not None:

@@ -18,6 +18,7 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.errors import NotFoundError
 from coordinator.services.payments.chain import LedgerChain
 from coordinator.services.payments.outbox_dispatcher import MAX_ATTEMPTS
+from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes
@@ -187,7 +188,7 @@ async def test_one_promise_stands_for_many_and_only_a_worthwhile_one_is_written(
     with pytest.raises(NotFoundError, match="nothing of job"):
         await bench.parts.books.promise(job)
     async with bench.parts.desk.open(job) as work:
-        commits = await work.tx.find(CommitRecord, ("job", "=", job))
+        commits = await work.tx.find(CommitRecord, col(CommitRecord.job).equals(job))
         for commit in commits:
             await work.tx.update(msgspec.structs.replace(commit, amount=commit.amount + 15_000_000))
     await bench.settle(world, job)
@@ -219,14 +220,14 @@ async def test_what_was_promised_cannot_be_void_any_more_and_the_rest_can(place:
     job = await bench.opened(world, [{liar: 3 * SMALL}])
     await bench.settle(world, job)
     async with bench.parts.desk.open(job) as work:
-        (commit,) = await work.tx.find(CommitRecord, ("job", "=", job))
+        (commit,) = await work.tx.find(CommitRecord, col(CommitRecord.job).equals(job))
         later = msgspec.structs.replace(commit, round=7, promised=None, version=0)
         await work.tx.insert(later)
         work.change(verified=work.job.verified + later.amount)
         audit = cast(Audit, type("Found", (), {"id": "ab" * 16, "node": liar, "challenger": None})())
         await bench.parts.runs._verification._penalties.ban(work, liar, audit, "it lied", slash=False)
     async with bench.store.transaction() as tx:
-        states = {c.round: (c.state, c.amount) for c in await tx.find(CommitRecord, ("job", "=", job))}
+        states = {c.round: (c.state, c.amount) for c in await tx.find(CommitRecord, col(CommitRecord.job).equals(job))}
     assert states == {0: ("verified", 3 * SMALL), 7: ("rejected", 0)}
 
 
@@ -235,7 +236,7 @@ async def test_a_promise_that_the_ledger_refuses_leaves_its_shares_as_they_were(
     job = await bench.verified([{payee(1).address: 3 * SMALL}])
     bench.fake.escrows[job] = Account(WALLET, BUDGET * 10, 2**40)
     async with bench.parts.desk.open(job) as work:
-        commits = await work.tx.find(CommitRecord, ("job", "=", job))
+        commits = await work.tx.find(CommitRecord, col(CommitRecord.job).equals(job))
         await bench.parts.settlement._promises.queue(work, commits)
     bench.fake.escrows[job].ended = True
     for _ in range(MAX_ATTEMPTS + 2):
@@ -244,7 +245,7 @@ async def test_a_promise_that_the_ledger_refuses_leaves_its_shares_as_they_were(
     (row,) = await bench.rows(job, "promise")
     assert row.state == "failed"
     async with bench.store.transaction() as tx:
-        assert [c.promised for c in await tx.find(CommitRecord, ("job", "=", job))] == [None]
+        assert [c.promised for c in await tx.find(CommitRecord, col(CommitRecord.job).equals(job))] == [None]
 
 
 async def test_more_payees_than_an_escrow_was_opened_for_are_paid_twice_through_several_tables(

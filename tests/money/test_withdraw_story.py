@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.services.payments.withdrawals import LedgerSponsor, WithdrawalService
+from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
 from desktop.agent.app.status import WithdrawOrder
 from desktop.agent.earnings.withdrawals import OwnWithdrawals
@@ -44,7 +45,7 @@ async def test_the_first_payment_arrives_in_another_wallet_and_the_lender_never_
             assert await ledger.balance(LENDER.address) == paid
             assert await ledger.lamports(LENDER.address) == 0
             async with office.store.transaction() as tx:
-                assert (await tx.find(NodeRecord, ("payout", "=", LENDER.address)))[0].earned == paid
+                assert (await tx.find(NodeRecord, col(NodeRecord.payout).equals(LENDER.address)))[0].earned == paid
 
             before = await ledger.balance(COORDINATOR)
             cost = await own.withdraw(url, None, LENDER, order)

@@ -8,6 +8,7 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.proof import challenge
 from coordinator.proof.checks import failed, findings
 from coordinator.proof.gather import gather
+from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, RoundRecord
 from ledger.addresses import StepPlace, address_of
 from ledger.local.genesis import BOND, VERDICT_S
@@ -50,8 +51,12 @@ async def committed(place: Town, job: str, number: int) -> CommitRecord:
     for _ in range(MAX_TURNS):
         await place.turn()
         async with place.parts.context.store.transaction() as tx:
-            commits = await tx.find(CommitRecord, ("job", "=", job), ("node", "=", node))
-            rounds = await tx.find(RoundRecord, ("job", "=", job), ("state", "=", "complete"))
+            commits = await tx.find(
+                CommitRecord, col(CommitRecord.job).equals(job), col(CommitRecord.node).equals(node)
+            )
+            rounds = await tx.find(
+                RoundRecord, col(RoundRecord.job).equals(job), col(RoundRecord.state).equals("complete")
+            )
         done = [c for c in commits if c.drawable and any((r.epoch, r.number) == (c.epoch, c.round) for r in rounds)]
         if done:
             newest = max(done, key=lambda commit: commit.round)
@@ -77,7 +82,7 @@ async def decided(place: Town, job: str, commit: CommitRecord, step: int = 0) ->
 
 async def audits_of(place: Town, job: str) -> list[Audit]:
     async with place.parts.context.store.transaction() as tx:
-        return await tx.find(Audit, ("job", "=", job))
+        return await tx.find(Audit, col(Audit.job).equals(job))
 
 
 async def until_over(place: Town, job: str) -> None:
@@ -167,7 +172,10 @@ async def test_a_step_that_was_opened_before_needs_no_prover(tmp_path: Path, key
         assert (asked.state, asked.opening) == ("replaying", old.opening)
         async with place.parts.context.store.transaction() as tx:
             commits = await tx.find(
-                CommitRecord, ("job", "=", job), ("epoch", "=", old.epoch), ("round", "=", old.round)
+                CommitRecord,
+                col(CommitRecord.job).equals(job),
+                col(CommitRecord.epoch).equals(old.epoch),
+                col(CommitRecord.round).equals(old.round),
             )
         commit = next(c for c in commits if (c.stage, c.replica) == (old.stage, old.replica))
         assert (await decided(place, job, commit, old.step)).ruling is Ruling.REJECTED

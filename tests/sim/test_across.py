@@ -4,6 +4,7 @@ from coordinator.domain.audits.rate import AFAR
 from coordinator.domain.audits.sampling import WHOLE
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
+from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, CreditRecord, EventRecord, NodeRecord, RoundRecord
 from tests.sim.test_draws import everybody
 from tests.sim.test_faults import check, read, run_world
@@ -15,7 +16,7 @@ ALONE = 7
 async def credits_of(world: World, node: str) -> list[CreditRecord]:
     """What a node's verified work is worth, by account."""
     async with world.records.transaction() as tx:
-        return await tx.find(CreditRecord, ("node", "=", node))
+        return await tx.find(CreditRecord, col(CreditRecord.node).equals(node))
 
 
 async def beside_others(**odd: object) -> tuple[World, str, Job, NodeRecord, list[Audit]]:

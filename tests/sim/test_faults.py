@@ -14,6 +14,7 @@ from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.lease import Lease
 from coordinator.errors import ConflictError
 from coordinator.services.payments.stakes import POLL_SECONDS
+from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord, RoundRecord
 from protocol.job.job import JobSpec
 from protocol.rest.api import NewJob
@@ -92,7 +93,7 @@ async def run_world(world: World, stages: int, replicas: int) -> tuple[str, Stor
 
 async def read(world: World, kind: type, job: str) -> list:  # type: ignore[type-arg]
     async with world.records.transaction() as tx:
-        return await tx.find(kind, ("id" if kind is StoredJob else "job", "=", job))
+        return await tx.find(kind, col(kind.id if kind is StoredJob else kind.job).equals(job))
 
 
 async def open_rows(world: World, job: str) -> bool:

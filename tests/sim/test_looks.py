@@ -8,6 +8,7 @@ from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.errors import InvalidError
 from coordinator.services.payments import tallies
+from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, CreditRecord, EventRecord, NodeRecord
 from tests.coordinator.fakes import spec
 from tests.sim.test_faults import TURNS_TO_END, check, gather_nodes, read, run_world, submit
@@ -124,7 +125,7 @@ async def _job(world: World, job: str) -> Job:
 async def standing_of(world: World, node: SimNode) -> tuple[int, int]:
     """A node's credit with all accounts, and its verified rounds since its last fault."""
     async with world.records.transaction() as tx:
-        found = await tx.find(CreditRecord, ("node", "=", node.key.address))
+        found = await tx.find(CreditRecord, col(CreditRecord.node).equals(node.key.address))
         record = await tx.get(NodeRecord, node.key.address)
     return sum(credit.amount for credit in found), record.rounds
 
@@ -230,7 +231,7 @@ async def test_who_leaves_when_it_is_drawn_begins_anew_with_that_account_and_kee
     while not any(a.node == leaver.key.address and a.blame == "gone" for a in await read(world, Audit, job)):
         await world.turn()
     async with world.records.transaction() as tx:
-        found = await tx.find(CreditRecord, ("node", "=", leaver.key.address))
+        found = await tx.find(CreditRecord, col(CreditRecord.node).equals(leaver.key.address))
     by_account = {credit.account_id: credit.amount for credit in found}
     assert by_account["b" * 32] > 0
     assert [amount for account, amount in by_account.items() if account != "b" * 32] == [0]

@@ -15,7 +15,7 @@ from common.untrusted_text import untrusted
 from coordinator.domain.account import LOCAL_ACCOUNT, ROLE_SCOPES, Account, Principal, Role, Scope
 from coordinator.errors import ConflictError, InvalidError, NotFoundError, UnauthorisedError
 from coordinator.services.accounts.budgets import MAX_CREDENTIALS, MAX_KEYS, MAX_SESSIONS, MAX_TRAIL
-from coordinator.store.ports import Store, Transaction, Where
+from coordinator.store.ports import Condition, Store, Transaction, col
 from coordinator.store.records import CredentialRecord, KeyRecord, SessionRecord, TrailRecord
 
 KEY_PREFIX: Final = "cottage_"  # Secret scanners find it, and nobody takes it for a node's token.
@@ -59,7 +59,7 @@ class AccountService:
                 self._clock.time(),
                 password,
             )
-            if await tx.find(Account, ("key", "=", account.key)):
+            if await tx.find(Account, col(Account.key).equals(account.key)):
                 raise ConflictError(f"the name {shown!r} is taken: choose another", "name")
             await tx.insert(account)
             await self._note(tx, account.id, account.id, "", "account.created", role)
@@ -81,7 +81,7 @@ class AccountService:
             NotFoundError: nobody is called so.
         """
         async with self._store.transaction() as tx:
-            found = await tx.find(Account, ("key", "=", " ".join(name.split()).casefold()))
+            found = await tx.find(Account, col(Account.key).equals(" ".join(name.split()).casefold()))
         if not found:
             raise NotFoundError(f"there is no account {name[:64]!r}: `cottage accounts list` shows all", "name")
         return found[0]
@@ -112,7 +112,7 @@ class AccountService:
     async def credentials(self, account_id: str) -> Sequence[CredentialRecord]:
         """Wallets and passkeys of an account."""
         async with self._store.transaction() as tx:
-            return await tx.find(CredentialRecord, ("account_id", "=", account_id))
+            return await tx.find(CredentialRecord, col(CredentialRecord.account_id).equals(account_id))
 
     async def add_credential(self, record: CredentialRecord, address: str) -> None:
         """Let a wallet or a passkey sign its account in.
@@ -121,11 +121,14 @@ class AccountService:
             ConflictError: it is some account's already, or there are too many.
         """
         async with self._store.transaction() as tx:
-            if await tx.find(CredentialRecord, ("id", "=", record.id)):
+            if await tx.find(CredentialRecord, col(CredentialRecord.id).equals(record.id)):
                 raise ConflictError(
                     f"this {record.kind} signs in an account already: sign in with it, or remove it there"
                 )
-            if len(await tx.find(CredentialRecord, ("account_id", "=", record.account_id))) >= MAX_CREDENTIALS:
+            if (
+                len(await tx.find(CredentialRecord, col(CredentialRecord.account_id).equals(record.account_id)))
+                >= MAX_CREDENTIALS
+            ):
                 raise ConflictError(f"there are {MAX_CREDENTIALS} wallets and passkeys already: remove one first")
             await tx.insert(record)
             await self._note(
@@ -146,7 +149,7 @@ class AccountService:
             ConflictError: it is the only way to sign in.
         """
         async with self._store.transaction() as tx:
-            held = await tx.find(CredentialRecord, ("account_id", "=", account_id))
+            held = await tx.find(CredentialRecord, col(CredentialRecord.account_id).equals(account_id))
             record = next((one for one in held if one.id == credential), None)
             if record is None:
                 raise NotFoundError("there is no such wallet or passkey", "credential")
@@ -158,7 +161,7 @@ class AccountService:
     async def count(self) -> int:
         """How many accounts there are."""
         async with self._store.transaction() as tx:
-            return (await tx.sums(Account, "version", ())).get((), (0, 0))[0]
+            return (await tx.sums(Account, col(Account.version), ())).get((), (0, 0))[0]
 
     async def any(self) -> bool:
         """Somebody has an account here."""
@@ -175,7 +178,9 @@ class AccountService:
         secret = secrets.token_urlsafe(32)
         now = self._clock.time()
         async with self._store.transaction() as tx:
-            held = sorted(await tx.find(SessionRecord, ("account_id", "=", account_id)), key=lambda one: one.seen)
+            held = sorted(
+                await tx.find(SessionRecord, col(SessionRecord.account_id).equals(account_id)), key=lambda one: one.seen
+            )
             for place, one in enumerate(held, 1):
                 ended = now - one.seen > IDLE_S or now - one.created > ABSOLUTE_S
                 if ended or len(held) - place >= MAX_SESSIONS - 1:
@@ -190,7 +195,7 @@ class AccountService:
         """Who the cookie stands for; None where it stands for nobody any more."""
         now = self._clock.time()
         async with self._store.transaction() as tx:
-            found = await tx.find(SessionRecord, ("id", "=", _digest(secret)))
+            found = await tx.find(SessionRecord, col(SessionRecord.id).equals(_digest(secret)))
             if not found or now - found[0].seen > IDLE_S or now - found[0].created > ABSOLUTE_S:
                 return None
             if now - found[0].seen > TOUCH_S:
@@ -201,7 +206,7 @@ class AccountService:
         """Browsers that are signed in, the newest first."""
         now = self._clock.time()
         async with self._store.transaction() as tx:
-            found = await tx.find(SessionRecord, ("account_id", "=", account_id), newest=True)
+            found = await tx.find(SessionRecord, col(SessionRecord.account_id).equals(account_id), newest=True)
         return [one for one in found if now - one.seen <= IDLE_S and now - one.created <= ABSOLUTE_S]
 
     async def end_session(self, account_id: str, session: str, address: str = "") -> None:
@@ -211,7 +216,9 @@ class AccountService:
             NotFoundError: this account has no such session.
         """
         async with self._store.transaction() as tx:
-            found = await tx.find(SessionRecord, ("id", "=", session), ("account_id", "=", account_id))
+            found = await tx.find(
+                SessionRecord, col(SessionRecord.id).equals(session), col(SessionRecord.account_id).equals(account_id)
+            )
             if not found:
                 raise NotFoundError("there is no such session: it may have ended by itself", "session")
             await tx.delete(found[0])
@@ -249,7 +256,7 @@ class AccountService:
             None if life_s is None else now + life_s,
         )
         async with self._store.transaction() as tx:
-            kept = await tx.find(KeyRecord, ("account_id", "=", who.account_id))
+            kept = await tx.find(KeyRecord, col(KeyRecord.account_id).equals(who.account_id))
             held = [key for key in kept if key.revoked is None]
             if len(held) >= MAX_KEYS:
                 raise ConflictError(f"there are {len(held)} keys already: revoke one first")
@@ -270,7 +277,11 @@ class AccountService:
         identity, _, secret = text.removeprefix(KEY_PREFIX).partition("_")
         now = self._clock.time()
         async with self._store.transaction() as tx:
-            found = await tx.find(KeyRecord, ("id", "=", identity)) if len(identity) == KEY_ID_CHARACTERS else []
+            found = (
+                await tx.find(KeyRecord, col(KeyRecord.id).equals(identity))
+                if len(identity) == KEY_ID_CHARACTERS
+                else []
+            )
             digest = found[0].digest if found else _digest("")
             if not secrets.compare_digest(digest, _digest(secret)) or not found:
                 raise refused
@@ -287,7 +298,12 @@ class AccountService:
     async def keys(self, account_id: str) -> Sequence[KeyRecord]:
         """Keys that were not revoked, the newest first."""
         async with self._store.transaction() as tx:
-            return await tx.find(KeyRecord, ("account_id", "=", account_id), ("revoked", "=", None), newest=True)
+            return await tx.find(
+                KeyRecord,
+                col(KeyRecord.account_id).equals(account_id),
+                col(KeyRecord.revoked).equals(None),
+                newest=True,
+            )
 
     async def revoke_key(self, account_id: str, key: str, address: str = "") -> None:
         """End a key at once.
@@ -296,7 +312,12 @@ class AccountService:
             NotFoundError: this account has no such key.
         """
         async with self._store.transaction() as tx:
-            found = await tx.find(KeyRecord, ("id", "=", key), ("account_id", "=", account_id), ("revoked", "=", None))
+            found = await tx.find(
+                KeyRecord,
+                col(KeyRecord.id).equals(key),
+                col(KeyRecord.account_id).equals(account_id),
+                col(KeyRecord.revoked).equals(None),
+            )
             if not found:
                 raise NotFoundError(f"there is no API key {key[:40]!r}", "key")
             await tx.update(msgspec.structs.replace(found[0], revoked=self._clock.time()))
@@ -316,15 +337,15 @@ class AccountService:
 
     async def trail(self, account_id: str | None, before: int | None, limit: int) -> Sequence[TrailRecord]:
         """What was done, newest first; ``account_id`` None: by everybody; ``before``: only smaller ids."""
-        where: list[Where] = [] if account_id is None else [("account_id", "=", account_id)]
-        where += [] if before is None else [("id", "<", before)]
+        where: list[Condition] = [] if account_id is None else [col(TrailRecord.account_id).equals(account_id)]
+        where += [] if before is None else [col(TrailRecord.id) < before]
         async with self._store.transaction() as tx:
             return await tx.find(TrailRecord, *where, newest=True, limit=limit)
 
     async def _principal(
         self, tx: Transaction, account_id: str, scopes: frozenset[Scope] | None, session: str, key: str = ""
     ) -> Principal | None:
-        found = await tx.find(Account, ("id", "=", account_id))
+        found = await tx.find(Account, col(Account.id).equals(account_id))
         if not found or found[0].disabled:
             return None
         account, allowed = found[0], ROLE_SCOPES[found[0].role]
@@ -333,7 +354,7 @@ class AccountService:
         )
 
     async def _end_all(self, tx: Transaction, account_id: str) -> None:
-        for session in await tx.find(SessionRecord, ("account_id", "=", account_id)):
+        for session in await tx.find(SessionRecord, col(SessionRecord.account_id).equals(account_id)):
             await tx.delete(session)
 
     async def _note(
@@ -342,10 +363,10 @@ class AccountService:
         now = self._clock.time()
         line = TrailRecord(account_id, now, actor, via[:80], action[:64], subject[:200], address[:64])
         if (await tx.insert(line)).id % PRUNE_EACH == 0:
-            own: Where = ("account_id", "=", account_id)
+            own: Condition = col(TrailRecord.account_id).equals(account_id)
             beyond = await tx.find(TrailRecord, own, newest=True, limit=1, offset=MAX_TRAIL)
             if beyond:
-                await tx.forget(TrailRecord, own, ("id", "<", beyond[0].id + 1))
+                await tx.forget(TrailRecord, own, col(TrailRecord.id) < beyond[0].id + 1)
 
 
 def _digest(secret: str) -> str:

@@ -19,7 +19,7 @@ from coordinator.domain.account import LOCAL_ACCOUNT, Account, Role
 from coordinator.domain.job import Job
 from coordinator.errors import TooManyError
 from coordinator.services.accounts.throttle import Throttle
-from coordinator.store.ports import Store
+from coordinator.store.ports import Store, col
 
 STRANGERS = "strangers"
 MAX_REMEMBERED = 50_000  # Accounts of which it is remembered whether they are known.
@@ -104,8 +104,12 @@ class Budgets:
         if (until := self._known.get(account_id)) is not None and now < abs(until):
             return until > 0
         async with self._store.transaction() as tx:
-            paid = bool(await tx.find(Job, ("account_id", "=", account_id), ("paid", ">", 0), limit=1))
-            paid = paid or bool(await tx.find(Account, ("id", "=", account_id), ("role", "=", Role.OPERATOR), limit=1))
+            paid = bool(await tx.find(Job, col(Job.account_id).equals(account_id), col(Job.paid) > 0, limit=1))
+            paid = paid or bool(
+                await tx.find(
+                    Account, col(Account.id).equals(account_id), col(Account.role).equals(Role.OPERATOR), limit=1
+                )
+            )
         self._known[account_id] = float("inf") if paid else -(now + LOOK_SECONDS)
         self._known.move_to_end(account_id)
         if len(self._known) > MAX_REMEMBERED:

@@ -7,7 +7,7 @@ from common.clock import Clock
 from coordinator.errors import NotFoundError, TooManyError, UnauthorisedError
 from coordinator.services.accounts.budgets import MAX_CHALLENGES
 from coordinator.services.accounts.throttle import Throttle
-from coordinator.store.ports import Store
+from coordinator.store.ports import Store, col
 from coordinator.store.records import ChallengeKind, ChallengeRecord
 
 CHALLENGE_S = 300.0  # To find the wallet's window and to read what it says.
@@ -33,7 +33,9 @@ class Challenges:
             raise TooManyError("many people are signing in just now: try again", wait)
         now = self._clock.time()
         async with self._store.transaction() as tx:
-            for old in await tx.find(ChallengeRecord, ("created", "<", now - CHALLENGE_S), limit=MAX_STALE):
+            for old in await tx.find(
+                ChallengeRecord, col(ChallengeRecord.created) < now - CHALLENGE_S, limit=MAX_STALE
+            ):
                 await tx.delete(old)
             await tx.insert(ChallengeRecord(_digest(nonce), kind, account_id, text, now))
 

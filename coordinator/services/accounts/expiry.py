@@ -12,7 +12,7 @@ from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
 from coordinator.services.accounts.budgets import UNUSED_SECONDS
 from coordinator.services.core.context import Context
-from coordinator.store.ports import Place, Transaction, Where
+from coordinator.store.ports import Condition, Place, Transaction, col
 from coordinator.store.records import (
     CredentialRecord,
     FileRecord,
@@ -29,14 +29,14 @@ NODE_SECONDS = 7 * 86_400.0  # Since a key was last here; its next Hello makes i
 LOOK_SECONDS = 3600.0
 PAGE = 200
 MAX_ACCOUNTS_A_LOOK = 2_000  # Looked at; the next look goes on behind them.
-_OF_ACCOUNT = (
-    SessionRecord,
-    KeyRecord,
-    CredentialRecord,
-    TrailRecord,
-    NoticeSettings,
-    NoticeRecord,
-    ReplayRecord,
+_OWNERS = (
+    col(SessionRecord.account_id),
+    col(KeyRecord.account_id),
+    col(CredentialRecord.account_id),
+    col(TrailRecord.account_id),
+    col(NoticeSettings.account_id),
+    col(NoticeRecord.account_id),
+    col(ReplayRecord.account_id),
 )
 
 log = logging.getLogger(__name__)
@@ -64,17 +64,17 @@ class Forgetting:
 
     async def _nodes(self) -> int:
         since, forgotten, after = self._context.clock.time() - NODE_SECONDS, 0, None
-        idle: tuple[Where, ...] = (
-            ("seen", "<", since),
-            ("rounds", "=", 0),
-            ("earned", "=", 0),
-            ("faults", "=", 0),
-            ("banned", "=", False),
+        idle: tuple[Condition, ...] = (
+            col(NodeRecord.seen) < since,
+            col(NodeRecord.rounds).equals(0),
+            col(NodeRecord.earned).equals(0),
+            col(NodeRecord.faults).equals(0),
+            col(NodeRecord.banned).equals(False),
         )
         while True:
             async with self._context.store.transaction() as tx:
                 page = await tx.find(NodeRecord, *idle, limit=PAGE, after=after)
-                worked = await tx.find(Lease, ("node", "in", tuple(record.address for record in page)))
+                worked = await tx.find(Lease, col(Lease.node).in_(tuple(record.address for record in page)))
                 kept = {lease.node for lease in worked} | self._context.config.auditors
                 for record in page:
                     if record.address not in kept and not self._here(record.address):
@@ -87,14 +87,14 @@ class Forgetting:
 
     async def _accounts(self) -> int:
         since, forgotten = self._context.clock.time() - UNUSED_SECONDS, 0
-        old: tuple[Where, ...] = (("created", "<", since), ("role", "=", Role.SUBMITTER))
+        old: tuple[Condition, ...] = (col(Account.created) < since, col(Account.role).equals(Role.SUBMITTER))
         for _ in range(MAX_ACCOUNTS_A_LOOK // PAGE):
             async with self._context.store.transaction() as tx:
                 page = await tx.find(Account, *old, limit=PAGE, after=self._after)
                 for account in page:
                     if not await self._is_used(tx, account.id, since):
-                        for kind in _OF_ACCOUNT:
-                            await tx.forget(kind, ("account_id", "=", account.id))
+                        for owner in _OWNERS:
+                            await tx.forget(owner.of, owner.equals(account.id))
                         await tx.delete(account)
                         forgotten += 1
             self._after = (page[-1].created, page[-1].id) if len(page) == PAGE else None
@@ -103,10 +103,16 @@ class Forgetting:
         return forgotten
 
     async def _is_used(self, tx: Transaction, account_id: str, since: float) -> bool:
-        own: Where = ("account_id", "=", account_id)
         return bool(
-            await tx.find(Job, own, limit=1)
-            or await tx.find(FileRecord, own, limit=1)
-            or await tx.find(SessionRecord, own, ("seen", ">", since), limit=1)
-            or await tx.find(KeyRecord, own, ("used", ">", since), limit=1)
+            await tx.find(Job, col(Job.account_id).equals(account_id), limit=1)
+            or await tx.find(FileRecord, col(FileRecord.account_id).equals(account_id), limit=1)
+            or await tx.find(
+                SessionRecord,
+                col(SessionRecord.account_id).equals(account_id),
+                col(SessionRecord.seen) > since,
+                limit=1,
+            )
+            or await tx.find(
+                KeyRecord, col(KeyRecord.account_id).equals(account_id), col(KeyRecord.used) > since, limit=1
+            )
         )

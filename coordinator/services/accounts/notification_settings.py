@@ -11,7 +11,7 @@ from coordinator.services.accounts.budgets import ADDRESSES, TESTS, Budgets
 from coordinator.services.accounts.throttle import Throttle
 from coordinator.services.core import notifications
 from coordinator.services.core.context import Context
-from coordinator.store.ports import Transaction, Where
+from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import NoticeRecord, NoticeSettings
 from protocol.rest import api
 
@@ -95,7 +95,10 @@ class NoticeService:
         async with self._context.store.transaction() as tx:
             settings = await self._settings(tx, account_id)
             waiting = await tx.find(
-                NoticeRecord, ("account_id", "=", account_id), ("state", "=", "waiting"), limit=MAX_WAITING
+                NoticeRecord,
+                col(NoticeRecord.account_id).equals(account_id),
+                col(NoticeRecord.state).equals("waiting"),
+                limit=MAX_WAITING,
             )
             if len(waiting) >= MAX_WAITING:
                 raise ConflictError(f"{MAX_WAITING} notices wait to be delivered: look at their answers first")
@@ -112,8 +115,8 @@ class NoticeService:
 
     async def deliveries(self, account_id: str, limit: int, before: int | None = None) -> Sequence[api.Delivery]:
         """What was sent, newest first; ``before``: only those with a smaller id."""
-        where: list[Where] = [("account_id", "=", account_id)]
-        where += [("id", "<", before)] if before is not None else []
+        where: list[Condition] = [col(NoticeRecord.account_id).equals(account_id)]
+        where += [col(NoticeRecord.id) < before] if before is not None else []
         async with self._context.store.transaction() as tx:
             found = await tx.find(NoticeRecord, *where, newest=True, limit=limit)
         return [
@@ -123,8 +126,8 @@ class NoticeService:
 
     async def _ask(self, tx: Transaction, settings: NoticeSettings, now: float) -> None:
         """Mail the token to the address that is to be confirmed; whoever does not know it gets nothing more."""
-        own = (("account_id", "=", settings.account_id), ("kind", "=", "confirm"))
-        last = await tx.find(NoticeRecord, *own, newest=True, limit=1)  # type: ignore[arg-type]
+        own = (col(NoticeRecord.account_id).equals(settings.account_id), col(NoticeRecord.kind).equals("confirm"))
+        last = await tx.find(NoticeRecord, *own, newest=True, limit=1)
         if last and now < last[0].created + MAIL_PAUSE:
             raise ConflictError(
                 f"an address was asked less than {MAIL_PAUSE / 60:.0f} minutes ago: try again later", "mail"
@@ -134,7 +137,7 @@ class NoticeService:
         await tx.insert(NoticeRecord(settings.account_id, "", "confirm", "mail", settings.mail, body, now, now))
 
     async def _settings(self, tx: Transaction, account_id: str) -> NoticeSettings:
-        found = await tx.find(NoticeSettings, ("account_id", "=", account_id))
+        found = await tx.find(NoticeSettings, col(NoticeSettings.account_id).equals(account_id))
         if found:
             return found[0]
         return await tx.insert(NoticeSettings(account_id, self._secret(), webhook_kinds=ALL, mail_kinds=ALL))

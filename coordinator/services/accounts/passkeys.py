@@ -25,7 +25,7 @@ from coordinator.domain.account import Account
 from coordinator.errors import ForbiddenError, UnauthorisedError
 from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.accounts.challenges import Challenges
-from coordinator.store.ports import Store
+from coordinator.store.ports import Store, col
 from coordinator.store.records import ChallengeKind, CredentialRecord
 
 _VERIFY = UserVerificationRequirement.REQUIRED  # A passkey replaces the password: who holds the device must show it.
@@ -101,7 +101,11 @@ class Passkeys:
         challenge = await self._take("passkey", "", answer)
         identity = answer.get("id")
         async with self._store.transaction() as tx:
-            found = await tx.find(CredentialRecord, ("id", "=", str(identity)[:1400]), ("kind", "=", "passkey"))
+            found = await tx.find(
+                CredentialRecord,
+                col(CredentialRecord.id).equals(str(identity)[:1400]),
+                col(CredentialRecord.kind).equals("passkey"),
+            )
         if not found:
             raise UnauthorisedError("this passkey is not known here: sign in another way, and add it")
         try:

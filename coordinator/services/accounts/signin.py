@@ -24,7 +24,7 @@ from coordinator.services.accounts.budgets import MAX_ACCOUNTS
 from coordinator.services.accounts.challenges import CHALLENGE_S, Challenges
 from coordinator.services.accounts.passwords import Passwords
 from coordinator.services.accounts.throttle import Throttle
-from coordinator.store.ports import Store
+from coordinator.store.ports import Store, col
 from coordinator.store.records import CredentialRecord
 from protocol.identity import parse_address
 
@@ -132,7 +132,7 @@ class SignIn:
         key = " ".join(name.split()).casefold()[:64]
         self.may_try(f"name {key}", f"from {address}")
         async with self._store.transaction() as tx:
-            found = await tx.find(Account, ("key", "=", key))
+            found = await tx.find(Account, col(Account.key).equals(key))
         kept = found[0].password if found and not found[0].disabled else ""
         if not await self._passwords.matches(kept, password):
             if found:
@@ -169,7 +169,7 @@ class SignIn:
         """
         key = await self._proven(answer)
         async with self._store.transaction() as tx:
-            found = await tx.find(CredentialRecord, ("id", "=", answer.address))
+            found = await tx.find(CredentialRecord, col(CredentialRecord.id).equals(answer.address))
         if found:
             await self._accounts.used_credential(found[0])
             return await self._accounts.get(found[0].account_id)

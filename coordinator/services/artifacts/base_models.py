@@ -14,6 +14,7 @@ from coordinator.errors import ConflictError, InvalidError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.core.context import Context
+from coordinator.store.ports import col
 from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
 from protocol.models.model import ENDS_WITH
 
@@ -39,7 +40,7 @@ class Origins:
         """
         job = model.from_job or ""
         async with self._context.store.transaction() as tx:
-            found = await tx.find(Job, ("id", "=", job))
+            found = await tx.find(Job, col(Job.id).equals(job))
         if not found:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", FIELD)
         if model.from_round is None and (found[0].model is None or found[0].state is not JobState.SETTLED):

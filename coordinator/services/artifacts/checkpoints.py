@@ -17,7 +17,7 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.core.context import Context
 from coordinator.services.payments.escrows import check_delivery
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import RoundRecord, RunRecord
 from protocol.rest import api
 
@@ -113,12 +113,12 @@ class Checkpoints:
         return stored, rounds, found[-1]
 
     async def _load(self, job: str) -> tuple[Job, Run | None, Sequence[RoundRecord]]:
-        where: tuple[Where, ...] = (("job", "=", job), ("state", "=", "complete"))
+        where: tuple[Condition, ...] = (col(RoundRecord.job).equals(job), col(RoundRecord.state).equals("complete"))
         async with self._context.store.transaction() as tx:
-            jobs = await tx.find(Job, ("id", "=", job))
+            jobs = await tx.find(Job, col(Job.id).equals(job))
             if not jobs:
                 raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
-            runs = await tx.find(RunRecord, ("job", "=", job))
+            runs = await tx.find(RunRecord, col(RunRecord.job).equals(job))
             rounds = await tx.find(RoundRecord, *where)
         newest = {record.number: record for record in sorted(rounds, key=lambda record: record.epoch)}
         return jobs[0], runs[0].run if runs else None, [newest[number] for number in sorted(newest)]

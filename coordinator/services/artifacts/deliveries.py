@@ -7,7 +7,7 @@ import msgspec
 
 from common.clock import Clock
 from common.untrusted_text import Untrusted
-from coordinator.store.ports import Store, Transaction
+from coordinator.store.ports import Store, Transaction, col
 from coordinator.store.records import DeliveryRecord
 from protocol.audit import BisectAnswer, InputsAnswer, NoAnswer, StepOpened
 from protocol.ids import Digest
@@ -27,12 +27,21 @@ class Deliveries:
         """Note that an artifact was stored; a second time changes nothing."""
         record = DeliveryRecord(lease, artifact, job, node, kind, size, self._clock.time())
         async with self._store.transaction() as tx:
-            if not await tx.find(DeliveryRecord, ("lease", "=", lease), ("artifact", "=", artifact)):
+            if not await tx.find(
+                DeliveryRecord, col(DeliveryRecord.lease).equals(lease), col(DeliveryRecord.artifact).equals(artifact)
+            ):
                 await tx.insert(record)
 
     async def stored(self, tx: Transaction, lease: str, artifact: Digest) -> bool:
         """Whether the artifact was stored under the lease."""
-        return bool(await tx.find(DeliveryRecord, ("lease", "=", lease), ("artifact", "=", artifact), limit=1))
+        return bool(
+            await tx.find(
+                DeliveryRecord,
+                col(DeliveryRecord.lease).equals(lease),
+                col(DeliveryRecord.artifact).equals(artifact),
+                limit=1,
+            )
+        )
 
     async def believed(self, tx: Transaction, lease: str, report: TaskReport) -> TaskReport:
         """The report without artifacts that were not stored under the lease."""

@@ -10,7 +10,7 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Job
 from coordinator.errors import FullError, NotFoundError
 from coordinator.services.accounts.budgets import ALL_SHARE, FILE_SHARE, MAX_FILES, MAX_FILES_OF_ALL
-from coordinator.store.ports import Store
+from coordinator.store.ports import Store, col
 from coordinator.store.records import FileRecord
 from protocol.ids import Digest
 from protocol.job.job import JobSpec
@@ -45,8 +45,10 @@ class FileOwnership:
             return
         total = self._disk()
         async with self._store.transaction() as tx:
-            known = bool(await tx.find(Job, ("account_id", "=", account_id), ("paid", ">", 0), limit=1))
-            number, held = (await tx.sums(FileRecord, "length", (), ("account_id", "=", account_id))).get((), (0, 0))
+            known = bool(await tx.find(Job, col(Job.account_id).equals(account_id), col(Job.paid) > 0, limit=1))
+            number, held = (
+                await tx.sums(FileRecord, col(FileRecord.length), (), col(FileRecord.account_id).equals(account_id))
+            ).get((), (0, 0))
         most = total * (2 if known else 1) // FILE_SHARE
         if number >= MAX_FILES or held + more > most:
             raise FullError(
@@ -69,8 +71,11 @@ class FileOwnership:
         """Files and bytes of accounts that are not known, as counted some minutes ago, with what has come since."""
         if self._clock.now() - self._counted >= COUNT_SECONDS:
             async with self._store.transaction() as tx:
-                held = await tx.sums(FileRecord, "length", ("account_id",))
-                known = {*await tx.sums(Job, "paid", ("account_id",), ("paid", ">", 0)), (LOCAL_ACCOUNT,)}
+                held = await tx.sums(FileRecord, col(FileRecord.length), (col(FileRecord.account_id),))
+                known = {
+                    *await tx.sums(Job, col(Job.paid), (col(Job.account_id),), col(Job.paid) > 0),
+                    (LOCAL_ACCOUNT,),
+                }
             found = [figures for account, figures in held.items() if account not in known]
             self._of_strangers = (sum(number for number, _ in found), sum(size for _, size in found))
             self._counted = self._clock.now()
@@ -80,7 +85,9 @@ class FileOwnership:
         """Note that an account has uploaded an artifact; a second time changes nothing."""
         record = FileRecord(account_id, artifact, new.purpose, new.name, new.length, self._clock.time())
         async with self._store.transaction() as tx:
-            if not await tx.find(FileRecord, ("account_id", "=", account_id), ("artifact", "=", artifact)):
+            if not await tx.find(
+                FileRecord, col(FileRecord.account_id).equals(account_id), col(FileRecord.artifact).equals(artifact)
+            ):
                 await tx.insert(record)
                 number, held = self._of_strangers
                 self._of_strangers = (number + 1, held + new.length)
@@ -95,13 +102,17 @@ class FileOwnership:
             return
         async with self._store.transaction() as tx:
             for field, digest in wanted:
-                if not await tx.find(FileRecord, ("account_id", "=", account_id), ("artifact", "=", digest)):
+                if not await tx.find(
+                    FileRecord, col(FileRecord.account_id).equals(account_id), col(FileRecord.artifact).equals(digest)
+                ):
                     raise NotFoundError(f"no artifact {digest[:80]!r} is here: upload it first", field)
 
     async def name(self, account_id: str, artifact: Digest) -> str:
         """What an account calls a file of its own, fit for a message; empty where it has given it no name."""
         async with self._store.transaction() as tx:
-            found = await tx.find(FileRecord, ("account_id", "=", account_id), ("artifact", "=", artifact))
+            found = await tx.find(
+                FileRecord, col(FileRecord.account_id).equals(account_id), col(FileRecord.artifact).equals(artifact)
+            )
         name = found[0].name if found else ""
         return "".join(character if character.isprintable() else "?" for character in name)[:MAX_SHOWN_NAME]
 

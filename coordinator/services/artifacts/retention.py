@@ -23,7 +23,7 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.file_ownership import sources
 from coordinator.services.audits.credit import OPEN
 from coordinator.services.core.context import Context
-from coordinator.store.ports import Place, Where
+from coordinator.store.ports import Place, col
 from coordinator.store.records import DeliveryRecord, DisputeRecord, FileRecord, RunRecord
 from protocol.ids import Digest
 
@@ -94,17 +94,33 @@ class Keeping:
 
     async def _of_nodes(self, job: Job, now: float) -> set[Digest]:
         """What nodes have stored for a job, as far as the run, an audit or a dispute still needs it."""
-        of_job: Where = ("job", "=", job.id)
+        of_audits = col(Audit.job).equals(job.id)
         async with self._context.store.transaction() as tx:
-            runs = await tx.find(RunRecord, of_job)
+            runs = await tx.find(RunRecord, col(RunRecord.job).equals(job.id))
             audits = await tx.sums(
-                Audit, "round", ("opening", "made", "state"), of_job, ("deadline", ">", now - PASSED_SECONDS)
+                Audit,
+                col(Audit.round),
+                (col(Audit.opening), col(Audit.made), col(Audit.state)),
+                of_audits,
+                col(Audit.deadline) > now - PASSED_SECONDS,
             )
             # Whatever waits for the operator's machine waits as long as that is away.
-            waiting = await tx.sums(Audit, "round", ("opening", "made", "state"), of_job, ("state", "in", OPEN))
-            failed = await tx.sums(Audit, "round", ("opening",), of_job, ("state", "=", "failed"))
-            disputes = await tx.find(DisputeRecord, of_job)
-            fresh = await tx.find(DeliveryRecord, of_job, ("created", ">", now - FRESH_SECONDS))
+            waiting = await tx.sums(
+                Audit,
+                col(Audit.round),
+                (col(Audit.opening), col(Audit.made), col(Audit.state)),
+                of_audits,
+                col(Audit.state).in_(OPEN),
+            )
+            failed = await tx.sums(
+                Audit, col(Audit.round), (col(Audit.opening),), of_audits, col(Audit.state).equals("failed")
+            )
+            disputes = await tx.find(DisputeRecord, col(DisputeRecord.job).equals(job.id))
+            fresh = await tx.find(
+                DeliveryRecord,
+                col(DeliveryRecord.job).equals(job.id),
+                col(DeliveryRecord.created) > now - FRESH_SECONDS,
+            )
         found = {str(digest) for key in (*audits, *waiting) for digest in key[:2] if digest is not None}
         found |= {str(digest) for (digest,) in failed if digest is not None}
         found |= {delivery.artifact for delivery in fresh}
@@ -119,7 +135,7 @@ class Keeping:
 
     async def _forget_deliveries(self, job: Job) -> None:
         async with self._context.store.transaction() as tx:
-            await tx.forget(DeliveryRecord, ("job", "=", job.id))
+            await tx.forget(DeliveryRecord, col(DeliveryRecord.job).equals(job.id))
 
     async def _uploads(self, now: float, named: set[tuple[str, Digest]]) -> set[Digest]:
         """Uploaded files; those that are old, and that no job of their account names, are given up."""

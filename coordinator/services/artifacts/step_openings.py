@@ -9,6 +9,7 @@ from coordinator.domain.job import Job
 from coordinator.errors import NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.context import Context
+from coordinator.store.ports import col
 from protocol.audit import ReplayOuter, ReplayStep
 from protocol.rest.records import FILES, OPENING, AuditRecords
 
@@ -27,8 +28,10 @@ class StepOpenings:
             NotFoundError: there is no such audit, or nothing was opened for it.
         """
         async with self._context.store.transaction() as tx:
-            found = await tx.find(Audit, ("id", "=", audit), ("job", "=", job), ("canary", "=", False))
-            jobs = await tx.find(Job, ("id", "=", job))
+            found = await tx.find(
+                Audit, col(Audit.id).equals(audit), col(Audit.job).equals(job), col(Audit.canary).equals(False)
+            )
+            jobs = await tx.find(Job, col(Job.id).equals(job))
         if not found or not jobs:
             raise NotFoundError(f"job {job} has no audit {audit}: the round's evidence names them", "audit")
         one = found[0]

@@ -12,7 +12,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from protocol.audit import KEPT_ROUNDS
 from protocol.task import LeafShown
 
@@ -65,8 +65,12 @@ class Boundaries:
 
     async def judge(self, work: UnitOfWork, audit: Audit) -> None:
         """Say so where an audit that has just passed and one beside it leave nobody to blame."""
-        where: tuple[Where, ...] = (("job", "=", audit.job), ("epoch", "=", audit.epoch), ("round", "=", audit.round))
-        stored = await work.tx.find(Audit, *where, ("step", "=", audit.step), ("canary", "=", False))
+        where: tuple[Condition, ...] = (
+            col(Audit.job).equals(audit.job),
+            col(Audit.epoch).equals(audit.epoch),
+            col(Audit.round).equals(audit.round),
+        )
+        stored = await work.tx.find(Audit, *where, col(Audit.step).equals(audit.step), col(Audit.canary).equals(False))
         newer = [a for a in work.concluded if (a.epoch, a.round, a.step) == (audit.epoch, audit.round, audit.step)]
         others = {one.id: one for one in [*stored, *newer] if one.id != audit.id}
         for other in boundary.undecided(audit, others.values()):

@@ -16,7 +16,7 @@ from coordinator.services.audits.evidence import correct_outcomes, seal_outcome
 from coordinator.services.audits.penalties import reject
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import UnitOfWork
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, RoundRecord
 
 Key = tuple[int, int]
@@ -36,7 +36,11 @@ class Conclusion:
         self._held.discard(work.job.id)
         undrawn = frozenset(() if work.run is None else work.run.undrawn)
         open_audits = [audit for audit in work.audits.values() if not audit.canary]
-        waiting: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
+        waiting: tuple[Condition, ...] = (
+            col(RoundRecord.job).equals(work.job.id),
+            col(RoundRecord.state).equals("complete"),
+            col(RoundRecord.concluded).equals(False),
+        )
         records = sorted(
             await work.tx.find(RoundRecord, *waiting), key=lambda record: (record.ended or 0.0, record.epoch)
         )
@@ -59,7 +63,9 @@ class Conclusion:
         if work.run is not None:
             work.change_run(undrawn=())
         work.rounds_ended = True
-        pending = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("state", "=", "pending"))
+        pending = await work.tx.find(
+            CommitRecord, col(CommitRecord.job).equals(work.job.id), col(CommitRecord.state).equals("pending")
+        )
         watched = [commit for commit in pending if commit.look]
         elsewhere = await credit.looked_at_elsewhere(work, {commit.node for commit in watched})
         for commit in watched:
@@ -74,12 +80,12 @@ class Conclusion:
         Args:
             open_at: replicas of the round of which a step is still audited.
         """
-        where: tuple[Where, ...] = (
-            ("job", "=", work.job.id),
-            ("epoch", "=", record.epoch),
-            ("round", "=", record.number),
+        where: tuple[Condition, ...] = (
+            col(CommitRecord.job).equals(work.job.id),
+            col(CommitRecord.epoch).equals(record.epoch),
+            col(CommitRecord.round).equals(record.number),
         )
-        pending = await work.tx.find(CommitRecord, *where, ("state", "=", "pending"))
+        pending = await work.tx.find(CommitRecord, *where, col(CommitRecord.state).equals("pending"))
         due = [commit for commit in pending if not undrawn and commit.node not in busy]
         due = [commit for commit in due if not (commit.look and commit.replica in open_at)]
         elsewhere = await credit.looked_at_elsewhere(work, {commit.node for commit in due if commit.look})

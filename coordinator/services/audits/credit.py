@@ -9,14 +9,15 @@ import msgspec
 
 from coordinator.domain.audits import rate as rates
 from coordinator.domain.audits.rate import NodeStanding
-from coordinator.domain.audits.trust import Audit
+from coordinator.domain.audits.trust import Audit, AuditState
 from coordinator.domain.job import Job
 from coordinator.services.core.unit_of_work import UnitOfWork
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, CreditRecord, NodeRecord, RoundRecord
 from protocol.ids import NodeAddress
 
-OPEN = ("drawn", "opening", "showing", "replaying")  # States of an audit to which something may still happen.
+# States of an audit to which something may still happen.
+OPEN: tuple[AuditState, ...] = ("drawn", "opening", "showing", "replaying")
 
 
 async def standing_of(work: UnitOfWork, commit: CommitRecord, watched: bool) -> NodeStanding:
@@ -26,7 +27,9 @@ async def standing_of(work: UnitOfWork, commit: CommitRecord, watched: bool) -> 
     """
     record = await work.tx.get(NodeRecord, commit.node)
     known = await _find(work, commit.node, watched)
-    pending = await work.tx.find(CommitRecord, ("node", "=", commit.node), ("state", "=", "pending"))
+    pending = await work.tx.find(
+        CommitRecord, col(CommitRecord.node).equals(commit.node), col(CommitRecord.state).equals("pending")
+    )
     due = [other for other in pending if _place(other) != _place(commit) and bool(other.look) == watched]
     amount = sum([other.amount for other in due if await _is_of_account(work, other.job)])
     amount += sum(credit.amount for credit in known)
@@ -35,22 +38,32 @@ async def standing_of(work: UnitOfWork, commit: CommitRecord, watched: bool) -> 
         amount = min(amount, rates.TRUST * share)  # Others have seen nothing but what is far off, if that.
     if not watched:
         return NodeStanding(amount, share, record.faults)
-    of_round: tuple[Where, ...] = (("job", "=", commit.job), ("epoch", "=", commit.epoch), ("round", "=", commit.round))
-    pipeline = await work.tx.find(CommitRecord, *of_round, ("replica", "=", commit.replica))
+    of_round: tuple[Condition, ...] = (
+        col(CommitRecord.job).equals(commit.job),
+        col(CommitRecord.epoch).equals(commit.epoch),
+        col(CommitRecord.round).equals(commit.round),
+    )
+    pipeline = await work.tx.find(CommitRecord, *of_round, col(CommitRecord.replica).equals(commit.replica))
     return NodeStanding(amount, share, record.faults, sum(member.amount for member in pipeline))
 
 
 async def of_nodes(work: UnitOfWork, nodes: Collection[NodeAddress]) -> dict[NodeAddress, int]:
     """Nodes' credit with the job's account, of work that the operator's auditors have watched."""
-    of_account: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", True))
-    found = await work.tx.find(CreditRecord, ("node", "in", tuple(sorted(nodes))), *of_account)
+    of_account: tuple[Condition, ...] = (
+        col(CreditRecord.account_id).equals(work.job.account_id),
+        col(CreditRecord.watched).equals(True),
+    )
+    found = await work.tx.find(CreditRecord, col(CreditRecord.node).in_(tuple(sorted(nodes))), *of_account)
     return {record.node: record.amount for record in found}
 
 
 async def have_credit(work: UnitOfWork, nodes: Collection[NodeAddress], watched: bool) -> bool:
     """Whether one of the nodes has credit with the job's account; ``watched``: of work that the operator's auditors look at."""
-    of_account: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", watched))
-    found = await work.tx.find(CreditRecord, ("node", "in", tuple(sorted(nodes))), *of_account)
+    of_account: tuple[Condition, ...] = (
+        col(CreditRecord.account_id).equals(work.job.account_id),
+        col(CreditRecord.watched).equals(watched),
+    )
+    found = await work.tx.find(CreditRecord, col(CreditRecord.node).in_(tuple(sorted(nodes))), *of_account)
     return any(record.amount > 0 for record in found)
 
 
@@ -93,10 +106,12 @@ async def stand_surety(work: UnitOfWork, commit: CommitRecord) -> bool:
 
 async def lose(work: UnitOfWork, node: NodeAddress, everywhere: bool) -> None:
     """A node's standing is gone with the job's account, or with all."""
-    of_account: tuple[Where, ...] = () if everywhere else (("account_id", "=", work.job.account_id),)
-    for credit in await work.tx.find(CreditRecord, ("node", "=", node), *of_account):
+    of_account: tuple[Condition, ...] = (
+        () if everywhere else (col(CreditRecord.account_id).equals(work.job.account_id),)
+    )
+    for credit in await work.tx.find(CreditRecord, col(CreditRecord.node).equals(node), *of_account):
         await work.tx.update(msgspec.structs.replace(credit, amount=0, exact=False))
-    for record in await work.tx.find(NodeRecord, ("address", "=", node)):
+    for record in await work.tx.find(NodeRecord, col(NodeRecord.address).equals(node)):
         await work.tx.update(msgspec.structs.replace(record, rounds=0))
         work.stood[node] = 0
 
@@ -108,7 +123,9 @@ async def unsure(work: UnitOfWork, audit: Audit) -> list[CommitRecord]:
     """
     record = await work.tx.get(RoundRecord, audit.job, audit.epoch, audit.round)
     found = []
-    for commit in await work.tx.find(CommitRecord, ("node", "=", audit.node), ("state", "=", "pending")):
+    for commit in await work.tx.find(
+        CommitRecord, col(CommitRecord.node).equals(audit.node), col(CommitRecord.state).equals("pending")
+    ):
         if not commit.look or not await _is_of_account(work, commit.job):
             continue
         its = await work.tx.get(RoundRecord, commit.job, commit.epoch, commit.round)
@@ -124,7 +141,7 @@ async def looked_at_elsewhere(work: UnitOfWork, nodes: Collection[NodeAddress]) 
     if not nodes:
         return set()
     audits = await work.tx.find(
-        Audit, ("node", "in", tuple(sorted(nodes))), ("state", "in", OPEN), ("canary", "=", False)
+        Audit, col(Audit.node).in_(tuple(sorted(nodes))), col(Audit.state).in_(OPEN), col(Audit.canary).equals(False)
     )
     watched = [audit for audit in audits if audit.watched and audit.job != work.job.id]
     jobs = {job for job in {audit.job for audit in watched} if await _is_of_account(work, job)}
@@ -134,8 +151,12 @@ async def looked_at_elsewhere(work: UnitOfWork, nodes: Collection[NodeAddress]) 
 async def audits_of(work: UnitOfWork, record: RoundRecord) -> list[Audit]:
     """Audits of a round as they are now."""
     key = record.job, record.epoch, record.number
-    where: tuple[Where, ...] = (("job", "=", key[0]), ("epoch", "=", key[1]), ("round", "=", key[2]))
-    stored = await work.tx.find(Audit, *where, ("canary", "=", False))
+    where: tuple[Condition, ...] = (
+        col(Audit.job).equals(key[0]),
+        col(Audit.epoch).equals(key[1]),
+        col(Audit.round).equals(key[2]),
+    )
+    stored = await work.tx.find(Audit, *where, col(Audit.canary).equals(False))
     newer = [*work.audits.values(), *work.concluded]
     own = [audit for audit in newer if (audit.job, audit.epoch, audit.round) == key and not audit.canary]
     return list({audit.id: audit for audit in [*stored, *own]}.values())
@@ -159,5 +180,8 @@ async def _is_of_account(work: UnitOfWork, job: str) -> bool:
 
 
 async def _find(work: UnitOfWork, node: NodeAddress, watched: bool) -> list[CreditRecord]:
-    key: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", watched))
-    return await work.tx.find(CreditRecord, ("node", "=", node), *key)
+    key: tuple[Condition, ...] = (
+        col(CreditRecord.account_id).equals(work.job.account_id),
+        col(CreditRecord.watched).equals(watched),
+    )
+    return await work.tx.find(CreditRecord, col(CreditRecord.node).equals(node), *key)

@@ -23,6 +23,7 @@ from coordinator.services.audits.answer_times import Deadlines
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
+from coordinator.store.ports import col
 from coordinator.store.records import DisputeRecord, RunRecord
 from ledger import events as ledger_events
 from protocol.audit import BisectAnswer, ReplayStep
@@ -241,7 +242,7 @@ class Referee:
         for record in list(self._waiting.values()):
             async with self._context.store.transaction() as tx:
                 job, audit = await tx.get(Job, record.job), await tx.get(Audit, record.id)
-                runs = await tx.find(RunRecord, ("job", "=", record.job))
+                runs = await tx.find(RunRecord, col(RunRecord.job).equals(record.job))
             training = training_of(runs[0].run if runs else None, job.spec.training)  # As workers do it.
             job = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, training=training))
             right, detail = await self._rule(job, audit, record.dispute)

@@ -12,7 +12,7 @@ from common.untrusted_text import untrusted
 from coordinator.domain.audits.sampling import Beacon
 from coordinator.domain.audits.trust import Audit
 from coordinator.services.core.unit_of_work import UnitOfWork
-from coordinator.store.ports import Transaction, Where
+from coordinator.store.ports import Transaction, col
 from coordinator.store.records import CommitRecord, OutboxRecord, RoundRecord
 from ledger import events as ledger_events
 from ledger.addresses import StepPlace
@@ -67,7 +67,7 @@ async def read_evidence(tx: Transaction, record: RoundRecord) -> RoundEvidence:
     for what in whats:
         leaves = leaves_of(found, what)
         root = root_of(leaves)
-        rows = await tx.find(OutboxRecord, ("key", "=", _key(found, what, root)))
+        rows = await tx.find(OutboxRecord, col(OutboxRecord.key).equals(_key(found, what, root)))
         memos += [RootMemo(what, root, len(leaves), row.signature, row.state) for row in rows]
     return msgspec.structs.replace(found, memos=tuple(memos))
 
@@ -81,7 +81,7 @@ async def seal_of(tx: Transaction, record: RoundRecord) -> OutboxRecord | None:
     """The row that tells the ledger what the round's members committed to."""
     found = evidence_of(record, await _commits(tx, record), ())
     key = _key(found, "commitments", root_of(leaves_of(found, "commitments")))
-    rows = await tx.find(OutboxRecord, ("key", "=", key), limit=1)
+    rows = await tx.find(OutboxRecord, col(OutboxRecord.key).equals(key), limit=1)
     return rows[0] if rows else None
 
 
@@ -91,7 +91,7 @@ async def seal_outcome(work: UnitOfWork, record: RoundRecord) -> None:
     newer = {audit.id: audit for audit in work.concluded if (audit.epoch, audit.round) == (record.epoch, record.number)}
     found = evidence_of(record, await _commits(work.tx, record), (stored | newer).values())
     root = root_of(leaves_of(found, "outcome"))
-    if not await work.tx.find(OutboxRecord, ("key", "=", _key(found, "outcome", root)), limit=1):
+    if not await work.tx.find(OutboxRecord, col(OutboxRecord.key).equals(_key(found, "outcome", root)), limit=1):
         _queue(work, found, "outcome")
 
 
@@ -120,16 +120,22 @@ def _key(evidence: RoundEvidence, what: RootOf, root: str) -> str:
     return f"{what}:{evidence.epoch}:{evidence.round}:{root[:32]}:{evidence.job}"
 
 
-def _where(record: RoundRecord) -> tuple[Where, ...]:
-    return ("job", "=", record.job), ("epoch", "=", record.epoch), ("round", "=", record.number)
-
-
 async def _commits(tx: Transaction, record: RoundRecord) -> list[CommitRecord]:
-    return await tx.find(CommitRecord, *_where(record))
+    return await tx.find(
+        CommitRecord,
+        col(CommitRecord.job).equals(record.job),
+        col(CommitRecord.epoch).equals(record.epoch),
+        col(CommitRecord.round).equals(record.number),
+    )
 
 
 async def _audits(tx: Transaction, record: RoundRecord) -> list[Audit]:
-    return await tx.find(Audit, *_where(record))
+    return await tx.find(
+        Audit,
+        col(Audit.job).equals(record.job),
+        col(Audit.epoch).equals(record.epoch),
+        col(Audit.round).equals(record.number),
+    )
 
 
 def _commitment(commit: CommitRecord, rate: int | None) -> CommitmentLeaf:

@@ -15,7 +15,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 
 TURN_SECONDS = 60.0  # With a job, before it leaves looks there for older ones elsewhere: a worker takes long to start.
 MANY = 4  # Looks that wait for one auditor before another one that is free comes to help.
@@ -76,8 +76,8 @@ class Looks:
 
     async def _free(self, work: UnitOfWork) -> list[Candidate]:
         """Auditors that are here and welcome a lease, hold nothing, and have not failed this job lately."""
-        of_job: tuple[Where, ...] = (("job", "=", work.job.id), ("ended", ">", work.now - REST_SECONDS))
-        failed = await work.tx.find(Lease, *of_job, ("end", "in", tuple(sorted(FAULTS))))
+        of_job: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id), col(Lease.ended) > work.now - REST_SECONDS)
+        failed = await work.tx.find(Lease, *of_job, col(Lease.end).in_(tuple(sorted(FAULTS))))
         out = {lease.node for lease in (*failed, *work.ended)} | self._leases.busy()
         out |= {lease.node for lease in work.leases.values()}
         out |= {session.node for session in self._nodes.sessions() if not session.accepting}

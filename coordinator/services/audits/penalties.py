@@ -14,7 +14,7 @@ from coordinator.services.audits.disputes import evidence_digest, outcome
 from coordinator.services.audits.evidence import place_of
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import UnitOfWork
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
 from protocol.node import Unpaid
 
@@ -29,8 +29,12 @@ class Penalties:
         """Of an audit that has just ended."""
         if penalty.falls(audit):
             await self._fall(work, audit)
-        own: tuple[Where, ...] = (("job", "=", work.job.id), ("node", "=", audit.node), ("canary", "=", False))
-        earlier = await work.tx.find(Audit, *own, ("state", "in", ("failed", "void")))
+        own: tuple[Condition, ...] = (
+            col(Audit.job).equals(work.job.id),
+            col(Audit.node).equals(audit.node),
+            col(Audit.canary).equals(False),
+        )
+        earlier = await work.tx.find(Audit, *own, col(Audit.state).in_(("failed", "void")))
         cost = penalty.consequence(audit, [other for other in earlier if other.id != audit.id])
         if cost == "unseat" and penalty.deadly(audit) and not await self._others_are_looked_at(work, audit):
             cost = "share"  # The operator's machines may not be able to run this stage at all.
@@ -58,8 +62,10 @@ class Penalties:
 
     async def _others_are_looked_at(self, work: UnitOfWork, audit: Audit) -> bool:
         """Whether the operator's machines have looked at what other nodes of the stage opened in the job."""
-        of_stage: tuple[Where, ...] = (("job", "=", work.job.id), ("stage", "=", audit.stage))
-        others = [a for a in await work.tx.find(Audit, *of_stage, ("state", "=", "passed")) if a.node != audit.node]
+        of_stage: tuple[Condition, ...] = (col(Audit.job).equals(work.job.id), col(Audit.stage).equals(audit.stage))
+        others = [
+            a for a in await work.tx.find(Audit, *of_stage, col(Audit.state).equals("passed")) if a.node != audit.node
+        ]
         return any(verdict.own for other in others if other.outer is None for verdict in other.verdicts)
 
     async def of_accusers(self, work: UnitOfWork) -> None:
@@ -90,7 +96,7 @@ class Penalties:
         """Send an auditor away that does not look, and have others re-run what it alone approved; that may be paid already."""
         await self.ban(work, node, audit, why, slash=False)
         deadline = work.now + self._context.config.audit_patience_seconds
-        for passed in await work.tx.find(Audit, ("job", "=", work.job.id), ("state", "=", "passed")):
+        for passed in await work.tx.find(Audit, col(Audit.job).equals(work.job.id), col(Audit.state).equals("passed")):
             again = trust.again(passed, node, deadline)
             if again is not None:
                 work.audits[again.id] = again
@@ -99,7 +105,9 @@ class Penalties:
 
     async def ban(self, work: UnitOfWork, node: str, audit: Audit, why: str, slash: bool) -> None:
         """Unpaid work of the job is void, the stake may be slashed, the node leaves everything that it holds."""
-        for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", node)):
+        for commit in await work.tx.find(
+            CommitRecord, col(CommitRecord.job).equals(work.job.id), col(CommitRecord.node).equals(node)
+        ):
             await reject(work, commit, "expelled")
         reason = f"audit {audit.id}: {why}"
         for lease in [lease for lease in work.leases.values() if lease.node == node]:
@@ -152,8 +160,12 @@ class Penalties:
                     await self.of_blindness(work, verdict.auditor, audit, "it found right what was forged")
 
     async def _unpaid(self, work: UnitOfWork, audit: Audit) -> None:
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("epoch", "=", audit.epoch), ("round", "=", audit.round))
-        for commit in await work.tx.find(CommitRecord, *where, ("lease", "=", audit.lease)):
+        where: tuple[Condition, ...] = (
+            col(CommitRecord.job).equals(work.job.id),
+            col(CommitRecord.epoch).equals(audit.epoch),
+            col(CommitRecord.round).equals(audit.round),
+        )
+        for commit in await work.tx.find(CommitRecord, *where, col(CommitRecord.lease).equals(audit.lease)):
             await reject(work, commit, why_of(audit))
 
     def _end(self, work: UnitOfWork, audit: Audit, how: LeaseEnd) -> None:
@@ -172,7 +184,7 @@ async def _is_in_the_model(work: UnitOfWork, audit: Audit) -> bool:
 async def _remember_evasion(work: UnitOfWork, audit: Audit) -> None:
     """A node evaded an audit: its owner is told, and a repetition costs stake."""
     record = await work.tx.get(NodeRecord, audit.node)
-    (lease,) = await work.tx.find(Lease, ("id", "=", audit.lease))
+    (lease,) = await work.tx.find(Lease, col(Lease.id).equals(audit.lease))
     share = penalty.evasion_costs(record.evaded, lease.granted, work.now)
     if share is None:
         return

@@ -13,6 +13,7 @@ from coordinator.services.artifacts.access import ArtifactAccess
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
+from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord
 
 Round = tuple[int, int]
@@ -78,7 +79,9 @@ class Returns:
 
 async def _rounds(work: UnitOfWork, lease: Lease) -> frozenset[Round]:
     """What a lease's holder has committed to, the round in flight as well, which may be completed without it."""
-    made = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("lease", "=", lease.id))
+    made = await work.tx.find(
+        CommitRecord, col(CommitRecord.job).equals(work.job.id), col(CommitRecord.lease).equals(lease.id)
+    )
     over = None if work.run is None else work.run.round
     seat = None if over is None else over.seat(lease.id)
     flying = {(over.epoch, over.number)} if over is not None and seat is not None and seat.commit is not None else set()

@@ -25,7 +25,7 @@ from coordinator.services.audits.evidence import outer_claim_of
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.training.staffing import shape_of
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from ledger.addresses import StepPlace
 from protocol.audit import KEPT_ROUNDS, segment
@@ -94,8 +94,7 @@ class Drawing:
             return
         work.rounds_ended = True
         work.change_run(undrawn=tuple(key for key in work.run.undrawn if key != (epoch, number)))
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("epoch", "=", epoch), ("round", "=", number))
-        commits = await work.tx.find(CommitRecord, *where)
+        commits = await _commits_of(work, epoch, number)
         drawable = drawable_of(commits, record.beacon)
         seed = draws.seed_of(work.job.id, epoch, number, drawable, block)
         seats = {(commit.stage, commit.replica): commit for commit in commits}
@@ -146,17 +145,27 @@ class Drawing:
     async def challenge(self, work: UnitOfWork, lease: str, wanted: StepChallenge) -> None:
         """Open an audit that somebody asks for, while the prover still has its records; one of each round for each who asks."""
         asking = work.leases[lease]
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("round", "=", wanted.round))
-        of_number: tuple[Where, ...] = (
-            ("job", "=", work.job.id),
-            ("number", "=", wanted.round),
-            ("state", "=", "complete"),
+        of_number: tuple[Condition, ...] = (
+            col(RoundRecord.job).equals(work.job.id),
+            col(RoundRecord.number).equals(wanted.round),
+            col(RoundRecord.state).equals("complete"),
         )
         rounds = await work.tx.find(RoundRecord, *of_number)
         record = max(rounds, key=lambda found: found.epoch, default=None)
-        found = await work.tx.find(CommitRecord, *where, ("stage", "=", wanted.stage), ("replica", "=", wanted.replica))
+        found = await work.tx.find(
+            CommitRecord,
+            col(CommitRecord.job).equals(work.job.id),
+            col(CommitRecord.round).equals(wanted.round),
+            col(CommitRecord.stage).equals(wanted.stage),
+            col(CommitRecord.replica).equals(wanted.replica),
+        )
         commit = next((c for c in found if record is not None and c.epoch == record.epoch and c.drawable), None)
-        earlier = await work.tx.find(Audit, *where, ("challenger", "=", asking.node))
+        earlier = await work.tx.find(
+            Audit,
+            col(Audit.job).equals(work.job.id),
+            col(Audit.round).equals(wanted.round),
+            col(Audit.challenger).equals(asking.node),
+        )
         reason = await self._refusal(work, asking, commit, wanted)
         if record is None or commit is None or earlier or reason:
             why = "it asked before" if earlier else reason or "there is no such commitment"
@@ -176,10 +185,14 @@ class Drawing:
         Returns:
             why nothing is opened, or nothing.
         """
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("epoch", "=", place.epoch), ("round", "=", place.round))
-        of_round: tuple[Where, ...] = (*where[:2], ("number", "=", place.round), ("state", "=", "complete"))
+        of_round: tuple[Condition, ...] = (
+            col(RoundRecord.job).equals(work.job.id),
+            col(RoundRecord.epoch).equals(place.epoch),
+            col(RoundRecord.number).equals(place.round),
+            col(RoundRecord.state).equals("complete"),
+        )
         rounds = await work.tx.find(RoundRecord, *of_round)
-        commits = [c for c in await work.tx.find(CommitRecord, *where) if c.drawable]
+        commits = [c for c in await _commits_of(work, place.epoch, place.round) if c.drawable]
         commit = next((c for c in commits if (c.stage, c.replica) == (place.stage, place.replica)), None)
         if work.run is None or not rounds or commit is None or commit.node != node:
             return "there is no such commitment"
@@ -188,8 +201,7 @@ class Drawing:
             return "there is no such step"
         if sum(audit.accuser is not None for audit in work.audits.values()) >= MAX_ACCUSED:
             return f"{MAX_ACCUSED} audits of the job are open that others have put bonds up for"
-        seat: tuple[Where, ...] = (("stage", "=", place.stage), ("replica", "=", place.replica))
-        before = await work.tx.find(Audit, *where, *seat, ("step", "=", place.step), ("canary", "=", False))
+        before = await _audits_at(work, place)
         opening = next((audit.opening for audit in before if audit.opening is not None), None)
         if opening is None and (commit.lease not in work.leases or place.round < work.run.done - KEPT_ROUNDS):
             return "nobody has its records any more"
@@ -205,37 +217,27 @@ class Drawing:
 
     async def beside(self, work: UnitOfWork, audit: Audit, side: Side) -> None:
         """Audit the same step of a neighbour of an audited member, unless somebody has looked at it already."""
-        of_round: tuple[Where, ...] = (
-            ("job", "=", work.job.id),
-            ("epoch", "=", audit.epoch),
-        )
-        seat: tuple[Where, ...] = (("stage", "=", side.stage), ("replica", "=", side.replica))
-        place: tuple[Where, ...] = (*of_round, ("round", "=", audit.round), *seat)
-        stored = await work.tx.find(Audit, *place, ("step", "=", audit.step), ("canary", "=", False))
+        place = StepPlace(audit.job, audit.epoch, audit.round, side.stage, side.replica, audit.step)
+        stored = await _audits_at(work, place)
         open_now = [
             a for a in work.audits.values() if (a.epoch, a.round, a.step) == (audit.epoch, audit.round, audit.step)
         ]
         if stored or any(other.seat == side.seat and not other.canary for other in open_now):
             return
-        records = await work.tx.find(RoundRecord, *of_round, ("number", "=", audit.round))
-        commits = await work.tx.find(CommitRecord, *place)
+        record = await work.tx.get(RoundRecord, audit.job, audit.epoch, audit.round)
+        commits = [c for c in await _commits_of(work, audit.epoch, audit.round) if (c.stage, c.replica) == side.seat]
         seed = hashlib.sha256(bytes.fromhex(audit.seed) + f"beside:{audit.id}".encode()).digest()
         drawn = Drawn(side.stage, side.replica, audit.step)
         doubted = (side,) if side.silent else ()
-        await self._open(work, records[0], commits[0], drawn, seed, sides=doubted, look=True)
+        await self._open(work, record, commits[0], drawn, seed, sides=doubted, look=True)
 
     async def _sides(self, work: UnitOfWork, record: RoundRecord, audited: CommitRecord) -> tuple[Side, ...]:
         """A member and all that it exchanged payloads with in the steps of a round, as far as they are still here."""
         assert work.run is not None
         training, here = training_of(work.run, work.job.spec.training), (audited.stage, audited.replica)
-        where: tuple[Where, ...] = (
-            ("job", "=", work.job.id),
-            ("epoch", "=", record.epoch),
-            ("round", "=", record.number),
-        )
         sides = [
             Side(c.stage, c.replica, c.lease, c.root, c.leaves)
-            for c in await work.tx.find(CommitRecord, *where)
+            for c in await _commits_of(work, record.epoch, record.number)
             if c.drawable
             and c.leaves == audited.leaves
             and c.lease in work.leases
@@ -343,7 +345,9 @@ class Drawing:
             self._context.metrics.count("audits_unwatched_total")
         exposure = None
         if self._context.config.min_stake > 0:
-            held = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", commit.node))
+            held = await work.tx.find(
+                CommitRecord, col(CommitRecord.job).equals(work.job.id), col(CommitRecord.node).equals(commit.node)
+            )
             due = sum(c.amount for c in held if c.state in ("pending", "verified") and not c.bound)
             stake = (await work.tx.get(NodeRecord, commit.node)).stake
             exposure = Exposure(commit.amount, due - commit.amount, stake * rates.SLASH_BPS // 10_000)
@@ -355,3 +359,27 @@ class Drawing:
             return bool(self._context.config.auditors)  # Plans have no work that nobody could look at.
         training, layers = training_of(work.run, work.job.spec.training), record.plan.layers
         return self._watching.watches(shape_of(work), training, layers, commit.stage, lease.env_class)
+
+
+async def _commits_of(work: UnitOfWork, epoch: int, number: int) -> list[CommitRecord]:
+    """What members of a round of the job committed to."""
+    of_round: tuple[Condition, ...] = (
+        col(CommitRecord.job).equals(work.job.id),
+        col(CommitRecord.epoch).equals(epoch),
+        col(CommitRecord.round).equals(number),
+    )
+    return await work.tx.find(CommitRecord, *of_round)
+
+
+async def _audits_at(work: UnitOfWork, place: StepPlace) -> list[Audit]:
+    """Stored audits of one step; tests of auditors are none."""
+    there: tuple[Condition, ...] = (
+        col(Audit.job).equals(work.job.id),
+        col(Audit.epoch).equals(place.epoch),
+        col(Audit.round).equals(place.round),
+        col(Audit.stage).equals(place.stage),
+        col(Audit.replica).equals(place.replica),
+        col(Audit.step).equals(place.step),
+        col(Audit.canary).equals(False),
+    )
+    return await work.tx.find(Audit, *there)

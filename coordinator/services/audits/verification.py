@@ -24,7 +24,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import RoundRecord
 from protocol.task import AuditReport, BisectAnswer, LeafShown, OpeningMade, StepOpened
 
@@ -130,7 +130,11 @@ class Verification:
             work.audits[audit.id] = msgspec.structs.replace(audit, state="void", detail="the job pauses or stops")
         work.rounds_ended = True
         await self.advance(work)
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
+        where: tuple[Condition, ...] = (
+            col(RoundRecord.job).equals(work.job.id),
+            col(RoundRecord.state).equals("complete"),
+            col(RoundRecord.concluded).equals(False),
+        )
         return not work.audits and not await work.tx.find(RoundRecord, *where, limit=1)
 
     async def advance(self, work: UnitOfWork) -> None:
@@ -206,7 +210,7 @@ class Verification:
         chosen = auditors.choose_auditor(audit, free)
         if chosen is None or chosen.operator:
             return chosen
-        of_owner: tuple[Where, ...] = (("job", "=", work.job.id), ("payout", "=", audit.payout))
+        of_owner: tuple[Condition, ...] = (col(Audit.job).equals(work.job.id), col(Audit.payout).equals(audit.payout))
         before = await work.tx.find(Audit, *of_owner, newest=True, limit=REMEMBERED)
         return auditors.choose_auditor(audit, free, auditors.shared_history(before, audit.payout))
 

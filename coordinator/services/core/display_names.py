@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from common.untrusted_text import Untrusted, untrusted
 from coordinator.client.text import short
-from coordinator.store.ports import Transaction
+from coordinator.store.ports import Transaction, col
 from coordinator.store.records import NodeRecord
 
 MAX_NAME = 40  # Characters of a name within a sentence; a node may call itself by 200.
@@ -22,7 +22,7 @@ async def names_in(tx: Transaction, texts: Iterable[str]) -> Mapping[str, str]:
     addresses = {address for text in texts for address in _FIND.findall(text)}
     if not addresses:
         return {}
-    records = await tx.find(NodeRecord, ("address", "in", tuple(sorted(addresses))))
+    records = await tx.find(NodeRecord, col(NodeRecord.address).in_(tuple(sorted(addresses))))
     return {record.address: name for record in records if (name := _plain(record.profile.name))}
 
 

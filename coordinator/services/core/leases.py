@@ -16,7 +16,7 @@ from coordinator.domain import lease as rules
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.lease import Lease, Term
 from coordinator.services.core.context import Context
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from protocol.node import HeldLease
 
 CUT_SHARE = 0.4  # Of a term: a process whose connection broke off is back by then (its agent tries within a second), or is dead.
@@ -49,13 +49,13 @@ class Leases:
     async def recover(self) -> None:
         """Read the live leases of an earlier process, or of this one before the store was away, and give each a full term."""
         since = self._context.clock.time() - self._context.config.return_seconds
-        ran_out: Where = ("end", "=", "expired")
+        ran_out: Condition = col(Lease.end).equals("expired")
         async with self._context.store.transaction() as tx:
-            found = await tx.find(Lease, ("state", "in", ("starting", "ready")))
-            lost = await tx.find(Lease, ("state", "=", "ended"), ran_out, ("ended", ">", since))
-            waited = await tx.find(Audit, ("state", "in", ("opening", "showing")))
+            found = await tx.find(Lease, col(Lease.state).in_(("starting", "ready")))
+            lost = await tx.find(Lease, col(Lease.state).equals("ended"), ran_out, col(Lease.ended) > since)
+            waited = await tx.find(Audit, col(Audit.state).in_(("opening", "showing")))
             names = tuple(sorted({audit.lease for audit in waited if audit.unopened}))
-            lost += await tx.find(Lease, ("id", "in", names), ran_out) if names else []
+            lost += await tx.find(Lease, col(Lease.id).in_(names), ran_out) if names else []
         before, self._lost = self._lost, {}
         self._live, self._terms = {}, {}
         for lease in (*found, *lost):

@@ -6,13 +6,13 @@ acknowledgement, so a line may be missing; the coordinator's own never is.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from common.untrusted_text import untrusted
 from coordinator.domain.lease import Lease
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
-from coordinator.store.ports import Transaction, Where
+from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import EventRecord, LogRecord
 from protocol.rest import api
 from protocol.task import WorkerLog
@@ -20,10 +20,10 @@ from protocol.task import WorkerLog
 MAX_LINES = 20_000  # Of a job; beyond it the oldest are forgotten.
 MAX_UNSAVED = 5_000  # Lines between two flushes, of all jobs.
 CLOCKS_SECONDS = 600.0  # A worker's clock that is further off is not believed.
-LEVELS = ("debug", "info", "warning", "error")
 _WARNINGS = frozenset({"fault", "lost", "void", "rejected", "ledger", "slashed", "pausing", "paused", "cancelled"})
 
 Level = Literal["debug", "info", "warning", "error"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 class JobLogs:
@@ -54,9 +54,9 @@ class JobLogs:
         for line in lines:
             by_job[line.job] = (await tx.insert(line)).id
         for job in by_job:
-            beyond = await tx.find(LogRecord, ("job", "=", job), newest=True, limit=1, offset=MAX_LINES)
+            beyond = await tx.find(LogRecord, col(LogRecord.job).equals(job), newest=True, limit=1, offset=MAX_LINES)
             if beyond:
-                await tx.forget(LogRecord, ("job", "=", job), ("id", "<", beyond[0].id + 1))
+                await tx.forget(LogRecord, col(LogRecord.job).equals(job), col(LogRecord.id) < beyond[0].id + 1)
 
         return len(lines)
 
@@ -78,10 +78,13 @@ class JobLogs:
             search: text that is in the line, in any case.
             level: of the least important lines.
         """
-        where: list[Where] = [("job", "=", job), ("level", "in", LEVELS[LEVELS.index(level) :])]
-        where += [("text", "has", search)] if search else []
-        where += [("id", "<", before)] if before is not None else []
-        where += [("id", ">", after)] if after else []
+        where: list[Condition] = [
+            col(LogRecord.job).equals(job),
+            col(LogRecord.level).in_(LEVELS[LEVELS.index(level) :]),
+        ]
+        where += [col(LogRecord.text).contains(search)] if search else []
+        where += [col(LogRecord.id) < before] if before is not None else []
+        where += [col(LogRecord.id) > after] if after else []
         newest = not after
         async with self._context.store.transaction() as tx:
             found = await tx.find(LogRecord, *where, newest=newest, limit=limit)

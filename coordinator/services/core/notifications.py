@@ -24,7 +24,7 @@ from coordinator.domain.job import Job
 from coordinator.services.accounts.budgets import MAX_NOTICES
 from coordinator.services.core.context import Context
 from coordinator.services.core.egress import ForbiddenAddressError
-from coordinator.store.ports import Transaction, Where
+from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import EventRecord, NoticeRecord, NoticeSettings
 from protocol.rest.api import NoticeKind
 
@@ -60,7 +60,7 @@ async def queue(tx: Transaction, job: Job, events: Sequence[EventRecord]) -> Non
     told = [event for event in events if event.kind in KINDS]
     if not told:
         return
-    for settings in await tx.find(NoticeSettings, ("account_id", "=", job.account_id)):
+    for settings in await tx.find(NoticeSettings, col(NoticeSettings.account_id).equals(job.account_id)):
         for event in told:
             kind = KINDS[event.kind]
             body = {"job": job.id, "name": job.name, "state": job.state.value, "text": event.text}
@@ -112,21 +112,26 @@ class NoticeDelivery:
     async def deliver(self) -> int:
         """Try everything that is due, once; how much that was."""
         now = self._context.clock.time()
-        where: tuple[Where, ...] = (("state", "=", "waiting"), ("due", "<", now + 1e-6))
+        where: tuple[Condition, ...] = (col(NoticeRecord.state).equals("waiting"), col(NoticeRecord.due) < now + 1e-6)
         async with self._context.store.transaction() as tx:
             due = await tx.find(NoticeRecord, *where, limit=MAX_AT_ONCE)
             accounts = tuple({notice.account_id for notice in due})
-            settings = {s.account_id: s for s in await tx.find(NoticeSettings, ("account_id", "in", accounts))}
+            settings = {
+                s.account_id: s for s in await tx.find(NoticeSettings, col(NoticeSettings.account_id).in_(accounts))
+            }
         async with asyncio.TaskGroup() as group:
             tries = [group.create_task(self._try(n, settings.get(n.account_id)), name="notice") for n in due]
         async with self._context.store.transaction() as tx:
             for notice, attempt in zip(due, tries, strict=True):
                 await tx.update(_after(notice, *attempt.result(), now))
             for account_id in accounts:
-                over: tuple[Where, ...] = (("account_id", "=", account_id), ("state", "in", ("sent", "failed")))
+                over: tuple[Condition, ...] = (
+                    col(NoticeRecord.account_id).equals(account_id),
+                    col(NoticeRecord.state).in_(("sent", "failed")),
+                )
                 beyond = await tx.find(NoticeRecord, *over, newest=True, limit=1, offset=MAX_NOTICES)
                 if beyond:
-                    await tx.forget(NoticeRecord, *over, ("id", "<", beyond[0].id + 1))
+                    await tx.forget(NoticeRecord, *over, col(NoticeRecord.id) < beyond[0].id + 1)
         return len(due)
 
     async def _try(self, notice: NoticeRecord, settings: NoticeSettings | None) -> tuple[bool, bool, str]:

@@ -24,7 +24,7 @@ from coordinator.services.core import notifications
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.logs import log_of
-from coordinator.store.ports import R, Transaction
+from coordinator.store.ports import R, Transaction, col
 from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
 from ledger import events as ledger_events
 from protocol.node import Promised
@@ -247,13 +247,17 @@ class JobDesk:
             stored = await tx.get(Job, job)
         except NotFoundError:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", field="job") from None
-        runs = await tx.find(RunRecord, ("job", "=", job))
-        leases = await tx.find(Lease, ("job", "=", job), ("state", "in", ("starting", "ready")))
-        audits = await tx.find(Audit, ("job", "=", job), ("state", "in", ("drawn", "opening", "showing", "replaying")))
+        runs = await tx.find(RunRecord, col(RunRecord.job).equals(job))
+        leases = await tx.find(Lease, col(Lease.job).equals(job), col(Lease.state).in_(("starting", "ready")))
+        audits = await tx.find(
+            Audit, col(Audit.job).equals(job), col(Audit.state).in_(("drawn", "opening", "showing", "replaying"))
+        )
         back = tuple(lease.id for lease in self._leases.back_with() if lease.job == job)
-        returned = await tx.find(Lease, ("id", "in", back)) if back else []
+        returned = await tx.find(Lease, col(Lease.id).in_(back)) if back else []
         work = UnitOfWork(self._context, tx, stored, runs[0].run if runs else None, leases, audits, returned)
-        for record in await tx.find(DisputeRecord, ("job", "=", job), ("over", "=", False)):
+        for record in await tx.find(
+            DisputeRecord, col(DisputeRecord.job).equals(job), col(DisputeRecord.over).equals(False)
+        ):
             work.disputes[record.id] = record
         before = _Before(
             stored,

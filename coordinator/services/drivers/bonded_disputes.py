@@ -22,7 +22,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.training.runs import ACTIVE
-from coordinator.store.ports import Transaction, Where
+from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import DisputeRecord, OutboxRecord
 from ledger import addresses
 from ledger.addresses import StepPlace, audit_of
@@ -76,7 +76,7 @@ class Bonds:
     async def _decide(self, audit: str, state: DisputeState) -> None:
         """A dispute over an audit that the challenger took part in."""
         async with self._context.store.transaction() as tx:
-            known = await tx.find(Audit, ("id", "=", audit))
+            known = await tx.find(Audit, col(Audit.id).equals(audit))
             found = await _outcome(tx, audit, state) if known else None
         if not known:
             self._cannot(state, f"there is no audit {audit}")
@@ -86,7 +86,10 @@ class Bonds:
     async def _look_at(self, place: StepPlace, state: DisputeState) -> None:
         """A dispute over a committed step: it is audited for this challenger, once, and the audit's end decides."""
         async with self._context.store.transaction() as tx:
-            about: tuple[Where, ...] = (("job", "=", place.job), ("accuser", "=", state.challenger))
+            about: tuple[Condition, ...] = (
+                col(Audit.job).equals(place.job),
+                col(Audit.accuser).equals(state.challenger),
+            )
             audits = await tx.find(Audit, *about)
             mine = [audit for audit in audits if place_of(audit) == place]
             found = await _ended(tx, mine[0]) if mine else None
@@ -118,7 +121,7 @@ class Bonds:
         outcome, evidence = found
         key = f"verdict:{subject}:{state.challenger}"
         async with self._desk.open(job) as work:
-            if await work.tx.find(OutboxRecord, ("key", "=", key), limit=1):
+            if await work.tx.find(OutboxRecord, col(OutboxRecord.key).equals(key), limit=1):
                 return
             payload: dict[str, str | int] = {
                 "node": state.node,
@@ -137,7 +140,7 @@ class Bonds:
 
 async def _outcome(tx: Transaction, audit: str, state: DisputeState) -> Ruled | None:
     """What was proven between these two, and the digest of what proves it; None while nothing is."""
-    for record in await tx.find(DisputeRecord, ("id", "=", audit)):
+    for record in await tx.find(DisputeRecord, col(DisputeRecord.id).equals(audit)):
         dispute = record.dispute
         if record.over and dispute.winner and (dispute.prover, dispute.challenger) == (state.node, state.challenger):
             return ("upheld" if dispute.winner == "challenger" else "rejected"), evidence_digest(record)
@@ -149,6 +152,6 @@ async def _ended(tx: Transaction, audit: Audit) -> Ruled | None:
     goes = trust.bond_goes(audit)
     if goes is None:
         return None
-    records = await tx.find(DisputeRecord, ("id", "=", audit.id), ("over", "=", True))
+    records = await tx.find(DisputeRecord, col(DisputeRecord.id).equals(audit.id), col(DisputeRecord.over).equals(True))
     proof = evidence_digest(records[0]) if records else hashlib.sha256(msgspec.json.encode(audit)).hexdigest()
     return ("upheld" if goes == "challenger" else "rejected"), proof

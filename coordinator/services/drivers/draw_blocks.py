@@ -10,7 +10,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.training.runs import Runs
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import OutboxRecord, RoundRecord
 from ledger.errors import LedgerError
 
@@ -51,7 +51,11 @@ class Beacons:
                 log.info("job %s: the draw waits for the ledger: %s", job, error)
 
     async def _poll_job(self, job: str) -> None:
-        where: tuple[Where, ...] = (("job", "=", job), ("state", "=", "complete"), ("concluded", "=", False))
+        where: tuple[Condition, ...] = (
+            col(RoundRecord.job).equals(job),
+            col(RoundRecord.state).equals("complete"),
+            col(RoundRecord.concluded).equals(False),
+        )
         async with self._context.store.transaction() as tx:
             records = [r for r in await tx.find(RoundRecord, *where) if r.beacon is not None and r.beacon.slot is None]
             waiting = [(r.epoch, r.number, r.beacon, await seal_of(tx, r)) for r in records if r.beacon is not None]

@@ -16,7 +16,7 @@ from coordinator.services.drivers.node_protocol import Conversation
 from coordinator.services.payments.escrows import ESCROW_MARGIN
 from coordinator.services.payments.settlement import ENDED_EARLY, Settlement
 from coordinator.services.training.runs import Runs
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import RoundRecord
 from ledger.errors import LedgerError
 
@@ -59,7 +59,7 @@ class Upkeep:
     async def recover(self) -> None:
         """Continue an earlier process's jobs; its open audits get their full time again."""
         async with self._context.store.transaction() as tx:
-            jobs = await tx.find(Job, ("state", "in", tuple(sorted(LIVE))))
+            jobs = await tx.find(Job, col(Job.state).in_(tuple(sorted(LIVE))))
         for job in jobs:
             if job.state is not JobState.CREATED:
                 await self._guarded(job.id, self._resume)
@@ -94,15 +94,19 @@ class Upkeep:
     async def look_for_escrows(self) -> None:
         """Fund jobs whose escrow has appeared, and give back what came for jobs that had ended without one."""
         since = self._context.clock.time() - ESCROW_MARGIN  # Later, the submitter takes it back without anybody.
-        unfunded: tuple[Where, ...] = (("state", "in", ENDED_EARLY), ("escrow", "=", 0), ("deadline", ">", since))
+        unfunded: tuple[Condition, ...] = (
+            col(Job.state).in_(ENDED_EARLY),
+            col(Job.escrow).equals(0),
+            col(Job.deadline) > since,
+        )
         async with self._context.store.transaction() as tx:
-            created: Where = ("state", "=", JobState.CREATED)
+            created: Condition = col(Job.state).equals(JobState.CREATED)
             waiting = await tx.find(Job, created, newest=True, limit=MAX_POLLED // 2)
             older = await tx.find(
                 Job, created, newest=True, limit=MAX_POLLED // 2, offset=MAX_POLLED // 2 + self._waiting_seen
             )
             ended = await tx.find(Job, *unfunded, newest=True, limit=MAX_POLLED, offset=self._ended_seen)
-            at_work = await tx.find(Job, ("state", "in", tuple(sorted(LIVE - {JobState.CREATED}))))
+            at_work = await tx.find(Job, col(Job.state).in_(tuple(sorted(LIVE - {JobState.CREATED}))))
         added = [job for job in at_work if not job.test_wallet and job.escrow < job.spec.budget][-MAX_POLLED:]
         await self._look(self._settlement.see_escrow, waiting)
         found = await self._look(self._settlement.see_escrow, older)
@@ -126,7 +130,7 @@ class Upkeep:
     async def look_at_paused(self) -> None:
         """Go on with jobs whose budget was added to; what is left paused until its deadline is kept, and the rest refunded."""
         async with self._context.store.transaction() as tx:
-            paused = await tx.find(Job, ("state", "=", JobState.PAUSED))
+            paused = await tx.find(Job, col(Job.state).equals(JobState.PAUSED))
         for job in paused:
             if job.deadline < self._context.clock.time():
                 await self._guarded(job.id, self._end_paused)
@@ -174,7 +178,9 @@ class Upkeep:
                 if work.job.model is not None or work.job.state is not JobState.VERIFYING or work.run is None:
                     return
                 stored, checkpoints = work.job, work.run.checkpoints
-                rounds = await work.tx.find(RoundRecord, ("job", "=", job), ("state", "=", "complete"))
+                rounds = await work.tx.find(
+                    RoundRecord, col(RoundRecord.job).equals(job), col(RoundRecord.state).equals("complete")
+                )
             try:
                 model = await self._models.assemble(stored, checkpoints, rounds)
             except StoreAwayError:

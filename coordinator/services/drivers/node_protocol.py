@@ -27,7 +27,7 @@ from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, shape_of
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import MetricRecord
 from protocol.job.job import without_settings
 from protocol.network import NetworkReport
@@ -367,9 +367,9 @@ class Conversation:
         elif isinstance(message, Claim):
             await self._settlement.claim(session.payout)
         else:
-            mine: tuple[Where, ...] = (("job", "in", message.jobs), ("node", "=", session.node))
+            mine: tuple[Condition, ...] = (col(Lease.job).in_(message.jobs), col(Lease.node).equals(session.node))
             async with self._context.store.transaction() as tx:
-                held = await tx.sums(Lease, "fence", ("job",), *mine) if message.jobs else {}
+                held = await tx.sums(Lease, col(Lease.fence), (col(Lease.job),), *mine) if message.jobs else {}
             for (job,) in held:
                 self._stir(str(job), {session.node})
 

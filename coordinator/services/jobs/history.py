@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from coordinator.domain.forecast import RECENT, JobOutcome
 from coordinator.domain.job import Job, JobState
 from coordinator.services.core.context import Context
-from coordinator.store.ports import Transaction
+from coordinator.store.ports import Transaction, col
 from coordinator.store.records import RoundRecord, RunRecord
 
 FRESH_SECONDS = 60.0  # A form asks for a quote with every key; jobs end more rarely.
@@ -24,16 +24,16 @@ class Outlook:
         now = self._context.clock.time()
         if now - self._looked > FRESH_SECONDS:
             async with self._context.store.transaction() as tx:
-                jobs = await tx.find(Job, ("state", "=", JobState.SETTLED), newest=True, limit=RECENT)
+                jobs = await tx.find(Job, col(Job.state).equals(JobState.SETTLED), newest=True, limit=RECENT)
                 found = [await _outcome(tx, job) for job in jobs]
             self._known, self._looked = tuple(one for one in found if one is not None), now
         return self._known
 
 
 async def _outcome(tx: Transaction, job: Job) -> JobOutcome | None:
-    first = await tx.find(RoundRecord, ("job", "=", job.id), limit=1)
-    last = await tx.find(RoundRecord, ("job", "=", job.id), newest=True, limit=1)
-    records = await tx.find(RunRecord, ("job", "=", job.id))
+    first = await tx.find(RoundRecord, col(RoundRecord.job).equals(job.id), limit=1)
+    last = await tx.find(RoundRecord, col(RoundRecord.job).equals(job.id), newest=True, limit=1)
+    records = await tx.find(RunRecord, col(RunRecord.job).equals(job.id))
     planned = job.quote.hours_planned * 3600
     if not first or not last or last[0].ended is None or planned <= 0:
         return None

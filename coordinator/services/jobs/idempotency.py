@@ -16,7 +16,7 @@ import msgspec
 from common.clock import Clock
 from coordinator.errors import InProgressError, KeyReusedError
 from coordinator.services.accounts.budgets import ANSWERS, Budgets
-from coordinator.store.ports import Store
+from coordinator.store.ports import Store, col
 from coordinator.store.records import ReplayRecord
 
 KEEP_S = 86_400.0  # Nobody repeats a request after a day.
@@ -85,9 +85,11 @@ class Replays:
         async with self._store.transaction() as tx:
             if now - self._cleaned > CLEAN_S:
                 self._cleaned = now
-                for old in await tx.find(ReplayRecord, ("created", "<", now - KEEP_S), limit=CLEAN_ROWS):
+                for old in await tx.find(ReplayRecord, col(ReplayRecord.created) < now - KEEP_S, limit=CLEAN_ROWS):
                     await tx.delete(old)
-            found = await tx.find(ReplayRecord, ("account_id", "=", account_id), ("key", "=", key))
+            found = await tx.find(
+                ReplayRecord, col(ReplayRecord.account_id).equals(account_id), col(ReplayRecord.key).equals(key)
+            )
             if found and found[0].created < now - KEEP_S:
                 await tx.delete(found.pop())
             if not found:

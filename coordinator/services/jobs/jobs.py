@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -39,7 +40,7 @@ from coordinator.services.training.runs import Runs
 from coordinator.services.views import resources
 from coordinator.services.views.resources import JobResources, TrafficOf
 from coordinator.store.kinds import KINDS
-from coordinator.store.ports import R, Transaction, Where
+from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import (
     CommitRecord,
     EventRecord,
@@ -56,6 +57,7 @@ from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
 from protocol.models.model import ModelConfigError
 from protocol.rest import api
 
+_OfJob = TypeVar("_OfJob", bound=RoundRecord | CommitRecord | Audit | OutboxRecord | MetricRecord | EventRecord)
 LOOKED_AT = frozenset({JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING})
 FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
 
@@ -221,7 +223,7 @@ class JobService:
     async def is_shared(self, job: str) -> bool:
         """Whether everybody may look at it."""
         async with self._context.store.transaction() as tx:
-            return bool(await tx.find(Job, ("id", "=", job), ("shared", "=", True), limit=1))
+            return bool(await tx.find(Job, col(Job.id).equals(job), col(Job.shared).equals(True), limit=1))
 
     async def share(self, job: str, shared: bool) -> api.JobView:
         """Let everybody look at the job, or its owner only."""
@@ -236,12 +238,12 @@ class JobService:
     async def get(self, job: str) -> api.JobView:
         """One job."""
         async with self._context.store.transaction() as tx:
-            return await self._view(tx, await self._found(await tx.find(Job, ("id", "=", job)), job))
+            return await self._view(tx, await self._found(await tx.find(Job, col(Job.id).equals(job)), job))
 
     async def check_owner(self, job: str, account_id: str) -> None:
         """Refuse a job of another account as if it were not there."""
         async with self._context.store.transaction() as tx:
-            await self._found(await tx.find(Job, ("id", "=", job), ("account_id", "=", account_id)), job)
+            await self._found(await tx.find(Job, col(Job.id).equals(job), col(Job.account_id).equals(account_id)), job)
 
     async def check_files(self, account_id: str, wanted: Iterable[tuple[str, Digest]]) -> None:
         """Refuse files of other accounts as if they were not there."""
@@ -255,8 +257,8 @@ class JobService:
         self, limit: int, before: float | tuple[float, str] | None, account_id: str = LOCAL_ACCOUNT
     ) -> Sequence[api.JobView]:
         """Jobs of an account, newest first."""
-        where: list[Where] = [("account_id", "=", account_id)]
-        where += [("created", "<", before)] if isinstance(before, float) else []
+        where: list[Condition] = [col(Job.account_id).equals(account_id)]
+        where += [col(Job.created) < before] if isinstance(before, float) else []
         after = before if isinstance(before, tuple) else None
         async with self._context.store.transaction() as tx:
             found = await tx.find(Job, *where, newest=True, limit=limit, after=after)
@@ -264,21 +266,26 @@ class JobService:
 
     async def list_shared(self, limit: int, before: float | None) -> Sequence[api.JobView]:
         """Jobs that everybody may look at, newest first."""
-        where: list[Where] = [("shared", "=", True)]
-        where += [] if before is None else [("created", "<", before)]
+        where: list[Condition] = [col(Job.shared).equals(True)]
+        where += [] if before is None else [col(Job.created) < before]
         async with self._context.store.transaction() as tx:
             return [await self._view(tx, job) for job in await tx.find(Job, *where, newest=True, limit=limit)]
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]:
         """Each node's part."""
         async with self._context.store.transaction() as tx:
-            stored = await self._found(await tx.find(Job, ("id", "=", job)), job)
-            runs = await tx.find(RunRecord, ("job", "=", job))
-            leases = await tx.find(Lease, ("job", "=", job))
-            commits = await tx.find(CommitRecord, ("job", "=", job))
-            audits = await tx.find(Audit, ("job", "=", job))
-            rows = await tx.find(OutboxRecord, ("job", "=", job), ("kind", "=", "settle"), ("state", "=", "confirmed"))
-            known = await tx.find(NodeRecord, ("address", "in", tuple({lease.node for lease in leases})))
+            stored = await self._found(await tx.find(Job, col(Job.id).equals(job)), job)
+            runs = await tx.find(RunRecord, col(RunRecord.job).equals(job))
+            leases = await tx.find(Lease, col(Lease.job).equals(job))
+            commits = await tx.find(CommitRecord, col(CommitRecord.job).equals(job))
+            audits = await tx.find(Audit, col(Audit.job).equals(job))
+            rows = await tx.find(
+                OutboxRecord,
+                col(OutboxRecord.job).equals(job),
+                col(OutboxRecord.kind).equals("settle"),
+                col(OutboxRecord.state).equals("confirmed"),
+            )
+            known = await tx.find(NodeRecord, col(NodeRecord.address).in_(tuple({lease.node for lease in leases})))
         paid = frozenset(row.id for row in rows)
         run = runs[0].run if runs else None
         return resources.job_nodes(stored, run, leases, commits, audits, paid, known, self._traffic_of)
@@ -292,7 +299,12 @@ class JobService:
         """Commitments and what they brought."""
         records = await self._rows(CommitRecord, job, window)
         async with self._context.store.transaction() as tx:
-            rows = await tx.find(OutboxRecord, ("job", "=", job), ("kind", "=", "settle"), ("state", "=", "confirmed"))
+            rows = await tx.find(
+                OutboxRecord,
+                col(OutboxRecord.job).equals(job),
+                col(OutboxRecord.kind).equals("settle"),
+                col(OutboxRecord.state).equals("confirmed"),
+            )
         paid = {row.id: row.signature for row in rows}
         return [resources.commit_view(record, paid.get(record.settlement or 0, "")) for record in records]
 
@@ -316,15 +328,15 @@ class JobService:
 
     async def events(self, job: str, after: int, limit: int = MAX_ROWS) -> Sequence[api.JobEvent]:
         """Lines of the timeline with a larger id than ``after``."""
-        events = await self._part(EventRecord, job, ("id", ">", after), limit=limit)
+        events = await self._part(EventRecord, job, col(EventRecord.id) > after, limit=limit)
         names = await self._names(event.text for event in events)
         return [resources.event_view(event, readable(event.text, names)) for event in events]
 
     async def mark(self, job: str) -> tuple[int, int]:
         """Points that there are, and the last event."""
         async with self._context.store.transaction() as tx:
-            points = await tx.sums(MetricRecord, "round", (), ("job", "=", job))
-            last = await tx.find(EventRecord, ("job", "=", job), newest=True, limit=1)
+            points = await tx.sums(MetricRecord, col(MetricRecord.round), (), col(MetricRecord.job).equals(job))
+            last = await tx.find(EventRecord, col(EventRecord.job).equals(job), newest=True, limit=1)
         return points.get((), (0, 0))[0], last[0].id if last else 0
 
     def changes(self, job: str | None) -> AsyncIterator[str]:
@@ -379,11 +391,11 @@ class JobService:
 
     async def _job(self, job: str) -> Job:
         async with self._context.store.transaction() as tx:
-            return await self._found(await tx.find(Job, ("id", "=", job)), job)
+            return await self._found(await tx.find(Job, col(Job.id).equals(job)), job)
 
     async def _exists(self, job: str) -> bool:
         async with self._context.store.transaction() as tx:
-            return bool(await tx.find(Job, ("id", "=", job)))
+            return bool(await tx.find(Job, col(Job.id).equals(job)))
 
     async def _found(self, jobs: Sequence[Job], job: str) -> Job:
         if not jobs:
@@ -391,7 +403,7 @@ class JobService:
         return jobs[0]
 
     async def _view(self, tx: Transaction, job: Job) -> api.JobView:
-        leases = await tx.find(Lease, ("job", "=", job.id))
+        leases = await tx.find(Lease, col(Lease.job).equals(job.id))
         names = await names_in(tx, [job.reason, job.quote.limit])
         offered = msgspec.structs.replace(job.quote, limit=readable(job.quote.limit, names))
         shown = msgspec.structs.replace(job, quote=offered)
@@ -401,12 +413,12 @@ class JobService:
     async def _standing(self, tx: Transaction, job: Job) -> JobResources:
         position = None
         if job.state is JobState.FUNDED:
-            before = await tx.find(Job, ("state", "=", JobState.FUNDED), ("created", "<", job.created))
+            before = await tx.find(Job, col(Job.state).equals(JobState.FUNDED), col(Job.created) < job.created)
             position = len(before) + 1
-        runs = await tx.find(RunRecord, ("job", "=", job.id))
+        runs = await tx.find(RunRecord, col(RunRecord.job).equals(job.id))
         checkpoint = runs[0].run.base.done if runs and runs[0].run.checkpoints else 0
-        replaying: tuple[Where, ...] = (("job", "=", job.id), ("state", "=", "replaying"))
-        looks = await tx.find(Audit, *replaying, ("look", "=", True)) if job.state in LOOKED_AT else []
+        replaying: tuple[Condition, ...] = (col(Audit.job).equals(job.id), col(Audit.state).equals("replaying"))
+        looks = await tx.find(Audit, *replaying, col(Audit.look).equals(True)) if job.state in LOOKED_AT else []
         return JobResources(self._context.clock.time(), await spent(tx, job.id), position, checkpoint, len(looks))
 
     async def _weight_names(self, spec: JobSpec, account_id: str) -> Mapping[str, str]:
@@ -430,17 +442,21 @@ class JobService:
             return await names_in(tx, texts)
 
     async def _rows(
-        self, kind: type[R], job: str, window: ListWindow | None, shown: Callable[[R], bool] = lambda _row: True
-    ) -> Sequence[R]:
+        self,
+        kind: type[_OfJob],
+        job: str,
+        window: ListWindow | None,
+        shown: Callable[[_OfJob], bool] = lambda _row: True,
+    ) -> Sequence[_OfJob]:
         """The rows of the window that are shown, oldest first; without a window, the last ones that there are."""
         if window is None:
             return [row for row in (await self._part(kind, job, newest=True, limit=MAX_ROWS))[::-1] if shown(row)]
-        found: list[R] = []
+        found: list[_OfJob] = []
         after = window.after
         async with self._context.store.transaction() as tx:
-            await self._found(await tx.find(Job, ("id", "=", job)), job)
+            await self._found(await tx.find(Job, col(Job.id).equals(job)), job)
             while len(found) < window.limit:
-                rows = await tx.find(kind, ("job", "=", job), limit=window.limit, after=after)
+                rows = await tx.find(kind, col(kind.job).equals(job), limit=window.limit, after=after)
                 found += [row for row in rows if shown(row)]
                 if len(rows) < window.limit:
                     break
@@ -448,11 +464,17 @@ class JobService:
         return found[: window.limit]
 
     async def _part(
-        self, kind: type[R], job: str, *where: Where, newest: bool = False, offset: int = 0, limit: int = MAX_ROWS
-    ) -> Sequence[R]:
+        self,
+        kind: type[_OfJob],
+        job: str,
+        *where: Condition,
+        newest: bool = False,
+        offset: int = 0,
+        limit: int = MAX_ROWS,
+    ) -> Sequence[_OfJob]:
         async with self._context.store.transaction() as tx:
-            await self._found(await tx.find(Job, ("id", "=", job)), job)
-            return await tx.find(kind, ("job", "=", job), *where, newest=newest, limit=limit, offset=offset)
+            await self._found(await tx.find(Job, col(Job.id).equals(job)), job)
+            return await tx.find(kind, col(kind.job).equals(job), *where, newest=newest, limit=limit, offset=offset)
 
 
 def _refuse(spec: JobSpec, offered: api.Quote) -> None:

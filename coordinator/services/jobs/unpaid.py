@@ -34,7 +34,7 @@ from coordinator.services.core.unit_of_work import JobDesk
 from coordinator.services.payments.settlement import ENDED_EARLY, Settlement
 from coordinator.services.training.job_faults import faulty_jobs
 from coordinator.services.training.runs import Runs
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import EventRecord, LogRecord, NoticeRecord, OutboxRecord
 from ledger.errors import LedgerError
 
@@ -109,7 +109,7 @@ class Unpaid:
                 RETRY_S,
             )
         async with self._context.store.transaction() as tx:
-            known = bool(await tx.find(Job, ("account_id", "=", account_id), ("paid", ">", 0), limit=1))
+            known = bool(await tx.find(Job, col(Job.account_id).equals(account_id), col(Job.paid) > 0, limit=1))
         total = self._disk()
         if sum(own) + size > total // FILE_SHARE:
             held, most = sum(own) / GIGABYTE, total / FILE_SHARE / GIGABYTE
@@ -154,17 +154,25 @@ class Unpaid:
     async def _count(self) -> None:
         """Look again which jobs are unpaid; each is measured once."""
         now, known = self._context.clock.time(), self._jobs or {}
-        waiting: tuple[Where, ...] = (("state", "=", JobState.CREATED),)
-        ended: tuple[Where, ...] = (("state", "in", ENDED_EARLY), ("paid", "=", 0), ("ended", ">", now - DAY))
+        waiting: tuple[Condition, ...] = (col(Job.state).equals(JobState.CREATED),)
+        ended: tuple[Condition, ...] = (
+            col(Job.state).in_(ENDED_EARLY),
+            col(Job.paid).equals(0),
+            col(Job.ended) > now - DAY,
+        )
         found: dict[str, _Made] = {}
         async with self._context.store.transaction() as tx:
-            ids = [str(job) for where in (waiting, ended) for (job,) in await tx.sums(Job, "version", ("id",), *where)]
+            ids = [
+                str(job)
+                for where in (waiting, ended)
+                for (job,) in await tx.sums(Job, col(Job.version), (col(Job.id),), *where)
+            ]
         for job in ids:
             if job in known:
                 found[job] = known[job]
                 continue
             async with self._context.store.transaction() as tx:
-                found |= {one.id: self._measured(one) for one in await tx.find(Job, ("id", "=", job))}
+                found |= {one.id: self._measured(one) for one in await tx.find(Job, col(Job.id).equals(job))}
         self._jobs = found
 
     async def run(self) -> None:
@@ -176,8 +184,12 @@ class Unpaid:
     async def look(self) -> None:
         """End a few jobs that nobody has funded in time, and forget a few that ended so."""
         now = self._context.clock.time()
-        late: tuple[Where, ...] = (("state", "=", JobState.CREATED), ("created", "<", now - FUND_SECONDS))
-        over: tuple[Where, ...] = (("state", "in", ENDED_EARLY), ("escrow", "=", 0), ("ended", "<", now - DAY))
+        late: tuple[Condition, ...] = (col(Job.state).equals(JobState.CREATED), col(Job.created) < now - FUND_SECONDS)
+        over: tuple[Condition, ...] = (
+            col(Job.state).in_(ENDED_EARLY),
+            col(Job.escrow).equals(0),
+            col(Job.ended) < now - DAY,
+        )
         async with self._context.store.transaction() as tx:
             waiting = await tx.find(Job, *late, limit=MAX_A_LOOK)
             ended = await tx.find(Job, *over, limit=MAX_A_LOOK)
@@ -208,8 +220,8 @@ class Unpaid:
                     await self._runs.stop(work, JobState.CANCELLED, f"nobody funded it within {hours:.0f} hours")
 
     async def _forget(self, job: Job) -> None:
-        of_job: Where = ("job", "=", job.id)
+        of_jobs = col(EventRecord.job), col(LogRecord.job), col(OutboxRecord.job), col(NoticeRecord.job)
         async with self._context.store.transaction() as tx:
-            for kind in (EventRecord, LogRecord, OutboxRecord, NoticeRecord):
-                await tx.forget(kind, of_job)
+            for of_job in of_jobs:
+                await tx.forget(of_job.of, of_job.equals(job.id))
             await tx.delete(job)

@@ -23,6 +23,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.network.admission import Crowd, CrowdedError
 from coordinator.services.payments.chain import ChainPort
+from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
 from protocol import identity
 from protocol.codec import encode
@@ -176,9 +177,9 @@ class Nodes:
         """Read who is banned, and who has evaded an audit lately."""
         since = max(0.0, self._context.clock.time() - EVASION_AGAIN_S)
         async with self._context.store.transaction() as tx:
-            self._banned = {record.address for record in await tx.find(NodeRecord, ("banned", "=", True))}
-            evaded = await tx.find(NodeRecord, ("evaded", ">", since))
-            own = await tx.find(NodeRecord, ("address", "in", tuple(sorted(self._context.config.auditors))))
+            self._banned = {record.address for record in await tx.find(NodeRecord, col(NodeRecord.banned).equals(True))}
+            evaded = await tx.find(NodeRecord, col(NodeRecord.evaded) > since)
+            own = await tx.find(NodeRecord, col(NodeRecord.address).in_(tuple(sorted(self._context.config.auditors))))
         self._unanswered = {record.address: record.evaded for record in evaded}
         self._own = {record.address: record for record in own}
 
@@ -410,7 +411,7 @@ class Nodes:
         """
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
-            before = await tx.find(NodeRecord, ("address", "=", hello.node))
+            before = await tx.find(NodeRecord, col(NodeRecord.address).equals(hello.node))
             known = hello.node in self._context.config.auditors or self._leases.holds(hello.node)
             known = known or any(self._is_known(record) for record in before)
             try:

@@ -10,7 +10,7 @@ from coordinator.client.text import money
 from coordinator.domain.job import LIVE, Job
 from coordinator.errors import ConflictError
 from coordinator.services.payments.payees import ROOM
-from coordinator.store.ports import Scalar, Transaction, Where
+from coordinator.store.ports import Condition, Scalar, Transaction, col
 from coordinator.store.records import CommitRecord, OutboxRecord
 from ledger.client import Consent
 from ledger.money import Amount
@@ -69,15 +69,23 @@ def problem(job: Job, state: EscrowState, coordinator: str) -> str:
 
 async def owed(tx: Transaction, job: str) -> int:
     """What verified work of a job has earned that is neither paid nor promised in blocks that can never be undone."""
-    sure, by = await _sure(tx, job), ("settlement", "promised")
-    sums = await tx.sums(CommitRecord, "amount", by, ("job", "=", job), ("state", "=", "verified"))
+    sure, by = await _sure(tx, job), (col(CommitRecord.settlement), col(CommitRecord.promised))
+    sums = await tx.sums(
+        CommitRecord,
+        col(CommitRecord.amount),
+        by,
+        col(CommitRecord.job).equals(job),
+        col(CommitRecord.state).equals("verified"),
+    )
     return sum(amount for rows, (_, amount) in sums.items() if not sure.intersection(rows))
 
 
 async def unsecured(tx: Transaction, job: str) -> list[CommitRecord]:
     """The shares that ``owed`` sums up."""
     sure = await _sure(tx, job)
-    verified = await tx.find(CommitRecord, ("job", "=", job), ("state", "=", "verified"))
+    verified = await tx.find(
+        CommitRecord, col(CommitRecord.job).equals(job), col(CommitRecord.state).equals("verified")
+    )
     return [commit for commit in verified if commit.amount and not sure & {commit.settlement, commit.promised}]
 
 
@@ -87,7 +95,11 @@ def sum_of(commits: Sequence[CommitRecord]) -> int:
 
 
 async def _sure(tx: Transaction, job: str) -> set[Scalar]:
-    where: tuple[Where, ...] = (("job", "=", job), ("kind", "in", ("settle", "promise")), ("state", "=", "confirmed"))
+    where: tuple[Condition, ...] = (
+        col(OutboxRecord.job).equals(job),
+        col(OutboxRecord.kind).in_(("settle", "promise")),
+        col(OutboxRecord.state).equals("confirmed"),
+    )
     return {row.id for row in await tx.find(OutboxRecord, *where)}
 
 

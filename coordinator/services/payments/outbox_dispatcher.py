@@ -21,6 +21,7 @@ import msgspec
 from coordinator.domain.job import Job
 from coordinator.services.core.context import Context
 from coordinator.services.payments.chain import ChainPort, Outcome
+from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord, OutboxRecord
 from ledger.errors import (
     LedgerAnswerError,
@@ -209,14 +210,16 @@ class Carrier:
     async def _tables(self, job: Job, row: OutboxRecord) -> list[str]:
         """The lookup tables that payouts of a job have made, oldest first."""
         async with self._context.store.transaction() as tx:
-            rows = await tx.find(OutboxRecord, ("job", "=", job.id), ("kind", "=", "settle"))
+            rows = await tx.find(
+                OutboxRecord, col(OutboxRecord.job).equals(job.id), col(OutboxRecord.kind).equals("settle")
+            )
         return [name for name in dict.fromkeys([*(other.lookup for other in rows), row.lookup]) if name]
 
     async def _had(self, row: OutboxRecord) -> frozenset[str]:
         """Payees who have had a token account: they were paid before, or this row gave them one. It is given once."""
         payees = tuple(row.payload)
         async with self._context.store.transaction() as tx:
-            paid = await tx.find(NodeRecord, ("payout", "in", payees), ("earned", ">", 0))
+            paid = await tx.find(NodeRecord, col(NodeRecord.payout).in_(payees), col(NodeRecord.earned) > 0)
         return frozenset({*(node.payout for node in paid), *self._made.get(row.id, ())})
 
     async def _prepare_slash(self, row: OutboxRecord, nonce: str) -> tuple[PreparedTransaction, int]:

@@ -18,7 +18,7 @@ from coordinator.errors import NotFoundError
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.payments.chain import ChainPort
-from coordinator.store.ports import Transaction, Where
+from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import CommitRecord, OutboxRecord
 from protocol.node import Promised
 from protocol.rest.ledger import PromisedAmount, PromiseView
@@ -46,10 +46,16 @@ class PromiseService:
             return
         fresh = {_key(commit) for commit in new}
         totals: dict[str, int] = defaultdict(int)
-        for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("state", "=", "verified")):
+        for commit in await work.tx.find(
+            CommitRecord, col(CommitRecord.job).equals(work.job.id), col(CommitRecord.state).equals("verified")
+        ):
             if commit.bound or _key(commit) in fresh:
                 totals[commit.payout] += commit.amount
-        count = len(await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "promise")))
+        count = len(
+            await work.tx.find(
+                OutboxRecord, col(OutboxRecord.job).equals(work.job.id), col(OutboxRecord.kind).equals("promise")
+            )
+        )
         payees = len({commit.payout for commit in new})
         detail = f"to {payees} payee{'s' if payees > 1 else ''}, who can claim it from now on"
         record = await work.store_now(
@@ -68,7 +74,9 @@ class PromiseService:
 
     async def given_up(self, tx: Transaction, row: OutboxRecord) -> None:
         """A promise never came onto the ledger: its shares wait as before."""
-        for commit in await tx.find(CommitRecord, ("job", "=", row.job), ("promised", "=", row.id)):
+        for commit in await tx.find(
+            CommitRecord, col(CommitRecord.job).equals(row.job), col(CommitRecord.promised).equals(row.id)
+        ):
             await tx.update(msgspec.structs.replace(commit, promised=None))
 
     async def told(self, job: Job, row: OutboxRecord) -> dict[str, Promised]:
@@ -91,7 +99,11 @@ class PromiseService:
 
     async def of_payee(self, payee: str) -> list[Promised]:
         """The newest promise of every job that owes this payee something, for a node that has come back."""
-        mine: tuple[Where, ...] = (("payout", "=", payee), ("state", "=", "verified"), ("settlement", "=", None))
+        mine: tuple[Condition, ...] = (
+            col(CommitRecord.payout).equals(payee),
+            col(CommitRecord.state).equals("verified"),
+            col(CommitRecord.settlement).equals(None),
+        )
         async with self._context.store.transaction() as tx:
             commits = await tx.find(CommitRecord, *mine, newest=True)
             names = list(dict.fromkeys(commit.job for commit in commits if commit.promised is not None))[:MAX_JOBS]
@@ -106,7 +118,7 @@ class PromiseService:
             NotFoundError: there is no such job, or nothing was promised.
         """
         async with self._context.store.transaction() as tx:
-            jobs, row = await tx.find(Job, ("id", "=", job)), await _newest(tx, job)
+            jobs, row = await tx.find(Job, col(Job.id).equals(job)), await _newest(tx, job)
         if not jobs:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
         if row is None:
@@ -126,7 +138,11 @@ class PromiseService:
 
 
 async def _newest(tx: Transaction, job: str) -> OutboxRecord | None:
-    where: tuple[Where, ...] = (("job", "=", job), ("kind", "=", "promise"), ("state", "=", "confirmed"))
+    where: tuple[Condition, ...] = (
+        col(OutboxRecord.job).equals(job),
+        col(OutboxRecord.kind).equals("promise"),
+        col(OutboxRecord.state).equals("confirmed"),
+    )
     return next(iter(await tx.find(OutboxRecord, *where, newest=True, limit=1)), None)
 
 

@@ -26,8 +26,8 @@ from coordinator.services.payments.chain import ChainPort, Deposit
 from coordinator.services.payments.escrows import asked_of, escrow_deadline, owed, payable, problem, sum_of, unsecured
 from coordinator.services.payments.outbox_dispatcher import Carrier, totals_of
 from coordinator.services.payments.promises import PromiseService
-from coordinator.store.ports import Where
-from coordinator.store.records import CommitRecord, NodeRecord, OutboxKind, OutboxRecord
+from coordinator.store.ports import Condition, col
+from coordinator.store.records import CommitRecord, NodeRecord, OutboxKind, OutboxRecord, OutboxState
 from ledger import events as ledger_events
 from ledger.errors import LedgerAnswerError, LedgerError, LedgerUnavailableError
 from ledger.program.codes import MAX_BATCH
@@ -45,9 +45,9 @@ MAX_ACCEPTANCES = (
     3  # Rows of a job: each is refused several times before it is given up, which its submitter may provoke.
 )
 
-_OPEN = ("queued", "sent")
+_OPEN: tuple[OutboxState, ...] = ("queued", "sent")
 _SEEN = ("fund", "accept", "refund")  # Kinds after which the escrow is read.
-_MONEY = ("settle", "promise", "refund", "fund", "accept")
+_MONEY: tuple[OutboxKind, ...] = ("settle", "promise", "refund", "fund", "accept")
 ENDED_EARLY = (JobState.CANCELLED, JobState.FAILED)
 
 _ATTEMPTS: Mapping[OutboxKind, str] = {
@@ -106,7 +106,11 @@ class Settlement:
         self._claimed = {who: at for who, at in self._claimed.items() if at + CLAIM_SECONDS > now}
         if payee in self._claimed or len(self._claimed) >= MAX_CLAIMS:
             return
-        mine: tuple[Where, ...] = (("payout", "=", payee), ("state", "=", "verified"), ("settlement", "=", None))
+        mine: tuple[Condition, ...] = (
+            col(CommitRecord.payout).equals(payee),
+            col(CommitRecord.state).equals("verified"),
+            col(CommitRecord.settlement).equals(None),
+        )
         async with self._context.store.transaction() as tx:
             jobs = {commit.job for commit in await tx.find(CommitRecord, *mine, limit=MAX_ROWS)}
         if not jobs:
@@ -133,7 +137,9 @@ class Settlement:
         An escrow that is spent is refunded as well: only that keeps it from taking deposits that nobody would look for, and
         lets the submitter have its rent back.
         """
-        refunds = await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "refund"), limit=1)
+        refunds = await work.tx.find(
+            OutboxRecord, col(OutboxRecord.job).equals(work.job.id), col(OutboxRecord.kind).equals("refund"), limit=1
+        )
         if work.job.escrow == 0 or refunds:
             return
         await self._settle(work, await self._unsettled(work))
@@ -146,14 +152,24 @@ class Settlement:
 
     async def is_done(self, work: UnitOfWork) -> bool:
         """Whether no money of the job is still on its way."""
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("kind", "in", _MONEY), ("state", "in", _OPEN))
+        where: tuple[Condition, ...] = (
+            col(OutboxRecord.job).equals(work.job.id),
+            col(OutboxRecord.kind).in_(_MONEY),
+            col(OutboxRecord.state).in_(_OPEN),
+        )
         return not await work.tx.find(OutboxRecord, *where, limit=1)
 
     async def queue_funding(self, work: UnitOfWork) -> None:
         """Open the escrow from the test wallet, once."""
         key = f"fund:{work.job.id}"
-        if not await work.tx.find(OutboxRecord, ("key", "=", key), ("state", "in", (*_OPEN, "confirmed"))):
-            tries = len(await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "fund")))
+        if not await work.tx.find(
+            OutboxRecord, col(OutboxRecord.key).equals(key), col(OutboxRecord.state).in_((*_OPEN, "confirmed"))
+        ):
+            tries = len(
+                await work.tx.find(
+                    OutboxRecord, col(OutboxRecord.job).equals(work.job.id), col(OutboxRecord.kind).equals("fund")
+                )
+            )
             budget = work.job.spec.budget
             payload: dict[str, str | int] = {"deadline": escrow_deadline(work.job)}
             key = key if tries == 0 else f"{key}:{tries}"
@@ -206,7 +222,9 @@ class Settlement:
     async def _accept(self, work: UnitOfWork, state: EscrowState) -> bool:
         """Queue the acceptance of an escrow with the memo of the funding; False: it was refused too often."""
         job = work.job
-        tried = await work.tx.find(OutboxRecord, ("job", "=", job.id), ("kind", "=", "accept"))
+        tried = await work.tx.find(
+            OutboxRecord, col(OutboxRecord.job).equals(job.id), col(OutboxRecord.kind).equals("accept")
+        )
         if any(row.state != "failed" for row in tried):
             return True
         if len(tried) >= MAX_ACCEPTANCES:
@@ -265,14 +283,20 @@ class Settlement:
         return False
 
     async def _unsettled(self, work: UnitOfWork) -> list[CommitRecord]:
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "verified"), ("settlement", "=", None))
+        where: tuple[Condition, ...] = (
+            col(CommitRecord.job).equals(work.job.id),
+            col(CommitRecord.state).equals("verified"),
+            col(CommitRecord.settlement).equals(None),
+        )
         return await work.tx.find(CommitRecord, *where)
 
     async def _settle(self, work: UnitOfWork, commits: Sequence[CommitRecord]) -> None:
         """Queue cumulative payouts to everybody who has something new, and mark what they cover."""
         if not commits:
             return
-        verified = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("state", "=", "verified"))
+        verified = await work.tx.find(
+            CommitRecord, col(CommitRecord.job).equals(work.job.id), col(CommitRecord.state).equals("verified")
+        )
         total: dict[str, int] = defaultdict(int)
         for commit in verified:
             total[commit.payout] += commit.amount
@@ -280,7 +304,11 @@ class Settlement:
         for commit in commits:
             new[commit.payout].append(commit)
         payees = sorted(new)
-        before = len(await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "settle")))
+        before = len(
+            await work.tx.find(
+                OutboxRecord, col(OutboxRecord.job).equals(work.job.id), col(OutboxRecord.kind).equals("settle")
+            )
+        )
         for part, start in enumerate(range(0, len(payees), MAX_PAYEES_A_ROW)):
             chosen = payees[start : start + MAX_PAYEES_A_ROW]
             covered = [commit for payee in chosen for commit in new[payee]]
@@ -314,8 +342,10 @@ class Settlement:
     async def drain(self) -> bool:
         """Carry what is open as far as it goes now; whether anything was finished."""
         async with self._context.store.transaction() as tx:
-            rows = await tx.find(OutboxRecord, ("state", "in", _OPEN), limit=MAX_ROWS)
-            sent = await tx.find(OutboxRecord, ("state", "=", "sent")) if len(rows) == MAX_ROWS else rows
+            rows = await tx.find(OutboxRecord, col(OutboxRecord.state).in_(_OPEN), limit=MAX_ROWS)
+            sent = (
+                await tx.find(OutboxRecord, col(OutboxRecord.state).equals("sent")) if len(rows) == MAX_ROWS else rows
+            )
         try:
             await self._carrier.open((*rows, *sent))
         except (LedgerUnavailableError, LedgerAnswerError) as error:
@@ -385,7 +415,9 @@ class Settlement:
             left = await owed(work.tx, row.job)
             if not left:
                 return ""
-            promises = await work.tx.find(OutboxRecord, ("job", "=", row.job), ("kind", "=", "promise"))
+            promises = await work.tx.find(
+                OutboxRecord, col(OutboxRecord.job).equals(row.job), col(OutboxRecord.kind).equals("promise")
+            )
             if any(promise.state in _OPEN for promise in promises):
                 return "waiting"
             if not any(promise.state == "failed" and promise.id > row.id for promise in promises):
@@ -449,14 +481,18 @@ class Settlement:
 
     async def _close_tables(self, work: UnitOfWork) -> None:
         """Give back the lookup tables of a job that has ended, and with them their rent."""
-        rows = await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "settle"))
+        rows = await work.tx.find(
+            OutboxRecord, col(OutboxRecord.job).equals(work.job.id), col(OutboxRecord.kind).equals("settle")
+        )
         for table in sorted({row.lookup for row in rows} - {""}):
             payload: dict[str, str | int] = {"table": table}
             await work.store_now(OutboxRecord(f"table:{table}", work.job.id, "table", payload, work.now))
 
     async def _paid(self, work: UnitOfWork, row: OutboxRecord, left_out: AbstractSet[str]) -> int:
         """Take note of a payout, and return its amount; who has closed its token account is promised its part."""
-        covered = await work.tx.find(CommitRecord, ("job", "=", row.job), ("settlement", "=", row.id))
+        covered = await work.tx.find(
+            CommitRecord, col(CommitRecord.job).equals(row.job), col(CommitRecord.settlement).equals(row.id)
+        )
         unpaid = [commit for commit in covered if commit.payout in left_out]
         for place, commit in enumerate(unpaid):
             unpaid[place] = await work.tx.update(msgspec.structs.replace(commit, settlement=None))
@@ -497,8 +533,8 @@ def _refunded(work: UnitOfWork, row: OutboxRecord, state: EscrowState) -> Outbox
 
 async def _receive(work: UnitOfWork, state: EscrowState, deposits: Sequence[Deposit]) -> None:
     """Add the receipts of an escrow that an outside wallet opened; the test wallet's is the row that opened it."""
-    where: tuple[Where, ...] = (("job", "=", work.job.id), ("kind", "=", "fund"))
-    rows = await work.tx.find(OutboxRecord, *where, ("state", "in", (*_OPEN, "confirmed")))
+    where: tuple[Condition, ...] = (col(OutboxRecord.job).equals(work.job.id), col(OutboxRecord.kind).equals("fund"))
+    rows = await work.tx.find(OutboxRecord, *where, col(OutboxRecord.state).in_((*_OPEN, "confirmed")))
     if any(row.key.startswith("fund:") for row in rows):
         return
     detail = f"from wallet {state.submitter}"

@@ -14,6 +14,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.network.nodes import Nodes, NodeSession
 from coordinator.services.payments.chain import ChainPort
+from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
 from ledger.errors import LedgerError
 from ledger.states import StakeState
@@ -80,7 +81,7 @@ class StakeService:
         session.stake = stake
         try:
             async with self._context.store.transaction() as tx:
-                for record in await tx.find(NodeRecord, ("address", "=", session.node)):
+                for record in await tx.find(NodeRecord, col(NodeRecord.address).equals(session.node)):
                     if record.stake != stake:
                         await tx.update(msgspec.structs.replace(record, stake=stake))
         except ConflictError:

@@ -7,31 +7,40 @@ from typing import Literal, cast
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
-from coordinator.store.ports import Scalar, Transaction, Where
+from coordinator.store.ports import Condition, Scalar, Transaction, col
 from coordinator.store.records import CommitRecord, OutboxRecord
 from protocol.node import JobEarned, SeatState, ShareState, Tally, Unpaid
 
-_BY = ("node", "state", "why", "settlement", "promised")
+_BY = (
+    col(CommitRecord.node),
+    col(CommitRecord.state),
+    col(CommitRecord.why),
+    col(CommitRecord.settlement),
+    col(CommitRecord.promised),
+)
 
 
 async def of_nodes(tx: Transaction, job: str, nodes: Collection[str] | None = None) -> dict[str, JobEarned]:
     """The account of each of these nodes (None: of all) that ever had a lease of the job; empty where there is no such job."""
-    jobs = await tx.find(Job, ("id", "=", job))
+    jobs = await tx.find(Job, col(Job.id).equals(job))
     if not jobs:
         return {}
     newest: dict[str, Lease] = {}
     seated: set[str] = set()
-    for lease in await tx.find(Lease, ("job", "=", job)):
+    for lease in await tx.find(Lease, col(Lease.job).equals(job)):
         newest[lease.node] = lease
         if lease.seat is not None:
             seated.add(lease.node)
     rows = {
-        row.id: row for row in await tx.find(OutboxRecord, ("job", "=", job), ("kind", "in", ("settle", "promise")))
+        row.id: row
+        for row in await tx.find(
+            OutboxRecord, col(OutboxRecord.job).equals(job), col(OutboxRecord.kind).in_(("settle", "promise"))
+        )
     }
     tallies: dict[str, dict[ShareState, tuple[int, int]]] = defaultdict(dict)
     receipts: dict[str, int] = defaultdict(int)
     for (node, state, why, settlement, promised), (count, amount) in (
-        await tx.sums(CommitRecord, "amount", _BY, ("job", "=", job))
+        await tx.sums(CommitRecord, col(CommitRecord.amount), _BY, col(CommitRecord.job).equals(job))
     ).items():
         share = state_of(str(state), cast(Unpaid, why), row_of(rows, settlement), row_of(rows, promised))
         before = tallies[str(node)].get(share, (0, 0))
@@ -52,12 +61,20 @@ async def of_nodes(tx: Transaction, job: str, nodes: Collection[str] | None = No
 
 async def _looked_for(tx: Transaction, job: str) -> dict[tuple[Scalar, ...], tuple[int, int]]:
     """Node -> shares, and what they are worth, that wait with a step which one of the operator's auditors has to look at."""
-    where: tuple[Where, ...] = (("job", "=", job), ("state", "=", "replaying"), ("look", "=", True))
+    where: tuple[Condition, ...] = (
+        col(Audit.job).equals(job),
+        col(Audit.state).equals("replaying"),
+        col(Audit.look).equals(True),
+    )
     nodes = tuple(sorted({audit.node for audit in await tx.find(Audit, *where)}))
     if not nodes:
         return {}
-    waiting: tuple[Where, ...] = (("job", "=", job), ("state", "=", "pending"), ("node", "in", nodes))
-    return await tx.sums(CommitRecord, "amount", ("node",), *waiting)
+    waiting: tuple[Condition, ...] = (
+        col(CommitRecord.job).equals(job),
+        col(CommitRecord.state).equals("pending"),
+        col(CommitRecord.node).in_(nodes),
+    )
+    return await tx.sums(CommitRecord, col(CommitRecord.amount), (col(CommitRecord.node),), *waiting)
 
 
 def _account(

@@ -26,7 +26,7 @@ from coordinator.errors import ConflictError
 from coordinator.services.accounts.throttle import Throttle
 from coordinator.services.core.context import Context
 from coordinator.services.payments.chain import Outcome
-from coordinator.store.ports import Transaction
+from coordinator.store.ports import Transaction, col
 from coordinator.store.records import NodeRecord, WithdrawalRecord
 from ledger.client import Ledger
 from ledger.errors import AlteredTransactionError, LedgerError, TransactionExpiredError, TransactionFailedError
@@ -271,7 +271,11 @@ class WithdrawalService:
     async def _books(self, owner: str) -> WithdrawalBooks:
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
-            mine = await tx.find(WithdrawalRecord, ("owner", "=", owner), ("created", ">", now - DAY_SECONDS))
+            mine = await tx.find(
+                WithdrawalRecord,
+                col(WithdrawalRecord.owner).equals(owner),
+                col(WithdrawalRecord.created) > now - DAY_SECONDS,
+            )
             earned = await _has_earned(tx, owner)
         paid = [one for one in mine if one.state != "expired"]
         fee = pricing.SIGNATURE_LAMPORTS * 2
@@ -287,7 +291,12 @@ class WithdrawalService:
     async def _lamports_of_a_day(self) -> int:
         since = self._context.clock.time() - DAY_SECONDS
         async with self._context.store.transaction() as tx:
-            sums = await tx.sums(WithdrawalRecord, "lamports", ("state",), ("created", ">", since))
+            sums = await tx.sums(
+                WithdrawalRecord,
+                col(WithdrawalRecord.lamports),
+                (col(WithdrawalRecord.state),),
+                col(WithdrawalRecord.created) > since,
+            )
         return sum(total for (state,), (_, total) in sums.items() if state != "expired")
 
     async def _keep(
@@ -335,10 +344,14 @@ class WithdrawalService:
         if self._sponsor is None:
             return
         async with self._context.store.transaction() as tx:
-            open_ones = await tx.find(WithdrawalRecord, ("state", "in", ("sent", "refused")), limit=MAX_FOLLOWED)
+            open_ones = await tx.find(
+                WithdrawalRecord, col(WithdrawalRecord.state).in_(("sent", "refused")), limit=MAX_FOLLOWED
+            )
             old = self._context.clock.time() - KEPT_SECONDS
             await tx.forget(
-                WithdrawalRecord, ("created", "<", old), ("state", "in", ("confirmed", "failed", "expired"))
+                WithdrawalRecord,
+                col(WithdrawalRecord.created) < old,
+                col(WithdrawalRecord.state).in_(("confirmed", "failed", "expired")),
             )
         for record in open_ones:
             try:
@@ -362,8 +375,8 @@ class WithdrawalService:
 
 async def _has_earned(tx: Transaction, owner: str) -> bool:
     """Whether verified work was paid to this wallet, or was done by the node whose key it is."""
-    for field in ("address", "payout"):
-        if await tx.find(NodeRecord, (field, "=", owner), ("earned", ">", 0), limit=1):
+    for field in (col(NodeRecord.address), col(NodeRecord.payout)):
+        if await tx.find(NodeRecord, field.equals(owner), col(NodeRecord.earned) > 0, limit=1):
             return True
     return False
 

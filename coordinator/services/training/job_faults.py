@@ -22,7 +22,7 @@ from coordinator.services.accounts.budgets import FAULTY_SECONDS, MAX_FAULTY_JOB
 from coordinator.services.audits.credit import have_credit
 from coordinator.services.core.display_names import listed
 from coordinator.services.core.unit_of_work import UnitOfWork
-from coordinator.store.ports import Transaction, Where
+from coordinator.store.ports import Condition, Transaction, col
 
 OWN_FAULT = "the job's own files cannot be used"  # So begins the reason of a job that failed by them.
 NOBODY = "nobody who is here can use the job's files"  # So, that of one that nobody else is left to try.
@@ -35,8 +35,8 @@ MAX_FAULTS_PER_OWNER = 2  # That count of those, as long as somebody is here who
 
 async def faulty_jobs(tx: Transaction, account_id: str, now: float) -> list[Job]:
     """Jobs of an account that failed by their own files within a day."""
-    of_account: tuple[Where, ...] = (("account_id", "=", account_id), ("state", "=", JobState.FAILED))
-    failed = await tx.find(Job, *of_account, ("ended", ">", now - FAULTY_SECONDS))
+    of_account: tuple[Condition, ...] = (col(Job.account_id).equals(account_id), col(Job.state).equals(JobState.FAILED))
+    failed = await tx.find(Job, *of_account, col(Job.ended) > now - FAULTY_SECONDS)
     return [job for job in failed if job.reason.startswith(OWN_FAULT)]
 
 
@@ -49,11 +49,13 @@ async def too_many_at_once(work: UnitOfWork) -> str:
     account_id = work.job.account_id
     if account_id == LOCAL_ACCOUNT:
         return ""
-    of_account: Where = ("account_id", "=", account_id)
+    of_account: Condition = col(Job.account_id).equals(account_id)
     failed = len(await faulty_jobs(work.tx, account_id, work.now))
-    if not failed and await work.tx.find(Job, of_account, ("paid", ">", 0), limit=1):
+    if not failed and await work.tx.find(Job, of_account, col(Job.paid) > 0, limit=1):
         return ""
-    begun = await work.tx.find(Job, of_account, ("state", "in", TRYING), ("tokens_done", "=", 0), limit=MAX_FAULTY_JOBS)
+    begun = await work.tx.find(
+        Job, of_account, col(Job.state).in_(TRYING), col(Job.tokens_done).equals(0), limit=MAX_FAULTY_JOBS
+    )
     if failed + len(begun) < MAX_FAULTY_JOBS:
         return ""
     return (
@@ -74,9 +76,9 @@ async def too_many_faults(work: UnitOfWork, able: Sequence[Candidate], auditors:
         return ""
     earlier = await work.tx.find(
         Lease,
-        ("job", "=", work.job.id),
-        ("end", "in", tuple(sorted(FAULTS))),
-        ("ended", ">", work.run.advanced if work.run else 0.0),
+        col(Lease.job).equals(work.job.id),
+        col(Lease.end).in_(tuple(sorted(FAULTS))),
+        col(Lease.ended) > (work.run.advanced if work.run else 0.0),
     )
     owners = Counter(lease.payout for lease in _once(earlier, fresh) if lease.node not in auditors)
     most = MAX_FAULTS_PER_OWNER if _others(work, able, owners, auditors) else MAX_FAULTS_PER_JOB
@@ -97,7 +99,7 @@ async def blamed_files(work: UnitOfWork, able: Sequence[Candidate], auditors: Co
     fresh = [lease for lease in work.ended if lease.end == "inputs"]
     if not fresh or (work.run is not None and work.run.done):
         return ""
-    earlier = await work.tx.find(Lease, ("job", "=", work.job.id), ("end", "=", "inputs"))
+    earlier = await work.tx.find(Lease, col(Lease.job).equals(work.job.id), col(Lease.end).equals("inputs"))
     told = _once(earlier, fresh)
     if any(lease.node in auditors for lease in told):
         return _sentence(OWN_FAULT, told, fresh)
@@ -122,8 +124,8 @@ async def diverged(work: UnitOfWork, able: Sequence[Candidate], auditors: Collec
     fresh = [lease for lease in work.ended if lease.end == "numbers" and lease.node not in auditors]
     if not fresh:
         return ""
-    since: Where = ("ended", ">", work.run.advanced if work.run else 0.0)
-    earlier = await work.tx.find(Lease, ("job", "=", work.job.id), ("end", "=", "numbers"), since)
+    since: Condition = col(Lease.ended) > (work.run.advanced if work.run else 0.0)
+    earlier = await work.tx.find(Lease, col(Lease.job).equals(work.job.id), col(Lease.end).equals("numbers"), since)
     told = [lease for lease in _once(earlier, fresh) if lease.node not in auditors]
     owners = {
         owner for owner, count in Counter(lease.payout for lease in told).items() if count >= MAX_FAULTS_PER_OWNER

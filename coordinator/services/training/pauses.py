@@ -17,7 +17,7 @@ from coordinator.errors import FundsError
 from coordinator.services.audits.verification import Verification
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.payments.settlement import Settlement
-from coordinator.store.ports import Transaction, Where
+from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import CommitRecord
 
 Rewind = Callable[[UnitOfWork], Awaitable[Run]]
@@ -146,8 +146,11 @@ class Halts:
 
 async def spent(tx: Transaction, job: str) -> int:
     """What a job's work so far has earned or will have earned once it is verified, in millionths."""
-    where: tuple[Where, ...] = (("job", "=", job), ("state", "in", ("pending", "verified")))
-    sums = await tx.sums(CommitRecord, "amount", ("job",), *where)
+    where: tuple[Condition, ...] = (
+        col(CommitRecord.job).equals(job),
+        col(CommitRecord.state).in_(("pending", "verified")),
+    )
+    sums = await tx.sums(CommitRecord, col(CommitRecord.amount), (col(CommitRecord.job),), *where)
     return sum(total for _, total in sums.values())
 
 

@@ -26,7 +26,7 @@ from coordinator.services.training.job_faults import blamed_files, diverged, too
 from coordinator.services.training.pauses import Halts, fraction_of, paced
 from coordinator.services.training.staffing import Staffing, holders, seats_ready, shape_of
 from coordinator.services.training.validation import HeldOut
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, RoundRecord
 from ledger import events as ledger_events
 from protocol.ids import Digest
@@ -229,7 +229,10 @@ class Runs:
         forged, work.forged = work.forged, []
         if not forged or work.run is None or work.run.rollbacks >= MAX_ROLLBACKS:
             return
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
+        where: tuple[Condition, ...] = (
+            col(RoundRecord.job).equals(work.job.id),
+            col(RoundRecord.state).equals("complete"),
+        )
         done = await work.tx.find(RoundRecord, *where)
         newest = {record.number: record.epoch for record in sorted(done, key=lambda record: record.epoch)}
         standing = [number for epoch, number in forged if number < work.run.done and newest[number] == epoch]
@@ -261,7 +264,10 @@ class Runs:
         """Put the run back to its last stored point, or the last one before round ``before``."""
         assert work.run is not None
         work.run = runs.go_back(work.run, before)
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
+        where: tuple[Condition, ...] = (
+            col(RoundRecord.job).equals(work.job.id),
+            col(RoundRecord.state).equals("complete"),
+        )
         done = await work.tx.find(RoundRecord, *where)
         newest = {record.number: record for record in sorted(done, key=lambda record: record.epoch)}
         tokens = sum(record.tokens for number, record in newest.items() if number < work.run.done)
@@ -411,12 +417,20 @@ class Runs:
 
         A checkpoint's content is vouched for by whoever made it, so its taker is not held to them.
         """
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
-        before = await work.tx.find(RoundRecord, *where, ("number", "=", over.number - 1))
+        before = await work.tx.find(
+            RoundRecord,
+            col(RoundRecord.job).equals(work.job.id),
+            col(RoundRecord.state).equals("complete"),
+            col(RoundRecord.number).equals(over.number - 1),
+        )
         newest = max(before, key=lambda record: record.epoch, default=None)
         if newest is None:
             return {}
-        where = (("job", "=", work.job.id), ("epoch", "=", newest.epoch), ("round", "=", newest.number))
+        where = (
+            col(CommitRecord.job).equals(work.job.id),
+            col(CommitRecord.epoch).equals(newest.epoch),
+            col(CommitRecord.round).equals(newest.number),
+        )
         said = [(c.stage, c.parameters) for c in await work.tx.find(CommitRecord, *where) if c.parameters]
         # Where members differ, each has its outer step audited; until then nobody can be held to what another said.
         return {
@@ -487,7 +501,11 @@ class Runs:
             work.memo("settled", event)
 
     async def _unconcluded(self, work: UnitOfWork) -> bool:
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
+        where: tuple[Condition, ...] = (
+            col(RoundRecord.job).equals(work.job.id),
+            col(RoundRecord.state).equals("complete"),
+            col(RoundRecord.concluded).equals(False),
+        )
         return bool(await work.tx.find(RoundRecord, *where, limit=1))
 
 

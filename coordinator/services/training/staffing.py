@@ -23,7 +23,7 @@ from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.payees import MAX_PAYEES, affordable, payable, payees_of
 from coordinator.services.training.job_faults import too_many_at_once
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from ledger import events as ledger_events
 from protocol.job.job import TOGETHER
 from protocol.models.model import ModelShape, inspect_config
@@ -319,11 +319,11 @@ class Staffing:
         """Those that work for the job's price, can be looked at in it, have not failed it lately, and were not sent out of it."""
         if not candidates:
             return []
-        of_job: tuple[Where, ...] = (("job", "=", work.job.id),)
-        since: Where = ("ended", ">", work.now - FORGIVEN_SECONDS)
-        faults = await work.tx.find(Lease, *of_job, ("end", "in", tuple(sorted(FAULTS))), since)
+        of_job: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id),)
+        since: Condition = col(Lease.ended) > work.now - FORGIVEN_SECONDS
+        faults = await work.tx.find(Lease, *of_job, col(Lease.end).in_(tuple(sorted(FAULTS))), since)
         failures = [lease.node for lease in (*faults, *(held for held in work.ended if held.end in FAULTS))]
-        rejected = await work.tx.find(Lease, *of_job, ("end", "=", "rejected"))
+        rejected = await work.tx.find(Lease, *of_job, col(Lease.end).equals("rejected"))
         out = {lease.node for lease in (*rejected, *work.ended) if lease.end == "rejected"}
         willing = affordable(candidates, work.job.quote.rate)
         training = work.job.spec.training
@@ -339,7 +339,7 @@ class Staffing:
         """Those whose accounts the job's escrow can pay beside everybody who has worked for it."""
         if not candidates:
             return []
-        stored = await work.tx.find(Lease, ("job", "=", work.job.id))
+        stored = await work.tx.find(Lease, col(Lease.job).equals(work.job.id))
         now = {lease.id: lease for lease in (*stored, *work.ended, *work.leases.values())}
         payees = payees_of(now.values())
         admitted = payable(candidates, payees)

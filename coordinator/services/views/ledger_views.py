@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, cast
 
 from common.untrusted_text import untrusted
-from coordinator.domain.audits.trust import Audit
+from coordinator.domain.audits.trust import Audit, AuditState
 from coordinator.domain.job import Job
 from coordinator.errors import NotFoundError
 from coordinator.services.audits.disputes import evidence_digest, evidence_of
@@ -19,8 +19,8 @@ from coordinator.services.payments import tallies
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.views import resources
-from coordinator.store.ports import Scalar, Transaction, Where
-from coordinator.store.records import CommitRecord, DisputeRecord, NodeRecord, OutboxRecord, RoundRecord
+from coordinator.store.ports import Condition, Scalar, Transaction, col
+from coordinator.store.records import CommitRecord, DisputeRecord, NodeRecord, OutboxKind, OutboxRecord, RoundRecord
 from ledger.errors import LedgerError
 from ledger.states import EscrowState
 from protocol import disputes as wire
@@ -31,7 +31,13 @@ from protocol.rest import ledger
 
 MAX_NODE_JOBS = 100  # Of a node, those it worked for last.
 MAX_RECENT = 100  # Audits and payouts on a node's page; the rest is under the job that they belong to.
-_WORK_BY = ("job", "state", "why", "settlement", "promised")
+_WORK_BY = (
+    col(CommitRecord.job),
+    col(CommitRecord.state),
+    col(CommitRecord.why),
+    col(CommitRecord.settlement),
+    col(CommitRecord.promised),
+)
 MAX_IDS = 1000  # Named in one query: databases limit its parameters.
 _ZERO = (0, 0)
 
@@ -61,9 +67,9 @@ class BookService:
         self, kinds: Sequence[str], job: str | None, before: int | None, limit: int
     ) -> Sequence[ledger.LedgerEntry]:
         """Transactions, newest first."""
-        where: list[Where] = [("kind", "in", tuple(kinds))] if kinds else []
-        where += [("job", "=", job)] if job is not None else []
-        where += [("id", "<", before)] if before is not None else []
+        where: list[Condition] = [col(OutboxRecord.kind).in_(cast(Sequence[OutboxKind], kinds))] if kinds else []
+        where += [col(OutboxRecord.job).equals(job)] if job is not None else []
+        where += [col(OutboxRecord.id) < before] if before is not None else []
         async with self._context.store.transaction() as tx:
             if job is not None:
                 await _job(tx, job)
@@ -74,9 +80,9 @@ class BookService:
     ) -> Sequence[ledger.NodeAudit]:
         """Audits, those of the latest rounds first."""
         # A step that was forged to test an auditor must look like any other to it: such audits are never listed.
-        where: list[Where] = [("canary", "=", False)]
-        where += [("state", "=", state)] if state is not None else []
-        where += [("job", "=", job)] if job is not None else []
+        where: list[Condition] = [col(Audit.canary).equals(False)]
+        where += [col(Audit.state).equals(cast(AuditState, state))] if state is not None else []
+        where += [col(Audit.job).equals(job)] if job is not None else []
         async with self._context.store.transaction() as tx:
             found = await tx.find(Audit, *where, newest=True, limit=limit, offset=offset, after=after)
             names = await names_in(tx, [audit.detail for audit in found])
@@ -85,15 +91,27 @@ class BookService:
     async def totals(self) -> ledger.LedgerTotals:
         """Where all the money is."""
         async with self._context.store.transaction() as tx:
-            moved = await tx.sums(OutboxRecord, "amount", ("kind",), ("state", "=", "confirmed"))
-            held = [(await tx.sums(Job, field, ()) or {(): _ZERO})[()][1] for field in ("escrow", "paid", "refunded")]
+            moved = await tx.sums(
+                OutboxRecord,
+                col(OutboxRecord.amount),
+                (col(OutboxRecord.kind),),
+                col(OutboxRecord.state).equals("confirmed"),
+            )
+            fields = col(Job.escrow), col(Job.paid), col(Job.refunded)
+            held = [(await tx.sums(Job, field, ()) or {(): _ZERO})[()][1] for field in fields]
         return _totals(moved, held[0] - held[1] - held[2])
 
     async def job(self, job: str) -> ledger.JobLedger:
         """A job's escrow, as the ledger has it now; as the books have it where the ledger does not answer."""
         async with self._context.store.transaction() as tx:
             stored = await _job(tx, job)
-            moved = await tx.sums(OutboxRecord, "amount", ("kind",), ("job", "=", job), ("state", "=", "confirmed"))
+            moved = await tx.sums(
+                OutboxRecord,
+                col(OutboxRecord.amount),
+                (col(OutboxRecord.kind),),
+                col(OutboxRecord.job).equals(job),
+                col(OutboxRecord.state).equals("confirmed"),
+            )
         state = await self._escrow(stored)
         slashed = moved.get(("slash",), _ZERO)[1]
         return ledger.JobLedger(
@@ -120,16 +138,26 @@ class BookService:
     async def node(self, node: str) -> ledger.NodeAccount:
         """A node's account with the market."""
         async with self._context.store.transaction() as tx:
-            records = await tx.find(NodeRecord, ("address", "=", node))
+            records = await tx.find(NodeRecord, col(NodeRecord.address).equals(node))
             if not records:
                 raise NotFoundError(
                     f"there is no node {node[:60]}: the network page lists those that were here", "node"
                 )
-            counts = await tx.sums(Audit, "round", ("state",), ("node", "=", node), ("canary", "=", False))
-            done = await tx.find(Audit, ("node", "=", node), ("canary", "=", False), newest=True, limit=MAX_RECENT)
-            did = await tx.find(Audit, ("auditor", "=", node), ("canary", "=", False), newest=True, limit=MAX_RECENT)
+            counts = await tx.sums(
+                Audit,
+                col(Audit.round),
+                (col(Audit.state),),
+                col(Audit.node).equals(node),
+                col(Audit.canary).equals(False),
+            )
+            done = await tx.find(
+                Audit, col(Audit.node).equals(node), col(Audit.canary).equals(False), newest=True, limit=MAX_RECENT
+            )
+            did = await tx.find(
+                Audit, col(Audit.auditor).equals(node), col(Audit.canary).equals(False), newest=True, limit=MAX_RECENT
+            )
             names = await names_in(tx, [records[0].reason, *(audit.detail for audit in (*done, *did))])
-            slashes = await tx.find(OutboxRecord, ("kind", "=", "slash"), newest=True)
+            slashes = await tx.find(OutboxRecord, col(OutboxRecord.kind).equals("slash"), newest=True)
             jobs, rows = await _work_of(tx, node)
             shown = await _shown(tx, rows)
             taken = await _shown(tx, [row for row in slashes if row.payload.get("node") == node])
@@ -149,7 +177,7 @@ class BookService:
         self, job: str | None, offset: int, limit: int, after: tuple[float, str] | None = None
     ) -> Sequence[wire.DisputeView]:
         """Disputes, newest first."""
-        where: tuple[Where, ...] = () if job is None else (("job", "=", job),)
+        where: tuple[Condition, ...] = () if job is None else (col(DisputeRecord.job).equals(job),)
         async with self._context.store.transaction() as tx:
             records = await tx.find(DisputeRecord, *where, newest=True, limit=limit, offset=offset, after=after)
             return [await _dispute(tx, record) for record in records]
@@ -157,7 +185,7 @@ class BookService:
     async def dispute(self, audit: str) -> wire.DisputeDetail:
         """A dispute, with all that was said once it is over."""
         async with self._context.store.transaction() as tx:
-            records = await tx.find(DisputeRecord, ("id", "=", audit))
+            records = await tx.find(DisputeRecord, col(DisputeRecord.id).equals(audit))
             if not records:
                 raise NotFoundError(f"there is no dispute over audit {audit}: the list has all of them", "audit")
             evidence = evidence_of(records[0]) if records[0].over else None
@@ -169,7 +197,11 @@ class BookService:
 
     async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
         """What is published about a round, for each time that it was completed."""
-        where: tuple[Where, ...] = (("job", "=", job), ("number", "=", number), ("state", "=", "complete"))
+        where: tuple[Condition, ...] = (
+            col(RoundRecord.job).equals(job),
+            col(RoundRecord.number).equals(number),
+            col(RoundRecord.state).equals("complete"),
+        )
         async with self._context.store.transaction() as tx:
             await _job(tx, job)
             records = [record for record in await tx.find(RoundRecord, *where) if record.steps > 0]
@@ -206,7 +238,7 @@ class BookService:
 
 async def _dispute(tx: Transaction, record: DisputeRecord) -> wire.DisputeView:
     dispute, replay = record.dispute, record.dispute.replay
-    memos = await tx.find(OutboxRecord, ("key", "=", f"ruled:{record.id}:{record.job}"))
+    memos = await tx.find(OutboxRecord, col(OutboxRecord.key).equals(f"ruled:{record.id}:{record.job}"))
     return wire.DisputeView(
         record.id,
         record.job,
@@ -230,14 +262,14 @@ async def _dispute(tx: Transaction, record: DisputeRecord) -> wire.DisputeView:
 
 
 async def _job(tx: Transaction, job: str) -> Job:
-    found = await tx.find(Job, ("id", "=", job))
+    found = await tx.find(Job, col(Job.id).equals(job))
     if not found:
         raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
     return found[0]
 
 
 async def _names_of(tx: Transaction, jobs: Iterable[str]) -> Mapping[str, Job]:
-    return {job.id: job for job in await tx.find(Job, ("id", "in", tuple(sorted(set(jobs)))))}
+    return {job.id: job for job in await tx.find(Job, col(Job.id).in_(tuple(sorted(set(jobs)))))}
 
 
 async def _shown(tx: Transaction, rows: Sequence[OutboxRecord]) -> list[ledger.LedgerEntry]:
@@ -262,11 +294,11 @@ async def _shown(tx: Transaction, rows: Sequence[OutboxRecord]) -> list[ledger.L
 
 async def _work_of(tx: Transaction, node: str) -> tuple[tuple[ledger.NodeJob, ...], Sequence[OutboxRecord]]:
     """A node's jobs, newest first, and the transactions that paid it."""
-    groups = await tx.sums(CommitRecord, "amount", _WORK_BY, ("node", "=", node))
+    groups = await tx.sums(CommitRecord, col(CommitRecord.amount), _WORK_BY, col(CommitRecord.node).equals(node))
     ids = tuple(sorted({int(number) for key in groups for number in key[3:] if number is not None}, reverse=True))
     rows: list[OutboxRecord] = []
     for start in range(0, len(ids), MAX_IDS):
-        rows += await tx.find(OutboxRecord, ("id", "in", ids[start : start + MAX_IDS]), newest=True)
+        rows += await tx.find(OutboxRecord, col(OutboxRecord.id).in_(ids[start : start + MAX_IDS]), newest=True)
     by_id = {row.id: row for row in rows}
     jobs = await _names_of(tx, (str(key[0]) for key in groups))
     kept = sorted(jobs.values(), key=lambda job: job.created, reverse=True)[:MAX_NODE_JOBS]

@@ -15,7 +15,7 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.network.relays import Relays
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.views import resources
-from coordinator.store.ports import Where
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord
 from coordinator.version import release
 from ledger.addresses import parse_address
@@ -92,11 +92,18 @@ class MarketService:
         """Price and demand now, and how they were."""
         now, rate = self._context.clock.time(), await self._rates.now()
         async with self._context.store.transaction() as tx:
-            queued = await tx.find(Job, ("state", "in", QUEUED))
+            queued = await tx.find(Job, col(Job.state).in_(QUEUED))
             quoted = await tx.find(Job, newest=True, limit=MAX_PRICES)
-            week: Where = ("created", ">", now - WEEK)
-            paid = await tx.sums(OutboxRecord, "amount", (), ("kind", "=", "settle"), ("state", "=", "confirmed"), week)
-            seen = await tx.find(NodeRecord, ("seen", ">", now - WEEK))
+            week: Condition = col(OutboxRecord.created) > now - WEEK
+            paid = await tx.sums(
+                OutboxRecord,
+                col(OutboxRecord.amount),
+                (),
+                col(OutboxRecord.kind).equals("settle"),
+                col(OutboxRecord.state).equals("confirmed"),
+                week,
+            )
+            seen = await tx.find(NodeRecord, col(NodeRecord.seen) > now - WEEK)
         here = self._nodes.everybody()
         return market.Market(
             rate=rate.per_petaflop,
@@ -125,14 +132,23 @@ class MarketService:
             raise InvalidError(f"{error}: copy it from the app's window or from your wallet", "address") from error
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
-            groups = await tx.sums(CommitRecord, "amount", ("settlement", "state", "job"), ("payout", "=", address))
+            groups = await tx.sums(
+                CommitRecord,
+                col(CommitRecord.amount),
+                (col(CommitRecord.settlement), col(CommitRecord.state), col(CommitRecord.job)),
+                col(CommitRecord.payout).equals(address),
+            )
             ids = sorted({int(key[0]) for key in groups if key[0] is not None}, reverse=True)
             rows: dict[int, OutboxRecord] = {}
             for start in range(0, len(ids), MAX_IDS):
-                found = await tx.find(OutboxRecord, ("id", "in", tuple(ids[start : start + MAX_IDS])))
+                found = await tx.find(OutboxRecord, col(OutboxRecord.id).in_(tuple(ids[start : start + MAX_IDS])))
                 rows |= {row.id: row for row in found}
-            records = {record.address: record for record in await tx.find(NodeRecord, ("payout", "=", address))}
-            records |= {record.address: record for record in await tx.find(NodeRecord, ("address", "=", address))}
+            records = {
+                record.address: record for record in await tx.find(NodeRecord, col(NodeRecord.payout).equals(address))
+            }
+            records |= {
+                record.address: record for record in await tx.find(NodeRecord, col(NodeRecord.address).equals(address))
+            }
         sums: defaultdict[str, int] = defaultdict(int)
         parts: defaultdict[int, int] = defaultdict(int)
         for (settlement, state, _), (_, amount) in groups.items():
@@ -162,14 +178,19 @@ class MarketService:
         days = []
         async with self._context.store.transaction() as tx:
             for day in range(today, today - INCIDENT_DAYS * DAY, -DAY):
-                within: tuple[Where, ...] = (
-                    ("time", ">", day - 1e-6),
-                    ("time", "<", day + DAY),
-                    ("kind", "in", INCIDENTS),
+                within: tuple[Condition, ...] = (
+                    col(EventRecord.time) > day - 1e-6,
+                    col(EventRecord.time) < day + DAY,
+                    col(EventRecord.kind).in_(INCIDENTS),
                 )
-                counted = await tx.sums(EventRecord, "id", ("kind",), *within)
+                counted = await tx.sums(EventRecord, col(EventRecord.id), (col(EventRecord.kind),), *within)
                 days.append(market.Day(day, {str(kind): count for (kind,), (count, _) in sorted(counted.items())}))
-            rows = await tx.sums(OutboxRecord, "amount", ("state",), ("state", "in", ("queued", "sent", "failed")))
+            rows = await tx.sums(
+                OutboxRecord,
+                col(OutboxRecord.amount),
+                (col(OutboxRecord.state),),
+                col(OutboxRecord.state).in_(("queued", "sent", "failed")),
+            )
         return market.Health(
             started=self._started,
             checks=(

@@ -10,6 +10,7 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.network.relays import Relays
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.views import resources
+from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
 from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
 from protocol.node import IceServers
@@ -44,9 +45,9 @@ class NetworkService:
     async def view(self) -> api.NetworkView:
         """Capacity, work and price at a glance."""
         async with self._context.store.transaction() as tx:
-            running = await tx.find(Job, ("state", "in", _RUNNING))
-            done = await tx.find(Job, ("state", "=", JobState.SETTLED))
-            paid = sum(record.earned for record in await tx.find(NodeRecord, ("earned", ">", 0)))
+            running = await tx.find(Job, col(Job.state).in_(_RUNNING))
+            done = await tx.find(Job, col(Job.state).equals(JobState.SETTLED))
+            paid = sum(record.earned for record in await tx.find(NodeRecord, col(NodeRecord.earned) > 0))
         here = self._nodes.everybody()
         busy = self._leases.busy()
         return api.NetworkView(

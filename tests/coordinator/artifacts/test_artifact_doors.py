@@ -21,6 +21,7 @@ from coordinator.services.artifacts.deliveries import Deliveries
 from coordinator.services.artifacts.disk_space import MIN_FREE_BYTES, Room
 from coordinator.services.artifacts.models import Prepared
 from coordinator.services.artifacts.uploads import UploadService
+from coordinator.store.ports import col
 from coordinator.store.records import DeliveryRecord, DisputeRecord
 from coordinator.web.auth import Access, Auth, access_of
 from coordinator.web.life import LifeRoutes
@@ -253,7 +254,7 @@ async def test_what_a_dispute_publishes_names_openings_that_nobody_can_read(town
     opening = b"all that a step was computed from" * 100
     assert await town.put(opening, node, lease, audit_answer(asked.audit)) == 204
     async with town.world.records.transaction() as tx:
-        (audit,) = await tx.find(Audit, ("id", "=", asked.audit))
+        (audit,) = await tx.find(Audit, col(Audit.id).equals(asked.audit))
         shown = msgspec.structs.replace(audit, state="replaying", auditor_lease=lease, opening=sha(opening), afar=False)
         replay = shown.command_for(lease)
         assert isinstance(replay, ReplayStep)

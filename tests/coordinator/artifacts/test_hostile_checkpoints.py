@@ -17,6 +17,7 @@ from coordinator.domain.job import Job
 from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.models import TrainerTools
+from coordinator.store.ports import col
 from protocol.job.job import TokenizerSpec
 from protocol.models.model import STARTS_LEARNT
 from tests.coordinator.bench import Bench
@@ -107,7 +108,7 @@ async def desk(folder: Path, memory_mb: int = 4096) -> Desk:
     await bench.enter(1)
     name = await bench.job()
     async with bench.store.transaction() as tx:
-        (job,) = await tx.find(Job, ("id", "=", name))
+        (job,) = await tx.find(Job, col(Job.id).equals(name))
     made = Desk(folder, job, memory_mb)
     tokenizer = Tokenizer(BPE()).to_str().encode()
     files = {"config.json": await made.keep(json.dumps(CONFIG).encode()), "tokenizer.json": await made.keep(tokenizer)}

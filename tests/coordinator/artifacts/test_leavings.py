@@ -17,6 +17,7 @@ from coordinator.services.artifacts.inference import Trials
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.core import logs
 from coordinator.services.core.logs import JobLogs
+from coordinator.store.ports import col
 from coordinator.store.records import LogRecord
 from protocol.job.job import LoraSpec
 from protocol.rest.api import TrialRequest
@@ -121,10 +122,10 @@ async def test_a_talkative_worker_pushes_out_its_oldest_lines_and_no_other_jobs(
         log.offer(LEASE, WorkerLog(tuple(WorkerLogLine(0.0, "info", f"line {part}.{n}") for n in range(5))))
         await flushed(bench, log)
     async with bench.store.transaction() as tx:
-        kept = await tx.find(LogRecord, ("job", "=", LEASE.job))
+        kept = await tx.find(LogRecord, col(LogRecord.job).equals(LEASE.job))
         assert [line.text for line in kept] == [f"line {part}.{n}" for part in (3, 4) for n in range(5)]
         assert all(line.time == bench.clock.time() for line in kept), "a clock that is far off is not believed"
-        assert len(await tx.find(LogRecord, ("job", "=", other.job))) == 1
+        assert len(await tx.find(LogRecord, col(LogRecord.job).equals(other.job))) == 1
 
 
 # --- trying the model ---------------------------------------------------------------------------------------------------

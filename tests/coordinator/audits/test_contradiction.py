@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.domain.audits import penalty, trust
-from coordinator.domain.audits.trust import Audit, Auditor
+from coordinator.domain.audits.trust import Audit, AuditorCandidate
 from protocol.audit import ProvenLeaf, StepLeaf
 from protocol.codec import encode
 from protocol.merkle import MerkleTree
@@ -45,7 +45,7 @@ def round_of(change: Callable[[int], StepLeaf]) -> tuple[Audit, list[ProvenLeaf]
     return audit, shown
 
 
-def judged(audit: Audit, *proof: ProvenLeaf, auditor: Auditor = SECOND, verdict: str = "mismatch") -> Audit:
+def judged(audit: Audit, *proof: ProvenLeaf, auditor: AuditorCandidate = SECOND, verdict: str = "mismatch") -> Audit:
     report = AuditReport(audit.id, verdict, "seen", proof=proof)  # type: ignore[arg-type]
     return trust.judged(trust.assigned(audit, auditor, 30.0), auditor.node, report, 40.0)
 

@@ -22,6 +22,7 @@ from coordinator.services.training.job_faults import (
     too_many_at_once,
     too_many_faults,
 )
+from coordinator.store.ports import col
 from coordinator.store.records import CreditRecord
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.conftest import House, nodes, until
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.wall_clock
 
 async def blames(house: House, job: str) -> list[Lease]:
     async with house.parts.context.store.transaction() as tx:
-        return await tx.find(Lease, ("job", "=", job), ("end", "=", "inputs"))
+        return await tx.find(Lease, col(Lease.job).equals(job), col(Lease.end).equals("inputs"))
 
 
 async def test_owners_that_cannot_use_the_files_end_the_job_where_nobody_else_is_here(house: House) -> None:

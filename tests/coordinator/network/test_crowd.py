@@ -13,6 +13,7 @@ from coordinator.errors import UnavailableError
 from coordinator.services.network import admission as crowds
 from coordinator.services.network.admission import Crowd, CrowdedError
 from coordinator.services.network.nodes import NodeRefusedError, NodeSession
+from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
 from coordinator.web.connections import Connections
 from protocol.identity import NodeKey
@@ -30,7 +31,7 @@ class Gate(Bench):
         key = NodeKey(number.to_bytes(32, "big")).address
         if known:
             async with self.store.transaction() as tx:
-                for record in await tx.find(NodeRecord, ("address", "=", key)):
+                for record in await tx.find(NodeRecord, col(NodeRecord.address).equals(key)):
                     await tx.update(msgspec.structs.replace(record, rounds=3))
         return await self.enter(number, address=address)
 

@@ -37,6 +37,7 @@ from coordinator.services.jobs.idempotency import Replays
 from coordinator.services.network import admission as crowds
 from coordinator.services.network.nodes import NodeRefusedError
 from coordinator.store.memory import MemoryStore
+from coordinator.store.ports import col
 from coordinator.store.records import KeyRecord, NodeRecord, SessionRecord, TrailRecord
 from coordinator.web.auth import Auth
 from protocol.job.job import DatasetSpec, TokenizerSpec
@@ -192,14 +193,15 @@ async def test_sessions_keys_and_the_trail_of_an_account_do_not_grow_for_ever(mo
         await accounts.revoke_key(account.id, key.id)
     await clock.advance(IDLE_S + 1)
     await accounts.begin_session(account.id, "password")
-    own = ("account_id", "=", account.id)
     async with store.transaction() as tx:
-        assert len(await tx.find(SessionRecord, own)) == 1, "those that ended by themselves are gone"
-        assert len(await tx.find(KeyRecord, own)) == 3
-        trail = await tx.find(TrailRecord, own)
+        assert len(await tx.find(SessionRecord, col(SessionRecord.account_id).equals(account.id))) == 1, (
+            "those that ended by themselves are gone"
+        )
+        assert len(await tx.find(KeyRecord, col(KeyRecord.account_id).equals(account.id))) == 3
+        trail = await tx.find(TrailRecord, col(TrailRecord.account_id).equals(account.id))
         assert len(trail) == 5
         assert trail[-1].action == "session.began"
-        assert len(await tx.find(TrailRecord, ("account_id", "=", LOCAL_ACCOUNT))) == 1
+        assert len(await tx.find(TrailRecord, col(TrailRecord.account_id).equals(LOCAL_ACCOUNT))) == 1
 
 
 async def test_answers_that_are_kept_for_repeated_requests_have_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
@@ -16,6 +15,7 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.jobs import unpaid as unpaid_module
 from coordinator.services.jobs.unpaid import DAY, Unpaid
 from coordinator.services.training.job_faults import OWN_FAULT
+from coordinator.store.ports import col
 from coordinator.store.records import EventRecord, LogRecord, OutboxRecord
 from tests.coordinator.bench import Bench
 
@@ -170,6 +170,6 @@ async def test_a_job_that_nobody_funds_costs_no_fee_and_is_gone_after_two_days()
     with pytest.raises(NotFoundError):
         await bench.stored(job)
     async with bench.store.transaction() as tx:
-        for kind in (EventRecord, LogRecord):
-            assert await tx.find(cast(type[EventRecord], kind), ("job", "=", job)) == []
+        assert await tx.find(EventRecord, col(EventRecord.job).equals(job)) == []
+        assert await tx.find(LogRecord, col(LogRecord.job).equals(job)) == []
         assert len(await tx.find(Job)) == 1, "what runs stays"

@@ -8,6 +8,7 @@ from coordinator.domain.network import NetworkMap
 from coordinator.domain.placement import Candidate, Placement, choose, settle_crossing
 from coordinator.domain.placement.crossing import Chosen, edge_of
 from coordinator.domain.rounds.run import Run, training_of
+from coordinator.store.ports import col
 from coordinator.store.records import EventRecord, RunRecord
 from protocol.job.job import CrossingPlan, JobSpec, TrainingSpec
 from protocol.network import NetworkReport, PeerMeasure
@@ -115,8 +116,8 @@ async def test_workers_get_what_was_settled_the_document_stays_and_the_timeline_
         await bench.parts.settlement.queue_funding(work)
     assigned = await until_assigned(bench, job)
     async with bench.store.transaction() as tx:
-        run = (await tx.find(RunRecord, ("job", "=", job)))[0].run
-        events = [e.text for e in await tx.find(EventRecord, ("job", "=", job)) if e.kind == "crossing"]
+        run = (await tx.find(RunRecord, col(RunRecord.job).equals(job)))[0].run
+        events = [e.text for e in await tx.find(EventRecord, col(EventRecord.job).equals(job)) if e.kind == "crossing"]
     assert run.crossing is not None
     assert {CrossingPlan.of(assign.spec.training) for assign in assigned} == {run.crossing}
     assert (await bench.stored(job)).spec.training.activations == "auto", "the ledger has the document's digest"
@@ -172,7 +173,7 @@ async def test_workers_of_a_job_in_epochs_have_a_share_of_the_windows_each() -> 
     assigned = await until_assigned(bench, job)
     assert {assign.spec.training.shares for assign in assigned} == {3}
     async with bench.store.transaction() as tx:
-        run = (await tx.find(RunRecord, ("job", "=", job)))[0].run
+        run = (await tx.find(RunRecord, col(RunRecord.job).equals(job)))[0].run
     assert training_of(run, document.training).shares == 3, "auditors run steps again as they were made"
     assert (await bench.stored(job)).spec.training.shares is None
     old = msgspec.structs.replace(run, shares=None)
