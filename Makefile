@@ -33,39 +33,43 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 --no-warn-unreachable -p desktop.agent -p desktop.gui
 
+# All but those that take long or need root, which have a word of their own below.
+LONG := $(addprefix benchmarks/,links/home_links.py learning/training.py upkeep/chaos.py money/payouts.py links/utilisation.py upkeep/streams.py hostile/fuzz.py)
+
 bench: setup
-	@for program in $(filter-out benchmarks/home_links.py benchmarks/training.py benchmarks/chaos.py benchmarks/payouts.py benchmarks/utilisation.py benchmarks/streams.py benchmarks/fuzz.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
+	@for program in $(filter-out $(LONG),$(wildcard benchmarks/*/[!_]*.py)); do \
+	  module=$$(echo $${program%.py} | tr / .); echo "== $$module"; $(BIN)/python -m $$module || exit 1; done
 
 # Rates, manners, cold starts and control latency between two emulated homes, beside four others; about half an hour, as root.
 # ARGS=--all-peers: the others in every cell and relayed, an hour; --resume goes on with a run that was broken off.
 bench-transport: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	$(BIN)/python benchmarks/home_links.py $(ARGS)
+	$(BIN)/python -m benchmarks.links.home_links $(ARGS)
 
 # Coverage-guided bytes at every parser of strangers' bytes; a minute for each of 18. ARGS="--seconds 600 --only archive" for other times.
 fuzz: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	$(BIN)/python benchmarks/fuzz.py $(ARGS)
+	$(BIN)/python -m benchmarks.hostile.fuzz $(ARGS)
 
 # Loss and bytes of the methods between replicas beside DDP, Flower and one worker alone. ARGS=--quick: minutes; all of it: hours.
 bench-training: setup
-	$(BIN)/python benchmarks/training.py $(ARGS)
+	$(BIN)/python -m benchmarks.learning.training $(ARGS)
 
 # How busy computing is over home lines, with real nodes in emulated homes; a quarter of an hour, as root.
 bench-utilisation: setup
-	$(BIN)/python benchmarks/utilisation.py $(ARGS)
+	$(BIN)/python -m benchmarks.links.utilisation $(ARGS)
 
 # Two hundred kills over a run of 4 stages x 3 replicas, beside the same run in calm; half an hour on two cores. ARGS="--kills 20 ..." for less.
 chaos: setup
-	$(BIN)/python benchmarks/chaos.py $(ARGS)
+	$(BIN)/python -m benchmarks.upkeep.chaos $(ARGS)
 
 # 100,000 payouts through a ledger that forks and an endpoint that fails; some twenty minutes of one processor.
 payouts: setup
-	$(BIN)/python benchmarks/payouts.py $(ARGS)
+	$(BIN)/python -m benchmarks.money.payouts $(ARGS)
 
 # Ten minutes of everything at once over a bad line.
 soak: setup
-	COTTAGE_SOAK_S=600 $(BIN)/python benchmarks/soak.py
+	COTTAGE_SOAK_S=600 $(BIN)/python -m benchmarks.links.soak
 
 # The provider's program as a folder and as a Debian package, in build/desktop. ARGS=--run: also for one user, without root.
 desktop: setup

@@ -18,13 +18,15 @@ def folders(*tops: str) -> list[Path]:
     return sorted({file.parent for top in tops for file in (ROOT / top).rglob("*.py")} - GENERATED)
 
 
-@pytest.mark.parametrize("folder", folders(*ROOMS, "tests"), ids=lambda folder: str(folder.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "folder", folders(*ROOMS, "tests", "benchmarks"), ids=lambda folder: str(folder.relative_to(ROOT))
+)
 def test_a_folder_has_at_most_25_modules(folder: Path) -> None:
     modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
     assert len(modules) <= MOST, f"{len(modules)} modules: make rooms by subject"
 
 
-@pytest.mark.parametrize("folder", folders(*ROOMS), ids=lambda folder: str(folder.relative_to(ROOT)))
+@pytest.mark.parametrize("folder", folders(*ROOMS, "benchmarks"), ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_a_package_says_what_it_is_for(folder: Path) -> None:
     package = folder / "__init__.py"
     if not package.exists():

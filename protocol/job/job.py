@@ -153,7 +153,7 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outer_learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.3
     commit_every: Annotated[int, Meta(ge=1, le=64)] = 10
-    """Steps between two hashes of the state; an audit runs so many again. ``benchmarks/commitments.py`` has what it costs."""
+    """Steps between two hashes of the state; an audit runs so many again. ``benchmarks.trust.commitments`` has what it costs."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     lora: LoraSpec | None = None
     """Adapters learn and the model stays as it is; ``None``: the model learns."""

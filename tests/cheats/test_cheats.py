@@ -1,4 +1,4 @@
-"""Every way to cheat ends as the catalogue says, and costs nobody else anything. ``benchmarks/cheats.py`` runs many worlds."""
+"""Every way to cheat ends as the catalogue says, and costs nobody else anything. ``benchmarks.trust.cheats`` runs many worlds."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Nobody earns by cheating where the operator looks: each plot as nodes that do it. ``benchmarks/cheats.py`` runs many worlds."""
+"""Nobody earns by cheating where the operator looks: each plot as nodes that do it. ``benchmarks.trust.cheats`` runs many."""
 
 import asyncio
 from statistics import mean

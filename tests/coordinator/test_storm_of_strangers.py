@@ -1,6 +1,6 @@
 """Strangers by the hundred against a real coordinator whose limits are small: all of them are met, and it goes on answering.
 
-``benchmarks/strangers.py`` does it for minutes, with the limits as they are.
+``benchmarks/hostile/strangers.py`` does it for minutes, with the limits as they are.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every parser of strangers' bytes as one function, for ``benchmarks/fuzz.py``: what it takes must hold, else its one error.
+"""Every parser of strangers' bytes as one function, for ``benchmarks.hostile.fuzz``: what it takes must hold, else its one error.
 
 Seeds are made by the encoders, a few of each kind: a rule instead of files, so that they never fall behind the formats.
 """

@@ -21,7 +21,7 @@ UNIONS = (NodeMessage, CoordinatorMessage, WorkerMessage, AgentMessage)
 
 
 def test_hostile_bytes_are_a_message_or_the_one_error_and_leave_no_memory_behind() -> None:
-    storm = WireStorm(seed=1)  # ``benchmarks/hostile_wire.py`` throws a million.
+    storm = WireStorm(seed=1)  # ``benchmarks/hostile/hostile_wire.py`` throws a million.
     storm.run(1_000)
     before = peak_mb()
     storm.run(4_000)

@@ -1,4 +1,4 @@
-"""The targets of ``benchmarks/fuzz.py`` see what they should: their seeds are taken, and what is cut off is refused."""
+"""The targets of ``benchmarks/hostile/fuzz.py`` see what they should: their seeds are taken, and what is cut off is refused."""
 
 import tempfile
 from pathlib import Path

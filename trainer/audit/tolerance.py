@@ -4,7 +4,7 @@ A *distance* is relative: the length of the difference over the length of what t
 its change since the segment began, so that doing nothing is 1 away and doing the opposite 2, however small the steps are.
 
 Honest machines of different classes round differently, and Adam's first steps make whole steps of the signs of gradients that
-are next to nothing. ``benchmarks/across.py`` measures honest distances and those of lies; docs/explanation/trust.md has them. A
+are next to nothing. ``benchmarks.trust.across`` measures honest distances and lies; docs/explanation/trust.md has them. A
 lie that stays within the tolerance is not seen: so a pass is worth little, and a failure proves nothing to anybody else.
 """
 

@@ -6,7 +6,7 @@ others, most of them by much the same amount in every token; the mean over the m
 
 Levels are bytes, and an envelope (``trainer.codecs.envelope``) makes of them what they hold. Of all distributions with a given
 mean magnitude the Laplacian has the most entropy; with steps of a quarter of it that is ``log2(8e)``, **4.44 bits a value**.
-Hidden states take less (2.4 to 4.3 with zstd); ``benchmarks/activations.py`` shows bytes and loss. Groups of 32 under a scale
+Hidden states take less (2.4 to 4.3 with zstd); ``benchmarks.learning.activations`` shows both. Groups of 32 under a scale
 behind a Hadamard rotation (QuaRot, arXiv 2404.00456; TAH-Quant, arXiv 2506.01352) leave three times the squared error and take
 about as many bytes.
 

@@ -1,4 +1,4 @@
-"""Hostile uploads and archives leave nothing and take nobody's room; ``benchmarks/hostile_uploads.py --cases N`` does more."""
+"""Hostile uploads and archives leave nothing and take nobody's room; ``benchmarks.hostile.hostile_uploads`` does more."""
 
 import pytest
 

@@ -1,0 +1,1 @@
+"""Bytes and calls of strangers, by the million."""

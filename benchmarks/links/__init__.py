@@ -1,0 +1,1 @@
+"""Links between homes: rates, manners, latency, and how busy they keep computing."""

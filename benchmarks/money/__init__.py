@@ -1,0 +1,1 @@
+"""What the market program and settlement cost, in calm and under faults."""

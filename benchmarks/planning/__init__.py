@@ -1,0 +1,1 @@
+"""How good plans and prices are, for published and simulated networks."""

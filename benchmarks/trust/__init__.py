@@ -1,0 +1,1 @@
+"""What committing, re-running and judging cost, and what becomes of every cheat."""

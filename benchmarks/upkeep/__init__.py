@@ -1,0 +1,1 @@
+"""Programs as their users have them: size, starts, pages, streams, games, and kills."""
