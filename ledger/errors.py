@@ -16,7 +16,6 @@ LedgerError
 ├── TransactionFailedError      the ledger executed a transaction and refused it; carries the program's logs
 ├── TransactionExpiredError     a transaction's blockhash ran out before it was processed
 ├── AlteredTransactionError     a transaction that somebody has sent is not the one that was agreed on
-├── UnsupportedError            what this cluster cannot do, because it lacks the market program
 ├── DeployError                 the program cannot be brought to a cluster this way
 ├── program.errors.ProgramLinkError, BuildError                        building the on-chain program
 └── local.chain.TransactionRefusedError, StoreFailedError, local.rpc.RpcError      inside the embedded ledger
@@ -104,7 +103,3 @@ class AlteredTransactionError(LedgerError):
 
 class DeployError(LedgerError):
     """The program cannot be brought to a cluster this way; says what is missing."""
-
-
-class UnsupportedError(LedgerError):
-    """This cluster cannot do it, because it lacks the market program."""

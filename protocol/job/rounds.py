@@ -91,15 +91,6 @@ def total_rounds(training: TrainingSpec, replicas: int, floor: int = 1) -> int:
     return schedule(training, replicas, floor).rounds
 
 
-def exchange_seconds(parameters: int, bits: float, uplink: float, copies: int) -> float:
-    """Seconds in which a node sends its contribution to the other replicas.
-
-    Args:
-        parameters: of its stage; ``bits`` on the wire for each. uplink: bit/s. copies: receivers.
-    """
-    return parameters * bits * copies / uplink
-
-
 def carried(exchange: float, step: float, share: float = EXCHANGE_SHARE) -> tuple[int, str]:
     """The shortest period at which an exchange takes at most ``share`` of a round, and why, in words.
 

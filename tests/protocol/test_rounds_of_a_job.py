@@ -12,7 +12,6 @@ from protocol.job.rounds import (
     Schedule,
     Stretch,
     carried,
-    exchange_seconds,
     schedule,
     total_rounds,
 )
@@ -88,7 +87,8 @@ def test_a_job_of_a_trillion_steps_is_planned_at_once() -> None:
 
 def test_the_period_that_a_home_line_carries_is_the_papers_formula() -> None:
     """H >= N x bits / (uplink x step x share), of the time spent waiting against the time spent stepping."""
-    exchange = exchange_seconds(parameters=100_000_000, bits=4.25, uplink=20e6, copies=3)
+    parameters, bits, copies, uplink = 100_000_000, 4.25, 3, 20e6
+    exchange = parameters * bits * copies / uplink
     assert exchange == pytest.approx(63.75)
     steps, reason = carried(exchange, step=2.0, share=0.2)
     assert steps == 128  # 63.75 s of 319 s.

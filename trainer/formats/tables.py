@@ -10,7 +10,6 @@ from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, long_r
 from trainer.formats.source import SourceStream
 
 RAW_BYTES = 400
-MAX_COLUMNS = 10_000
 
 
 def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> Iterator[DatasetRow]:

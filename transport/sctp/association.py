@@ -65,7 +65,6 @@ class FastSctpTransport(RTCSctpTransport):
         self._pair: Any = None
         self._polite = False
         self._checksums = True
-        self._factory: ControllerFactory | None = None
         self._levels: dict[int, int] = {}
         self._allowance: Allowance | None = None
         self._controls: list[Chunk] = []
@@ -105,12 +104,6 @@ class FastSctpTransport(RTCSctpTransport):
     def path_stats(self) -> PathStats:
         """The path's figures; zeros before the association is established."""
         return self._data.stats() if self._data is not None else IDLE_STATS
-
-    def set_controller(self, factory: ControllerFactory) -> None:
-        """Use another congestion controller: ``factory(packet_bytes)`` makes it."""
-        self._factory = factory
-        if self._data is not None:
-            self._data.controller = factory(BASE_MTU)
 
     def set_allowance(self, allowance: Allowance | None) -> None:
         """Share the process's limits on upload and download; None lifts them."""
@@ -250,8 +243,6 @@ class FastSctpTransport(RTCSctpTransport):
         return ReceiveBook(self._last_received_tsn, self.getCapabilities().maxMessageSize)
 
     def _new_controller(self) -> Controller:
-        if self._factory is not None:
-            return self._factory(BASE_MTU)
         return RateController(packet_bytes=BASE_MTU, polite=self._polite)
 
     async def _handle_data(self, data: bytes) -> None:

@@ -60,11 +60,6 @@ def seconds(means: AnswerMeans, effort: Effort, least: float) -> float:
     return min(max(least, SAFETY * takes), max(least, MOST_SECONDS))
 
 
-def can_show(size: float, up: float | None) -> bool:
-    """Whether a line gets so many bytes through in the longest time that an answer may take, with some to spare."""
-    return SAFETY * size / (up or ASSUMED_UP) <= MOST_SECONDS
-
-
 def opening_bytes(shape: ModelShape, training: TrainingSpec, layers: Layers, last: int, steps: int) -> int:
     """More than any opening of a step comes to.
 

@@ -119,28 +119,6 @@ def at_stake(exposure: Exposure) -> int:
     return min(WHOLE, -(-MARGIN * exposure.share * WHOLE // loss))
 
 
-def expected_gain(exposure: Exposure, forged: int, steps: int, probability: int) -> int:
-    """What forging ``forged`` of ``steps`` steps brings on average, times ``LAST * steps * steps * WHOLE``: its sign is exact.
-
-    Args:
-        probability: that one step of the round is drawn, in millionths.
-    """
-    found = (
-        (LAST - 1) * probability * forged
-    )  # Of LAST * steps * WHOLE: that the drawn step is one of the forged, at least.
-    gain = exposure.share * forged * (LAST * steps * WHOLE - found)
-    return gain - found * (exposure.unpaid + exposure.slashable) * steps
-
-
-def rounds_until_caught(probability: int, forged: int, steps: int) -> float:
-    """Rounds that somebody survives on average who forges so many steps of each, the last one not among them.
-
-    Geometric: 1 / (p * 3/4 * forged / steps). A forged contribution is found with the last step: ``1 / (p * chance_of_last)``.
-    """
-    chance = probability * forged * (LAST - 1)
-    return LAST * WHOLE * steps / chance if chance else float("inf")
-
-
 def chance_of_last(steps: int) -> float:
     """That a drawn step is the round's last one."""
     return 1 / LAST + (1 - 1 / LAST) / steps

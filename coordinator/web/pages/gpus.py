@@ -14,7 +14,6 @@ from protocol.rest.api import NodeView
 from protocol.rest.market import Market
 
 PETAFLOP = 10**15
-WEEK_SECONDS = 7 * 86_400
 MONTH_DAYS = 30
 PART_LOW, PART_HIGH = 0.35, 0.7
 """Of a card's data sheet that training in float32 may reach: an assumption, until a machine with the card is measured here."""

@@ -13,9 +13,7 @@ from desktop.gui.widgets import Card, FlowBox, Text, button
 
 PATIENCE_MS = 20_000  # scrypt takes a third of a second, on a crowded machine some.
 MIN_PASSPHRASE = 8
-A_ROW = 4
 SAVED = "backup/saved"
-REMIND_AT = 1_000_000  # Verified millionths from which a lost key would hurt.
 
 
 class IdentityCard(Card):

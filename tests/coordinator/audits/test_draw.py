@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.domain.audits import rate as rates
 from coordinator.domain.audits import sampling as draws
 from coordinator.domain.audits.rate import FLOOR, Exposure, NodeStanding
-from coordinator.domain.audits.sampling import WHOLE, Drawable
+from coordinator.domain.audits.sampling import LAST, WHOLE, Drawable
 from tests.coordinator.fakes import digest
 
 BLOCK = "4sGjMW1sUnHzSxGspuhpqLDx6wiyjNtZAMdL4VZHirAn"
@@ -25,6 +25,27 @@ seeds = st.binary(min_size=32, max_size=32)
 amounts = st.integers(0, 10**12)
 exposures = st.builds(Exposure, share=st.integers(1, 10**9), unpaid=amounts, slashable=amounts)
 standings = st.builds(NodeStanding, credit=amounts, share=st.integers(1, 10**9), faults=st.integers(0, 30))
+
+
+def expected_gain(exposure: Exposure, forged: int, steps: int, probability: int) -> int:
+    """What forging ``forged`` of ``steps`` steps brings on average, times ``LAST * steps * steps * WHOLE``: its sign is exact.
+
+    Args:
+        probability: that one step of the round is drawn, in millionths.
+    """
+    # Of LAST * steps * WHOLE: that the drawn step is one of the forged, at least.
+    found = (LAST - 1) * probability * forged
+    gain = exposure.share * forged * (LAST * steps * WHOLE - found)
+    return gain - found * (exposure.unpaid + exposure.slashable) * steps
+
+
+def rounds_until_caught(probability: int, forged: int, steps: int) -> float:
+    """Rounds that somebody survives on average who forges so many steps of each, the last one not among them.
+
+    Geometric: 1 / (p * 3/4 * forged / steps). A forged contribution is found with the last step.
+    """
+    chance = probability * forged * (LAST - 1)
+    return LAST * WHOLE * steps / chance if chance else float("inf")
 
 
 @given(seeds, commitments, st.integers(0, 6), st.integers(0, WHOLE))
@@ -264,15 +285,15 @@ def test_forging_any_part_of_a_round_never_pays(
     if exposure.share * rates.MARGIN > exposure.unpaid + exposure.slashable:
         assert probability == WHOLE
         return  # Nothing could make this a loss by itself; it is certain to be looked at.
-    assert rates.expected_gain(exposure, *forged, probability) <= 0
+    assert expected_gain(exposure, *forged, probability) <= 0
 
 
 def test_three_quarters_of_the_rate_would_still_be_a_loss_for_whoever_forges_everything_and_not_a_tenth() -> None:
     exposure = Exposure(share=10_000, unpaid=30_000, slashable=370_000)
     needed = rates.at_stake(exposure)
     assert needed == 50_000
-    assert rates.expected_gain(exposure, 20, 20, needed * 3 // 4) < 0
-    assert rates.expected_gain(exposure, 20, 20, needed // 10) > 0
+    assert expected_gain(exposure, 20, 20, needed * 3 // 4) < 0
+    assert expected_gain(exposure, 20, 20, needed // 10) > 0
 
 
 def test_rounds_until_caught_is_the_mean_of_what_is_drawn() -> None:
@@ -284,6 +305,6 @@ def test_rounds_until_caught_is_the_mean_of_what_is_drawn() -> None:
             if any(d.step < 10 for d in drawn):  # Half of the steps are forged.
                 lived.append(number + 1)
                 break
-    expected = rates.rounds_until_caught(200_000, 10, 20)
+    expected = rounds_until_caught(200_000, 10, 20)
     assert expected == pytest.approx(40 / 3)
     assert abs(sum(lived) / len(lived) - expected) < 2.0
