@@ -86,7 +86,7 @@ TEST_FUNDS = Amount(1_000_000_000_000)  # A million tokens: more than any test o
 TEST_LAMPORTS = 1_000_000_000_000
 SHUTDOWN_SECONDS = 5.0  # Connections that are still busy by then are cut.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         add_interface(app, parts, uploads, checks, artifacts, auth)
         app.router.add_get("/metrics", _metrics(parts))
         if not config.open and not await auth.accounts.any():
-            log.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
+            LOG.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
         await parts.recover()
         yield app, parts
 
@@ -340,7 +340,7 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
         own = OwnAuditor(config.data, SystemClock())
         config = replace(config, auditors=config.auditors | {own.address})
     if not config.auditors:
-        log.warning("%s", nobody_looks(config))
+        LOG.warning("%s", nobody_looks(config))
     async with build(config) as (app, parts):
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=IDLE_SECONDS)
         await runner.setup()
@@ -376,7 +376,7 @@ async def _fill(ledger: Ledger, coordinator: str, wallet: str) -> bool:
         if await ledger.balance(wallet) < TEST_FUNDS // 2:
             await ledger.faucet(wallet, TEST_FUNDS, TEST_LAMPORTS)
     except LedgerError as error:
-        log.info("no test wallet: %s", error)
+        LOG.info("no test wallet: %s", error)
         return False
     return True
 

@@ -31,7 +31,7 @@ STOP_S = 10.0  # Its worker gets two seconds; then it is ended by force.
 _NEEDED: Mapping[str, str] = {"torch": "trainer", "transformers": "trainer", "docker": "agent", "filelock": "agent"}
 """Package -> the extra of Cottage that has it."""
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 def lacks() -> str:
@@ -72,7 +72,7 @@ class OwnAuditor:
             except OSError as error:  # No memory for a process, no room for its files.
                 how = f"cannot be started: {error}"
             wait = FIRST_WAIT_S if self._clock.now() - began >= SOUND_S else wait
-            log.warning("the coordinator's own auditor %s; it is started again in %g s", how, wait)
+            LOG.warning("the coordinator's own auditor %s; it is started again in %g s", how, wait)
             await self._clock.sleep(wait)
             wait = min(LONGEST_WAIT_S, 2 * wait)
 
@@ -89,7 +89,7 @@ class OwnAuditor:
             start_new_session=True,
             preexec_fn=_step_back,
         )
-        log.info("the coordinator's own auditor is process %d, node %s", process.pid, self.address)
+        LOG.info("the coordinator's own auditor is process %d, node %s", process.pid, self.address)
         try:
             return await process.wait()
         finally:

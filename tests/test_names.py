@@ -36,3 +36,10 @@ def test_the_vocabulary_has_each_word_once() -> None:
     assert len(words) > 60
     twice = sorted(word for word, count in Counter(words).items() if count > 1)
     assert not twice, f"say what each is of, as in auditor (of the operator): {twice}"
+
+
+def test_every_module_calls_its_logger_the_same() -> None:
+    named = re.compile(r"^(\w+)(?:: logging\.Logger)? = logging\.getLogger\(", re.MULTILINE)
+    files = (file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
+    found = Counter(name for file in files for name in named.findall(file.read_text()))
+    assert set(found) == {"LOG"}, found

@@ -18,7 +18,7 @@ MAX_EACH = 2_304  # Of one address: its nodes, and what its browsers open.
 RESERVED_FILES = 256  # Of what the system grants this process: for the database, files and tools.
 IDLE_SECONDS = 75.0  # A connection without a request is closed, also one whose first request never comes.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Connections:
@@ -85,5 +85,5 @@ def _affordable() -> int:
         soft = wanted
     found = MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft - RESERVED_FILES)
     if found < MAX_CONNECTIONS:
-        log.warning("%d connections fit, since the system grants %d open files: raise the limit for more", found, soft)
+        LOG.warning("%d connections fit, since the system grants %d open files: raise the limit for more", found, soft)
     return max(1, found)

@@ -41,7 +41,7 @@ HEADERS: Final = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=(), payment=(), usb=()",
 }
 
-_log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -177,7 +177,7 @@ def _understood(request: web.Request, error: Exception) -> tuple[int, Problem]:
         case web.HTTPException():
             return error.status, Problem("http", untrusted(f"{request.method} {request.path[:200]}: {error.reason}"))
         case _:
-            _log.error("%s %s failed", request.method, request.path, exc_info=error)
+            LOG.error("%s %s failed", request.method, request.path, exc_info=error)
             said = "the coordinator failed at this; its log says why. Try again, or tell its operator"
             return 500, Problem("internal", untrusted(said))
 

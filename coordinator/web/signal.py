@@ -33,7 +33,7 @@ TOKEN_BYTES = 16 << 10  # So what waits here of a node is some megabytes, also w
 MAX_UNHANDLED = 512  # Messages of one node that wait for their turn; then its connection is read no further.
 MAX_REASON = 120  # Bytes that a close frame carries.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class _Bucket:
@@ -171,7 +171,7 @@ class NodeSocket:
         except StoreAwayError as away:
             outgoing.close(away.detail)
         except Exception:  # The boundary of one connection: a fault in it must not end the others.
-            log.exception("connection of %s", session.node if session else "a node that had not said who it is")
+            LOG.exception("connection of %s", session.node if session else "a node that had not said who it is")
             outgoing.close("internal error")
         finally:
             if session is not None:

@@ -16,7 +16,7 @@ MAX_BODY = 1 << 18  # A transaction is 1,232 bytes; this is room for a batch of 
 MAX_BATCH = 100
 INTERNAL_ERROR = -32603
 
-_log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ def _answer_one(rpc: Rpc, document: Any, on_failure: Callable[[], None]) -> dict
     except RpcError as error:
         return _error(request.id, error)
     except StoreFailedError as error:
-        _log.critical("%s", error)
+        LOG.critical("%s", error)
         on_failure()
         return _error(request.id, RpcError(INTERNAL_ERROR, "the ledger cannot write its file and stops"))
     return {"jsonrpc": "2.0", "id": request.id, "result": result}

@@ -48,7 +48,7 @@ from trainer.worker.throttle import slow_down
 
 CONNECT_SECONDS = 20.0  # The agent listens before it starts us; this only covers a busy machine.
 
-log = logging.getLogger("cottage.worker")
+LOG = logging.getLogger("cottage.worker")
 
 
 class Worker:
@@ -77,7 +77,7 @@ class Worker:
         lines = ReportHandler(
             outbox.report, lambda seconds, flush: loop.call_soon_threadsafe(loop.call_later, seconds, flush)
         )
-        log.addHandler(lines)
+        LOG.addHandler(lines)
         with ThreadPoolExecutor(1, "compute") as executor:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -85,7 +85,7 @@ class Worker:
                     code = group.create_task(self._obey(reader, executor, self._outbox), name="obey")
                 return code.result()
             finally:
-                log.removeHandler(lines)
+                LOG.removeHandler(lines)
                 self._inbox.close()
                 self._outbox.close()
                 writer.close()
@@ -96,7 +96,7 @@ class Worker:
         try:
             setup, _ = await read_frame(reader, AgentMessage)
         except (MessageError, EOFError) as error:
-            log.error("no Setup came: %s", error)
+            LOG.error("no Setup came: %s", error)
             outbox.close()
             return 1
         well = await loop.run_in_executor(executor, guarded, outbox, lambda: self._build(setup, outbox))
@@ -137,7 +137,7 @@ class Worker:
             if self._pace:
                 slow_down(self._member.stage, self._pace)
             parameters = self._member.stage.parameter_count
-        log.info("%s parameters are loaded on %s, %d threads", f"{parameters:,}", setup.device, setup.threads)
+        LOG.info("%s parameters are loaded on %s, %d threads", f"{parameters:,}", setup.device, setup.threads)
         outbox.report(TaskReady(name, parameters))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -149,7 +149,7 @@ class Worker:
                     case PeerDeliver():
                         await self._deliver(message, payload)
                     case WorkerCommand(body=StopTask(reason=reason)):
-                        log.info("stopped: %s", reason)
+                        LOG.info("stopped: %s", reason)
                         return
                     case WorkerCommand(body=BeginRound() | ApplyRound() | AbandonRound() as order, split=split):
                         self._inbox.order(order, payload, split)
@@ -166,9 +166,9 @@ class Worker:
                     case _:
                         raise MessageError(f"{type(message).__name__} is not expected here")
         except EOFError:
-            log.info("the agent is gone")
+            LOG.info("the agent is gone")
         except MessageError as error:
-            log.error("the agent sent a message that cannot be read: %s", error)
+            LOG.error("the agent sent a message that cannot be read: %s", error)
 
     async def _deliver(self, message: PeerDeliver, payload: bytes) -> None:
         if self._member is None:

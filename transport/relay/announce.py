@@ -27,7 +27,7 @@ REQUEST_S = (
 MAX_ANSWER = 64 * 1024
 MAX_COMPLAINT = 300  # Characters of a refusal that go into the log.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class RelayMeter(Protocol):
@@ -114,11 +114,11 @@ class Announcer:
                     order = await self.once(session)
                 except AnnounceError as error:
                     failed += 1
-                    log.warning("not announced (try %d): %s", failed, error)
+                    LOG.warning("not announced (try %d): %s", failed, error)
                     await self._clock.sleep(backoff(failed, self._jitter))
                     continue
                 if failed or self._last is None:
-                    log.info("announced to %s", self._url)
+                    LOG.info("announced to %s", self._url)
                 failed = 0
                 await self._clock.sleep(order.next_seconds)
 

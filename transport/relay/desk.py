@@ -26,7 +26,7 @@ UDP = 17 << 24  # REQUESTED-TRANSPORT: the protocol number and three reserved by
 FAMILIES = {1: socket.AF_INET, 2: socket.AF_INET6}
 
 Attributes = list[tuple[Attribute, bytes]]
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class RelayDesk:
@@ -258,7 +258,7 @@ class RelayDesk:
         try:
             return bind_any(ip, options.min_port, options.max_port, offload=options.offload)
         except ListenError as error:
-            log.warning("no room for an allocation: %s", error)
+            LOG.warning("no room for an allocation: %s", error)
             raise RequestRefusedError(508, "Insufficient Capacity") from None
 
     def _lifetime(self, request: StunMessage, grant: RelayGrant) -> int:

@@ -7,7 +7,7 @@ DATA, SACK, FORWARD-TSN and HEARTBEAT, and what travels in them, belong to ``Dat
 import asyncio
 import logging
 import struct
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Coroutine, Hashable
 from typing import Any, cast
 
 from aiortc import RTCDataChannel, RTCDataChannelParameters
@@ -42,8 +42,6 @@ MAX_CONTROL = 256  # Chunks that wait for aiortc's coroutines; an honest peer ha
 LEAST_RESET_TIMEOUT_S = 0.2  # Of a stream reset; aiortc's coroutines answer it at their leisure.
 MAX_CHANNELS = 1024  # Channels that a peer may open; each costs two kilobytes.
 IDLE_STATS = PathStats(None, None, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, BASE_MTU, "portable")
-
-ControllerFactory = Callable[[int], Controller]
 
 
 class FastSctpTransport(RTCSctpTransport):

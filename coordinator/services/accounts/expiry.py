@@ -39,7 +39,7 @@ _OWNERS = (
     col(ReplayRecord.account_id),
 )
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Forgetting:
@@ -56,7 +56,7 @@ class Forgetting:
             await self._context.clock.sleep(LOOK_SECONDS)
             nodes, accounts = await self.look()
             if nodes or accounts:
-                log.info("%d keys of nodes and %d accounts that were never used are forgotten", nodes, accounts)
+                LOG.info("%d keys of nodes and %d accounts that were never used are forgotten", nodes, accounts)
 
     async def look(self) -> tuple[int, int]:
         """Forget whom nobody knows; how many nodes and accounts that were."""

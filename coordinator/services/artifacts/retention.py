@@ -37,7 +37,7 @@ SWEEP_SECONDS = 3600.0
 FIRST_SECONDS = 60.0  # After a start: what a crash has left behind goes soon, and the start is not slowed down.
 PAGE = 200  # Records read at a time: other work has its turn in between.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Keeping:
@@ -61,7 +61,7 @@ class Keeping:
         referred = await self._referred(now)
         files, freed = await asyncio.to_thread(self._artifacts.sweep, referred, now - FRESH_SECONDS)
         if files:
-            log.info("%d artifacts that nothing refers to are removed: %s bytes", files, f"{freed:,}")
+            LOG.info("%d artifacts that nothing refers to are removed: %s bytes", files, f"{freed:,}")
         self._context.metrics.count("artifacts_removed_total", files)
         return freed
 

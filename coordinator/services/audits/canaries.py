@@ -20,7 +20,7 @@ from protocol.ids import Digest
 
 MAX_WAITING = 16  # Forged at a time; each copies an opening.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Forger(Protocol):
@@ -58,7 +58,7 @@ class Canaries:
             except StoreAwayError:
                 raise
             except CottageError as error:
-                log.warning("job %s: no canary was made of audit %s: %s", audit.job, audit.id, error.detail)
+                LOG.warning("job %s: no canary was made of audit %s: %s", audit.job, audit.id, error.detail)
             del self._waiting[0]
 
     async def _plant(self, audit: Audit) -> None:

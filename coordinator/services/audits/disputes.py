@@ -32,7 +32,7 @@ from protocol.ids import Digest
 
 PROVEN = frozenset({"malformed", "contradiction", "operation"})  # Ways to lose that nobody gets into by being slow.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 def evidence_of(record: DisputeRecord) -> DisputeEvidence:
@@ -265,7 +265,7 @@ class Referee:
             try:
                 found[side] = None if spoken.inputs is None else await self._judge.agrees(spoken.inputs, spoken.record)
             except CottageError as error:
-                log.warning("dispute %s: the operation cannot be run: %s", dispute.id, error.detail)
+                LOG.warning("dispute %s: the operation cannot be run: %s", dispute.id, error.detail)
                 return None, f"operation {dispute.index} cannot be run here"
         right = [side for side in SIDES if found[side]]
         what = f"operation {dispute.index} of step {dispute.step}"
@@ -274,7 +274,7 @@ class Referee:
         try:
             due = [s for s in SIDES if await self._judge.belongs(job, dispute, audit.env_class, dispute.said[s].record)]
         except CottageError as error:
-            log.warning("dispute %s: the step cannot be run again: %s", dispute.id, error.detail)
+            LOG.warning("dispute %s: the step cannot be run again: %s", dispute.id, error.detail)
             due = []
         if len(due) == 1:
             return due[0], f"{what} is the one that the {due[0]} recorded"

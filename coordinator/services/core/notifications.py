@@ -52,7 +52,7 @@ _SUBJECTS: Mapping[NoticeKind, str] = {
 
 OpenSession = Callable[[], aiohttp.ClientSession]
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 async def queue(tx: Transaction, job: Job, events: Sequence[EventRecord]) -> None:

@@ -18,7 +18,7 @@ MAX_PAUSE = 5.0
 T = TypeVar("T")
 Act = Callable[[], Awaitable[T]]
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Patience:
@@ -75,11 +75,11 @@ class Patience:
         if self._since is None:
             self._since = self._clock.now()
             said = cause.cause if isinstance(cause, StoreAwayError) else cause
-            log.error("%s cannot reach what is stored (%s): everything waits until that is mended", name, said)
+            LOG.error("%s cannot reach what is stored (%s): everything waits until that is mended", name, said)
 
     def _over(self) -> None:
         if self._since is not None:
-            log.warning("what is stored can be reached again, after %.0f s", self._clock.now() - self._since)
+            LOG.warning("what is stored can be reached again, after %.0f s", self._clock.now() - self._since)
             self._since = None
 
 

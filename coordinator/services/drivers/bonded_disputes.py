@@ -35,7 +35,7 @@ MAX_REMEMBERED = 10_000  # Bonds about which it was said why they cannot be deci
 
 Ruled = tuple[Literal["upheld", "rejected"], str]
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Bonds:
@@ -60,7 +60,7 @@ class Bonds:
         try:
             waiting = await self._chain.waiting_disputes()
         except LedgerError as error:
-            log.warning("bonded disputes cannot be looked for: %s", error)
+            LOG.warning("bonded disputes cannot be looked for: %s", error)
             return
         now = self._context.clock.time()
         open_ = [state for state in waiting if now < state.deadline]
@@ -115,7 +115,7 @@ class Bonds:
             while len(self._said) >= MAX_REMEMBERED:
                 self._said.pop(next(iter(self._said)))
             self._said[state.address] = why
-            log.info("the bond %s of %s cannot be decided: %s", state.address, state.challenger, why)
+            LOG.info("the bond %s of %s cannot be decided: %s", state.address, state.challenger, why)
 
     async def _rule(self, job: str, subject: str, state: DisputeState, found: Ruled) -> None:
         outcome, evidence = found

@@ -16,7 +16,7 @@ from ledger.errors import LedgerError
 
 POLL_SECONDS = 0.4  # A slot.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Beacons:
@@ -48,7 +48,7 @@ class Beacons:
                 await self._poll_job(job)
             except LedgerError as error:
                 self._context.metrics.count("draws_late_total")
-                log.info("job %s: the draw waits for the ledger: %s", job, error)
+                LOG.info("job %s: the draw waits for the ledger: %s", job, error)
 
     async def _poll_job(self, job: str) -> None:
         where: tuple[Condition, ...] = (

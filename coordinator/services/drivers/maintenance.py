@@ -24,7 +24,7 @@ MAX_ASSEMBLIES = 3  # Tries; a model that cannot be put together three times has
 ESCROW_POLL_SECONDS = 3.0
 MAX_POLLED = 20  # Escrows looked for at a time: of jobs that wait for one, and of unfunded ended ones, in turn.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Upkeep:
@@ -187,7 +187,7 @@ class Upkeep:
                 raise
             except CottageError as error:
                 problem = error.detail
-                log.warning("job %s: the model could not be put together: %s", job, problem)
+                LOG.warning("job %s: the model could not be put together: %s", job, problem)
                 continue
             async with self._desk.open(job) as work:
                 work.change(model=model)
@@ -204,7 +204,7 @@ class Upkeep:
         except StoreAwayError:
             raise
         except Exception:  # The boundary of one job: logged whole, tried again at the next turn.
-            log.exception("job %s", job)
+            LOG.exception("job %s", job)
 
     async def _resume(self, work: UnitOfWork) -> None:
         self._runs.resume(work)

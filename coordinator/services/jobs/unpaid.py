@@ -45,7 +45,7 @@ TOKEN_BYTES = 2  # A byte of a dataset is a token of two bytes at the most, as t
 RETRY_S = 3600.0
 GIGABYTE = 10**9
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class _Made(NamedTuple):
@@ -200,7 +200,7 @@ class Unpaid:
                 if not await self._settlement.return_deposit(job):
                     await self._forget(job)
         except LedgerError as error:
-            log.info("unpaid jobs wait for the ledger: %s", error)
+            LOG.info("unpaid jobs wait for the ledger: %s", error)
         await self._count()
 
     async def _end(self, job: Job) -> None:

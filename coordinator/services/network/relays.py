@@ -40,7 +40,7 @@ MAX_TRAFFIC_SHOWN = 200
 MAX_JOBS_KNOWN = 10_000  # To tell a job by the half of its id; beyond it the oldest are shown by that half.
 SILENT_SHOWN_SECONDS = 3600.0  # So that the operator sees what is missing.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class _Known:
@@ -118,7 +118,7 @@ class Relays:
         known = self._reporting.get(report.relay)
         if known is None:
             known = self._reporting[report.relay] = _Known(report.urls, report.secret, report.relay)
-            log.info("relay %s announces itself at %s", report.relay, report.urls[0])
+            LOG.info("relay %s announces itself at %s", report.relay, report.urls[0])
         elif known.urls[0] != report.urls[0]:
             known.rules = RelayCandidate(report.urls[0])  # It has moved: nothing is known of the new place.
         relayed = known.take(report, self._context.clock.now(), self._context.clock.time())
@@ -224,7 +224,7 @@ class Relays:
         if rtt is None:
             self._context.metrics.count("relay_probes_failed_total")
         if self._state(known) != before:
-            log.info("relay %s is %s", name, self._state(known))
+            LOG.info("relay %s is %s", name, self._state(known))
 
     def _forget(self) -> None:
         oldest = self._context.clock.now() - SILENT_SHOWN_SECONDS

@@ -26,7 +26,7 @@ class Deposit:
     time: float
 
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class ChainPort(Protocol):
@@ -164,7 +164,7 @@ class LedgerChain:
         try:
             events = await self._ledger.history(submitter, job_bytes(job))
         except LedgerError as error:
-            log.warning("the deposits of job %s cannot be read: %s", job, error)
+            LOG.warning("the deposits of job %s cannot be read: %s", job, error)
             return ()
         return [Deposit(e.signature, e.fields["amount"], e.time) for e in events if e.kind == "deposited"]
 

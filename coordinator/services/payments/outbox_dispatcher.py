@@ -52,7 +52,7 @@ _DURABLE = (
 )  # Kinds that carry a nonce: all that only the coordinator signs, but memos.
 _PATIENT = ("settle", "promise", "refund", "table")  # What must not be given up because of one look at the ledger.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Carrier:
         except (LedgerUnavailableError, LedgerAnswerError):
             raise
         except LedgerError as error:
-            log.warning("there are no durable nonces, blockhashes serve: %s", error)
+            LOG.warning("there are no durable nonces, blockhashes serve: %s", error)
             nonces = ()
         taken = {row.nonce for row in rows}
         self._nonces = frozenset(nonces)

@@ -62,7 +62,7 @@ _ATTEMPTS: Mapping[OutboxKind, str] = {
     "table": "closing a lookup table",
 }
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Settlement:
@@ -386,7 +386,7 @@ class Settlement:
         self._context.metrics.count("ledger_unavailable_total")
         if str(error) != self._trouble:  # An outage is told once and not at each turn.
             self._trouble = str(error)
-            log.warning("payments wait for the ledger: %s", error)
+            LOG.warning("payments wait for the ledger: %s", error)
 
     async def _carry(self, row: OutboxRecord) -> bool:
         """Bring one row on; whether it is over."""

@@ -23,7 +23,7 @@ POLL_SECONDS = 2.0
 WATCH_SECONDS = 10.0  # Between two looks at a stake that is enough, or that a lease is held with.
 MAX_AT_ONCE = 1_000  # Twenty requests; whoever waits for more than that has come with a storm, and gets its turn.
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class StakeService:
@@ -54,7 +54,7 @@ class StakeService:
             found = await self._chain.stakes_of([session.node for session in due]) if due else {}
         except LedgerError as error:
             self._context.metrics.count("ledger_unavailable_total")
-            log.warning("stakes cannot be read: %s", error)
+            LOG.warning("stakes cannot be read: %s", error)
             return
         for session in due:
             await self._learn(session, takeable(found[session.node], self._coordinator))

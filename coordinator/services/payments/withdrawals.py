@@ -55,7 +55,7 @@ MAX_ADDRESSES = 50_000
 AGAIN_SECONDS = 10
 COST_SECONDS, COST_KEPT_SECONDS = 2.0, 600.0
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer", WithdrawalAnswer, SentWithdrawal)
 
 
@@ -174,7 +174,7 @@ class WithdrawalService:
                 async with asyncio.timeout(COST_SECONDS):
                     self._cost, self._cost_until = await self._sponsor.cost(), now + COST_KEPT_SECONDS
             except (LedgerError, TimeoutError) as error:
-                log.warning("what a withdrawal costs is not known now: %s", error)
+                LOG.warning("what a withdrawal costs is not known now: %s", error)
         return self._cost
 
     async def offer(self, asked: WithdrawalRequest, address: str) -> WithdrawalAnswer:
@@ -200,7 +200,7 @@ class WithdrawalService:
             try:
                 answer = await act()
             except LedgerError as error:
-                log.warning("a withdrawal waits for the ledger: %s", error)
+                LOG.warning("a withdrawal waits for the ledger: %s", error)
                 said = "the ledger does not answer now: nothing was sent, try again in a moment"
                 answer = refusing(_refusal("ledger away", said, seconds=AGAIN_SECONDS))
         if answer.refused is not None:
@@ -330,7 +330,7 @@ class WithdrawalService:
             )
             return SentWithdrawal(refused=_refusal("failed", said, seconds=60))
         except LedgerError as error:
-            log.warning("withdrawal %s is sent again: %s", record.signature, error)
+            LOG.warning("withdrawal %s is sent again: %s", record.signature, error)
         return SentWithdrawal(prepared.signature, prepared.wire)
 
     async def run(self) -> None:
@@ -362,7 +362,7 @@ class WithdrawalService:
                     prepared = PreparedTransaction(record.signature, record.wire, record.last_height)
                     await self._sponsor.submit(prepared)
             except LedgerError as error:
-                log.info("withdrawal %s is not decided: %s", record.signature, error)
+                LOG.info("withdrawal %s is not decided: %s", record.signature, error)
 
     async def _decided(self, record: WithdrawalRecord, state: Outcome | Literal["refused"]) -> None:
         try:
@@ -370,7 +370,7 @@ class WithdrawalService:
                 await tx.update(msgspec.structs.replace(record, state=state))
         except ConflictError:
             return  # Another coordinator has seen it, too.
-        log.info("withdrawal %s of %d millionths is %s", record.signature, record.amount, state)
+        LOG.info("withdrawal %s of %d millionths is %s", record.signature, record.amount, state)
 
 
 async def _has_earned(tx: Transaction, owner: str) -> bool:

@@ -41,7 +41,7 @@ _WORK_BY = (
 MAX_IDS = 1000  # Named in one query: databases limit its parameters.
 _ZERO = (0, 0)
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class BookService:
@@ -213,14 +213,14 @@ class BookService:
         try:
             return await self._chain.escrow(job.submitter, job.id)
         except LedgerError as error:
-            log.warning("the escrow of job %s cannot be read: %s", job.id, error)
+            LOG.warning("the escrow of job %s cannot be read: %s", job.id, error)
             return None
 
     async def _stake(self, node: str) -> ledger.StakeView | None:
         try:
             state = await self._chain.stake(node)
         except LedgerError as error:
-            log.warning("the stake of node %s cannot be read: %s", node, error)
+            LOG.warning("the stake of node %s cannot be read: %s", node, error)
             return None
         if state is None:
             return None

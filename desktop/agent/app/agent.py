@@ -16,7 +16,7 @@ from desktop.agent.app.views import link_views, task_view
 from desktop.agent.base.activity import Kind, Severity
 from desktop.agent.base.config import Settings
 from desktop.agent.base.exception_groups import main_error
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.coordinator import network_report
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.nettest import LineTests
@@ -313,7 +313,7 @@ class Agent:
             try:
                 self._network.set_peer_ice_servers(peer, usable(servers))
             except BadAddressError as error:
-                LOGGER.warning("the coordinator names a peer that is none: %s", printable(str(error)))
+                LOG.warning("the coordinator names a peer that is none: %s", printable(str(error)))
                 continue
             self._ordered.add(peer)
 
@@ -325,7 +325,7 @@ class Agent:
         grown = self._books.earnings.record(self._parts.settings.coordinator, earned, self._parts.clock.time())
         if grown is None:
             return
-        LOGGER.info("job %s: verified %d, paid %d millionths so far", earned.job[:8], earned.verified, earned.paid)
+        LOG.info("job %s: verified %d, paid %d millionths so far", earned.job[:8], earned.verified, earned.paid)
         if grown.verified:
             text = f"{show(grown.verified)} verified"
             self._note("earned", text, job=earned.job, amount=str(grown.verified))

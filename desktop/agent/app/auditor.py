@@ -16,7 +16,7 @@ from desktop.agent.app import startup
 from desktop.agent.app.parts import AgentParts
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.exception_groups import main_error
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.session import CoordinatorSession, Introduction, TaskMessage
 from desktop.agent.errors import CoordinatorRefusedError, SandboxError
@@ -109,7 +109,7 @@ class Auditor:
         """Let what is being run again come to its end, and the coordinator take the answer."""
         deadline = self._parts.clock.now() + DRAIN_S
         if self._looks:
-            LOGGER.info("leaving once %d steps that are being run again are done", len(self._looks))
+            LOG.info("leaving once %d steps that are being run again are done", len(self._looks))
         while self._owes() and self._session.online and self._parts.clock.now() < deadline:
             with contextlib.suppress(TimeoutError):
                 await within(LOOK_S, hurry.wait())
@@ -165,7 +165,7 @@ class Auditor:
 
     def _leave_waiting(self) -> None:
         if self._waiting:
-            LOGGER.info("%d steps that waited here are left to others", len(self._waiting))
+            LOG.info("%d steps that waited here are left to others", len(self._waiting))
         self._waiting.clear()
 
     async def _send(self, report: Report) -> None:
@@ -173,7 +173,7 @@ class Auditor:
             case AuditReport(audit=audit, verdict=verdict, detail=detail):
                 lease, place = self._looks.pop(audit, ("", audit))
                 told = f" ({printable(detail)})" if detail else ""
-                LOGGER.info("%s: %s: %s%s", self._holdings.tasks.get(lease, "a job"), place, verdict, told)
+                LOG.info("%s: %s: %s%s", self._holdings.tasks.get(lease, "a job"), place, verdict, told)
                 self._failures, self._heard = 0, self._parts.clock.now()
                 self._hand_on()
             case _:
@@ -193,11 +193,11 @@ class Auditor:
         if task.state != "failed":
             return
         if task.cause != "machine":
-            LOGGER.warning("the job itself cannot go on: %s", task.reason)
+            LOG.warning("the job itself cannot go on: %s", task.reason)
             return
         self._failures += 1
         rest = backoff(self._failures, random.random)
-        LOGGER.error(
+        LOG.error(
             "%d workers failed in a row, the last one: %s; next lease in %.1f s", self._failures, task.reason, rest
         )
         self._rests_until = self._parts.clock.now() + rest
@@ -241,7 +241,7 @@ async def look(home: Home, settings: Settings, stop: asyncio.Event, hurry: async
                 return
             await Auditor(parts, keys).work(stop, hurry)
         except (SandboxError, CoordinatorRefusedError) as error:
-            LOGGER.error("%s; next try in %.0f s", error, RETRY_S)
+            LOG.error("%s; next try in %.0f s", error, RETRY_S)
             with contextlib.suppress(TimeoutError):
                 await within(RETRY_S, stop.wait())
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from desktop.agent.app import status
 from desktop.agent.base.config import Home
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.errors import AgentError, SettingsError
 from desktop.agent.updates.release import installation
 
@@ -78,7 +78,7 @@ class AtLogin:
         if wanted != self.is_enabled():
             done = _systemctl("enable" if wanted else "disable", UNIT)
             if done.returncode:
-                LOGGER.warning("the unit %s cannot be changed: %s", UNIT, printable(done.stderr.strip()))
+                LOG.warning("the unit %s cannot be changed: %s", UNIT, printable(done.stderr.strip()))
                 return
         self._note(wanted)
 
@@ -149,7 +149,7 @@ class AtLogin:
             else:
                 self._noted.unlink(missing_ok=True)
         except OSError as error:
-            LOGGER.warning("%s cannot be kept: %s", self._noted, error.strerror)
+            LOG.warning("%s cannot be kept: %s", self._noted, error.strerror)
 
     def show_entry(self, shown: bool) -> None:
         """Of the window, because its owner changes the setting; a file of this user's own hides that of the system."""
@@ -172,7 +172,7 @@ class AtLogin:
             else:
                 mine.unlink(missing_ok=True)
         except OSError as error:
-            LOGGER.warning("%s cannot be changed: %s", mine, error.strerror)
+            LOG.warning("%s cannot be changed: %s", mine, error.strerror)
 
 
 def _window() -> Path | None:
@@ -196,7 +196,7 @@ def _register(shown: bool) -> None:
         except FileNotFoundError:
             pass  # It was not there.
         except OSError as error:
-            LOGGER.warning("what starts with the computer cannot be changed: %s", error.strerror)
+            LOG.warning("what starts with the computer cannot be changed: %s", error.strerror)
 
 
 def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:

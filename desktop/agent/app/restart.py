@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from desktop.agent.app import status
 from desktop.agent.base.config import Home
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import AgentError, UpdateError
 from desktop.agent.updates.folder import AGENT, InstallationFolder
 from desktop.agent.updates.keeper import mark_failed
@@ -41,10 +41,10 @@ def replace_self(folder: InstallationFolder, version: str, home: Home, arguments
             folder.switch(version)
             program = str(folder.link / AGENT)
         else:
-            LOGGER.error("version %s does not start here, so this one goes on: %s", version, trouble)
+            LOG.error("version %s does not start here, so this one goes on: %s", version, trouble)
             mark_failed(home, version)
     except UpdateError as error:
-        LOGGER.error("the update to %s was not made: %s", version, error)
+        LOG.error("the update to %s was not made: %s", version, error)
     os.execv(program, [program, *arguments])  # noqa: S606 - a program of ours, without a shell
 
 
@@ -57,7 +57,7 @@ def install(setup: SetupFile, version: str, home: Home, arguments: Sequence[str]
         mark_failed(home, version)
         setup.start(home, stays=stays)
     except UpdateError as error:
-        LOGGER.error("the update to %s was not made: %s", version, error)
+        LOG.error("the update to %s was not made: %s", version, error)
         begin_anew(arguments)
 
 

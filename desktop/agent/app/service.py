@@ -28,7 +28,7 @@ from desktop.agent.app.status import Order
 from desktop.agent.base import loop_watchdog
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import Device
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.coordinator.nettest import LineTests
 from desktop.agent.errors import AgentError, SandboxError, SettingsError, UpdateError
 from desktop.agent.jobs.line_limits import LineLimits
@@ -194,7 +194,7 @@ class Service:
     def _tell(self, error: AgentError) -> None:
         if not self._stays:
             raise error
-        LOGGER.error("%s", error)
+        LOG.error("%s", error)
         if str(error) != str(self.desk.trouble):
             self.desk.activity.add(time.time(), "stopped", str(error), "error")
         self.desk.trouble = error
@@ -276,7 +276,7 @@ class Service:
         """Where a package manager puts another version in this program's place, become it between jobs."""
         while not (version := self._place.newer()):  # noqa: ASYNC110 - there is nothing to wait on
             await asyncio.sleep(LOOK_S)
-        LOGGER.info("version %s was installed in this program's place", printable(version))
+        LOG.info("version %s was installed in this program's place", printable(version))
         self._updates.installed(printable(version))
         self.between_jobs(Next("anew"))
 
@@ -337,4 +337,4 @@ def _remember(home: Home, on: bool) -> None:
     try:
         home.switch.write_text("on\n" if on else "off\n")
     except OSError as error:
-        LOGGER.warning("the switch cannot be remembered in %s: %s", home.switch, error)
+        LOG.warning("the switch cannot be remembered in %s: %s", home.switch, error)

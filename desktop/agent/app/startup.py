@@ -14,7 +14,7 @@ from common.urls import is_loopback, parse_url
 from desktop.agent.app.parts import AgentParts
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import Device, detect, processor
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import SandboxError
 from desktop.agent.hardware.benchmark import Benchmark, default_cache, measure
 from desktop.agent.sandbox.base import Sandbox, SandboxLimits
@@ -68,18 +68,18 @@ async def prepare(
     key = home.key()
     settings = settings.completed(key.address)
     device = await asyncio.to_thread(chosen, settings.gpu)
-    LOGGER.info("%s", device.name if auditor else f"{device.name}. {device.note}")
+    LOG.info("%s", device.name if auditor else f"{device.name}. {device.note}")
     await asyncio.to_thread(_empty, home.jobs)
     if settings.sandbox == "process":
-        LOGGER.warning(AUDITS_UNPROTECTED if auditor else NO_PROTECTION)
+        LOG.warning(AUDITS_UNPROTECTED if auditor else NO_PROTECTION)
     if _is_readable_on_the_way(settings.coordinator):
-        LOGGER.warning("%s: others on the way can read and change what is said; use https://", settings.coordinator)
+        LOG.warning("%s: others on the way can read and change what is said; use https://", settings.coordinator)
     try:
         sandbox, bench = await measured(home, settings, device, worker_arguments)
     except SandboxError as error:
         if device.kind == "cpu":
             raise
-        LOGGER.warning("%s cannot be used for jobs: %s", device.name, error)
+        LOG.warning("%s cannot be used for jobs: %s", device.name, error)
         device = processor(f"{device.name} is here, but jobs cannot use it ({error}): they run on the processor.")
         sandbox, bench = await measured(home, settings, device, worker_arguments)
     profile = NodeProfile(
@@ -112,7 +112,7 @@ async def measured(
         identity = await sandbox.check()
         left = await sandbox.sweep()
         if left:
-            LOGGER.info("removed %d workers that an earlier agent left behind", left)
+            LOG.info("removed %d workers that an earlier agent left behind", left)
         cache, clock = default_cache(), SystemClock()
         return sandbox, await measure(sandbox, identity, device, settings.threads, cache, clock, again=again)
     except BaseException:

@@ -22,7 +22,7 @@ from desktop.agent.app import status
 from desktop.agent.app.autostart import AtLogin
 from desktop.agent.base.config import Home
 from desktop.agent.base.file_lock import holder
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import AgentError, HomeBusyError, NoEngineError
 
 END_S = 90.0  # Twenty seconds for a worker to hand over, as the unit's own limit.
@@ -162,7 +162,7 @@ def _quietly(work: Callable[[], int]) -> int:
     try:
         return work()
     except (DockerException, requests.RequestException) as error:
-        LOGGER.warning("the engine kept an image: %s", error)
+        LOG.warning("the engine kept an image: %s", error)
         return 0
 
 

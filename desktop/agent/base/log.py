@@ -10,7 +10,7 @@ from typing import TextIO
 
 from common.untrusted_text import Untrusted, untrusted, untrusted_lines
 
-LOGGER = logging.getLogger("cottage.agent")
+LOG = logging.getLogger("cottage.agent")
 FILE_BYTES = 2 << 20
 FILES = 2  # Beside the newest.
 MAX_TEXT = 2000  # Text from elsewhere (a coordinator, a worker) may be long; a log line need not be.
@@ -61,4 +61,4 @@ def set_up(as_json: bool, stream: TextIO | None = None, file: Path | None = None
         kept.setFormatter(_Dated())
         root.addHandler(kept)
     root.setLevel(logging.WARNING)
-    LOGGER.setLevel(logging.INFO)
+    LOG.setLevel(logging.INFO)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 
 LOOK_S = 0.5
 STALL_S = 2.0  # A coordinator gives a node up after a few times that.
@@ -53,7 +53,7 @@ class _Watch(threading.Thread):
             self._ticked = time.monotonic()
             where, self._seen = self._seen, ""
             if late >= self._stall:
-                LOGGER.warning("the agent stood still for %.1f s, %s", late, where or "and nobody saw where")
+                LOG.warning("the agent stood still for %.1f s, %s", late, where or "and nobody saw where")
 
     def run(self) -> None:
         while not self.over.wait(self._look):

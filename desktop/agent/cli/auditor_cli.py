@@ -25,7 +25,7 @@ from common.terminal import complain
 from desktop.agent.app.auditor import look
 from desktop.agent.base import log, loop_watchdog
 from desktop.agent.base.config import DEFAULT_IMAGE, Home, Settings
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import AgentError, SettingsError
 from protocol.codec import MessageError, convert
 from protocol.node import SandboxKind
@@ -67,7 +67,7 @@ async def _run(home: Home, settings: Settings, *, bound: bool) -> None:
         stop.set()
 
     def end_at_once() -> None:
-        LOGGER.info("the coordinator that started this auditor has ended")
+        LOG.info("the coordinator that started this auditor has ended")
         hurry.set()
         stop.set()
 

@@ -27,7 +27,7 @@ from desktop.agent.app.autostart import MOVED, UNIT, AtLogin
 from desktop.agent.base import log
 from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import DEFAULT_IMAGE, Home, Settings
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.cli import keycli, ownercli, upkeepcli
 from desktop.agent.cli.lending_cli import add_words
 from desktop.agent.cli.nettest_screen import show as show_test
@@ -205,7 +205,7 @@ def _run(options: argparse.Namespace) -> int:
     if after.kind == "unit":
         if not (why := AtLogin.of(home).take_over()):
             return 0
-        LOGGER.error("%s does not start, so this process goes on: %s", UNIT, why)
+        LOG.error("%s does not start, so this process goes on: %s", UNIT, why)
         os.environ[MOVED] = why
     elif after.kind == "version" and after.folder is not None:
         restart.replace_self(after.folder, after.version, home, sys.argv[1:])

@@ -10,7 +10,7 @@ from common.console import Terminal
 from common.terminal import say_json
 from common.untrusted_text import View
 from desktop.agent.base.config import Home
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.earnings.promises import KeptPromise, PromiseFolder
 from desktop.agent.errors import AgentError
 from ledger.client import Ledger, LedgerConfig, job_bytes
@@ -92,7 +92,7 @@ async def _fill(ledger: Ledger, key: NodeKey) -> None:
     try:
         await ledger.faucet(key.address, ZERO)
     except LedgerAnswerError:
-        LOGGER.warning("%s has less than %d lamports for fee and rent: fund it", key.address, NEEDED_LAMPORTS)
+        LOG.warning("%s has less than %d lamports for fee and rent: fund it", key.address, NEEDED_LAMPORTS)
 
 
 def _print(done: list[PaidPromise]) -> None:

@@ -24,7 +24,7 @@ from common.encrypted_files import SealedFile, SealedWriter, fresh_key
 from common.errors import SealedFileError
 from common.http_sessions import open_session
 from common.urls import at, parse_url
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.coordinator.transfer_pacing import Courtesy
 from desktop.agent.errors import ArtifactError, UnwantedError
 from transport.sctp.allowance import Allowance
@@ -134,7 +134,7 @@ class Artifacts:
                 if key is not None and await asyncio.to_thread(_hash, path, key) == digest:
                     os.utime(path)
                     return Cached(path, key)
-                LOGGER.warning("the cached artifact %s is damaged: fetching it again", digest)
+                LOG.warning("the cached artifact %s is damaged: fetching it again", digest)
                 path.unlink()
             self._keys[digest] = key = await self._download(digest, path)
         self._locks.pop(digest, None)
@@ -221,7 +221,7 @@ class Artifacts:
             if await asyncio.to_thread(_hash, part, download.key) == digest:
                 part.replace(path)
                 return download.key
-            LOGGER.warning("the artifact %s arrived damaged", digest)
+            LOG.warning("the artifact %s arrived damaged", digest)
             writer.abandon()
         raise ArtifactError(f"the coordinator sent other bytes than {digest} names, {DAMAGED_TRIES} times")
 
@@ -261,7 +261,7 @@ class Artifacts:
                     forbidden += 1
                 if forbidden > MAX_FORBIDDEN:
                     raise ArtifactError(f"{what}: the coordinator does not accept this node's token") from error
-                LOGGER.info("%s failed, trying again: %s", what, error or type(error).__name__)
+                LOG.info("%s failed, trying again: %s", what, error or type(error).__name__)
                 await self._clock.sleep(backoff(failures, random.random))
             else:
                 return

@@ -8,7 +8,7 @@ import msgspec
 
 from common.clock import Clock
 from desktop.agent.base.config import Home
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.identity import NodeKey
 from protocol.network import NetworkReport
@@ -96,9 +96,9 @@ class LineTests:
             try:
                 test = await self.run()
             except NettestError as error:
-                LOGGER.info("the line was not tested: %s", printable(str(error)))
+                LOG.info("the line was not tested: %s", printable(str(error)))
             else:
-                LOGGER.info("the line was tested: %s, up %s, down %s bytes/s", test.nat, test.up, test.down)
+                LOG.info("the line was tested: %s, up %s, down %s bytes/s", test.nat, test.up, test.down)
 
     def why_no_rates(self) -> str:
         """Why the line must not be filled; empty where it may."""
@@ -115,7 +115,7 @@ class LineTests:
             draft.write_bytes(encode_json(test))
             draft.replace(self._file)
         except OSError as error:
-            LOGGER.warning("the test cannot be kept in %s: %s", self._file, error)
+            LOG.warning("the test cannot be kept in %s: %s", self._file, error)
 
 
 def _with_last_rates(test: NetTest, before: NetTest | None) -> NetTest:
@@ -135,6 +135,6 @@ def _load(file: Path) -> NetTest | None:
     except FileNotFoundError:
         return None
     except (OSError, MessageError) as error:
-        LOGGER.warning("%s cannot be used, the line is tested anew: %s", file, error)
+        LOG.warning("%s cannot be used, the line is tested anew: %s", file, error)
         return None
     return test

@@ -6,7 +6,7 @@ import msgspec
 
 from common.errors import IceConfigError
 from common.untrusted_text import untrusted
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from protocol.network import MAX_PEERS_MEASURED, NetworkReport, PeerMeasure
 from protocol.node import OfferedIceServer
 from transport.ice.ice import IceServer
@@ -37,7 +37,7 @@ def usable(offered: Sequence[OfferedIceServer]) -> tuple[IceServer, ...]:
             try:
                 servers.append(IceServer(url, server.username, server.credential))
             except IceConfigError as error:
-                LOGGER.warning("an ICE server of the coordinator cannot be used: %s", printable(str(error)))
+                LOG.warning("an ICE server of the coordinator cannot be used: %s", printable(str(error)))
     return tuple(servers)
 
 

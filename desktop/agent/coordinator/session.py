@@ -19,7 +19,7 @@ from common.http_sessions import ProxyError, open_session, through
 from common.untrusted_text import untrusted
 from common.urls import at, names, parse_url
 from desktop.agent.base.exception_groups import main_error
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.errors import AgentError, CoordinatorRefusedError, NotConnectedError
 from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
 from protocol.identity import NodeKey
@@ -157,7 +157,7 @@ class CoordinatorSession:
                 if self._listener.held():
                     wait = min(wait, RECONNECT_MAX_S)
                 wait = self._wait_after_refusal or wait
-                LOGGER.warning("%s; next try in %.1f s", self.reason, wait)
+                LOG.warning("%s; next try in %.1f s", self.reason, wait)
                 await self._clock.sleep(wait)
 
     def _explained(self, error: Exception) -> str:
@@ -220,7 +220,7 @@ class CoordinatorSession:
         try:
             await within(GOODBYE_S, speak())
         except (NotConnectedError, TimeoutError):
-            LOGGER.warning("the coordinator could not be told that this node leaves")
+            LOG.warning("the coordinator could not be told that this node leaves")
 
     def beat_soon(self) -> None:
         """Send the next heartbeat at once: a lease has come or gone."""
@@ -240,7 +240,7 @@ class CoordinatorSession:
             self._socket = socket
             self.state, self.reason = "online", ""
             self.last_seen = self.online_since = self._clock.now()
-            LOGGER.info("connected to %s as %s", self._url, self._self.key.address)
+            LOG.info("connected to %s as %s", self._url, self._self.key.address)
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._receive(socket), name="receive")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import SettingsError
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.merkle import MerkleProof
@@ -45,7 +45,7 @@ class PromiseFolder:
             for old in kept[MAX_OF_JOB:]:
                 (self._folder / f"{promised.job}-{old.promised.root[:16]}.json").unlink(missing_ok=True)
         except OSError as error:
-            LOGGER.error("the promise of job %s cannot be kept in %s: %s", promised.job[:8], self._folder, error)
+            LOG.error("the promise of job %s cannot be kept in %s: %s", promised.job[:8], self._folder, error)
 
     def of_job(self, job: str) -> list[KeptPromise]:
         """Promises of a job, the largest first."""

@@ -1,6 +1,6 @@
 """The node's own look at the ledger: its stake and what its payout wallet holds."""
 
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from ledger.addresses import audit_bytes
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import InsufficientFundsError, LedgerError
@@ -26,11 +26,11 @@ async def ensure_stake(info: LedgerInfo, key: NodeKey, wanted: int) -> None:
             if await ledger.balance(key.address) < missing:
                 await ledger.faucet(key.address, amount(missing))
             signature = await ledger.open_stake(key.seed, amount(missing), info.coordinator)
-            LOGGER.info("staked %s (%s)", show(missing), signature)
+            LOG.info("staked %s (%s)", show(missing), signature)
     except InsufficientFundsError as error:
-        LOGGER.error("the stake of %s cannot be paid: %s. Send tokens to %s", show(wanted), error, key.address)
+        LOG.error("the stake of %s cannot be paid: %s. Send tokens to %s", show(wanted), error, key.address)
     except LedgerError as error:
-        LOGGER.error("the stake of %s cannot be paid now: %s", show(wanted), error)
+        LOG.error("the stake of %s cannot be paid now: %s", show(wanted), error)
 
 
 async def accuse(info: LedgerInfo, key: NodeKey, node: str, audit: str, most: int) -> int:
@@ -47,7 +47,7 @@ async def accuse(info: LedgerInfo, key: NodeKey, node: str, audit: str, most: in
             waiting = await ledger.waiting_disputes(info.coordinator)
             standing = sum(one.bond for one in waiting if one.challenger == key.address)
             if standing + least > most:
-                LOGGER.warning(
+                LOG.warning(
                     "no bond against node %s: %s stand already, the least is %s, the limit %s",
                     node,
                     show(amount(standing)),
@@ -56,10 +56,10 @@ async def accuse(info: LedgerInfo, key: NodeKey, node: str, audit: str, most: in
                 )
                 return 0
             opening = await ledger.prepare_dispute(key.seed, node, audit_bytes(audit), amount(least))
-            LOGGER.info("bonded %s against node %s (%s)", show(amount(least)), node, await ledger.confirm(opening))
+            LOG.info("bonded %s against node %s (%s)", show(amount(least)), node, await ledger.confirm(opening))
             return least
     except LedgerError as error:
-        LOGGER.warning("no bond could be put up against node %s: %s", node, error)
+        LOG.warning("no bond could be put up against node %s: %s", node, error)
         return 0
 
 
@@ -69,7 +69,7 @@ async def balance(info: LedgerInfo, wallet: str) -> int | None:
         async with await Ledger.connect(_config(info)) as ledger:
             return await ledger.balance(wallet)
     except LedgerError as error:
-        LOGGER.warning("the ledger does not answer: %s", error)
+        LOG.warning("the ledger does not answer: %s", error)
         return None
 
 

@@ -15,7 +15,7 @@ from common.http_sessions import ProxyError, open_session
 from common.untrusted_text import untrusted
 from common.urls import at, parse_url
 from desktop.agent.app.status import DenialReason, WithdrawOrder
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import WithdrawalError
 from desktop.answers import WalletWithdrawal, WithdrawalDenial
 from ledger.client import Ledger, LedgerConfig
@@ -73,7 +73,7 @@ class OwnWithdrawals:
             try:
                 return await self._withdraw(_Coordinator(coordinator), known, key, order)
             except WithdrawalError as error:
-                LOGGER.info("no withdrawal: %s", error)
+                LOG.info("no withdrawal: %s", error)
                 return WalletWithdrawal(order.target, error.known.amount, error.known.held, denied=error.denial)
 
     async def _withdraw(
@@ -148,7 +148,7 @@ class OwnWithdrawals:
             text = f"the ledger has not said what became of it ({error}): {_LOOK}"
             _deny("undecided", text, found, seconds=UNDECIDED_S)
         self._until = 0
-        LOGGER.info("sent %s to %s, fee %s (%s)", show(found.arrives), found.target, show(found.fee), signature)
+        LOG.info("sent %s to %s, fee %s (%s)", show(found.arrives), found.target, show(found.fee), signature)
         return msgspec.structs.replace(found, held=found.held - found.amount, signature=signature)
 
 

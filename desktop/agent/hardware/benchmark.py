@@ -19,7 +19,7 @@ from common.clock import Clock
 from common.untrusted_text import Told
 from desktop.agent.base.file_lock import HeldError, held
 from desktop.agent.base.gpu import Device
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import SandboxError
 from desktop.agent.sandbox.base import Sandbox
 from protocol.codec import MessageError, decode_json
@@ -96,7 +96,7 @@ def _believed_s(result: Benchmark, again: bool) -> float:
 
 
 async def _measured(sandbox: Sandbox, device: Device, threads: int) -> Benchmark:
-    LOGGER.info("measuring what this machine can do (%s, %d threads)", device.name, threads)
+    LOG.info("measuring what this machine can do (%s, %d threads)", device.name, threads)
     output = await sandbox.measure(("bench", "--threads", str(threads), "--device", device.kind), BENCH_TIMEOUT_S)
     try:
         result: Benchmark = decode_json(output.strip().rpartition(b"\n")[2], Benchmark)
@@ -113,7 +113,7 @@ def _can_remember(cache: Path) -> bool:
     except OSError:
         writable = False
     if not writable:
-        LOGGER.warning("what is measured cannot be remembered: %s cannot be written to", cache.parent)
+        LOG.warning("what is measured cannot be remembered: %s cannot be written to", cache.parent)
     return writable
 
 

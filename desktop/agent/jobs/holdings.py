@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.jobs.tasks import HeldTask, Tools
 from protocol.node import MAX_LEASES, Acknowledged, Assign, Beat, Command, HeldLease
 from protocol.task import BeginRound, StopTask
@@ -72,15 +72,15 @@ class Holdings:
         if known is not None and known.assign.fence >= assign.fence:
             return  # Sent again after a reconnect.
         if why := self._refuses(assign):
-            LOGGER.warning("a lease is not taken: %s", why)
+            LOG.warning("a lease is not taken: %s", why)
             return
         if len(self.alive()) >= MAX_LEASES:
-            LOGGER.warning("no room for another lease: %d are held", MAX_LEASES)
+            LOG.warning("no room for another lease: %d are held", MAX_LEASES)
             return
         if known is not None:
             known.stop("the lease was granted anew")
         task = HeldTask(assign, self._tools)
-        LOGGER.info("%s: assigned, job %r", task, printable(assign.spec.name))
+        LOG.info("%s: assigned, job %r", task, printable(assign.spec.name))
         self.tasks[assign.lease] = task
         run = self._spawn(self._live(task), f"task-{assign.lease[:8]}")
         self._running.add(run)
@@ -94,14 +94,14 @@ class Holdings:
     def _command(self, command: Command) -> bool:
         task = self.tasks.get(command.lease)
         if task is None or task.assign.fence != command.fence or not task.alive:
-            LOGGER.info("a %s for a lease that is not held here (any more)", type(command.body).__name__)
+            LOG.info("a %s for a lease that is not held here (any more)", type(command.body).__name__)
             return False
         if isinstance(command.body, StopTask):
             task.stop(printable(command.body.reason) or "the coordinator ended it")
             return True
         taken = task.command(command.body)
         if not taken:
-            LOGGER.warning("%s: the worker reads no commands", task)
+            LOG.warning("%s: the worker reads no commands", task)
         if isinstance(command.body, BeginRound):
             self._spawn(self._tools.peers.refresh(), "allow-peers")
         return taken
@@ -145,7 +145,7 @@ class Holdings:
 
     async def end(self, reason: str) -> None:
         """End every task, by force those that do not end in time."""
-        LOGGER.info("leaving: ending %d tasks", len(self.alive()))
+        LOG.info("leaving: ending %d tasks", len(self.alive()))
         self.stop(reason)
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=END_TASKS_S)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from common.clock import Clock, backoff
 from common.errors import MessageLimitError, TransportError
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.coordinator.network_report import wire_bytes
 from desktop.agent.jobs.state_replication import States
 from desktop.agent.jobs.worker_bridge import Bridge, WorkerBusyError
@@ -108,12 +108,12 @@ class Peers:
             try:
                 await self._try(node, header, payload)
             except MessageLimitError as error:
-                LOGGER.error("a message cannot be sent: %s", error)
+                LOG.error("a message cannot be sent: %s", error)
                 return
             except (TransportError, WorkerBusyError) as error:
                 failures += 1
                 if failures == 1:
-                    LOGGER.info("%s cannot take a message now, trying again: %s", node, error)
+                    LOG.info("%s cannot take a message now, trying again: %s", node, error)
                 await self._clock.sleep(min(RETRY_MAX_S, backoff(failures, random.random)))
             else:
                 if node != self._address:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from common.clock import Clock
 from common.errors import MessageRefusedError, TransportError
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import PeerStateError
 from desktop.agent.jobs.state_store import Shelf
 from protocol.codec import MessageError, decode, encode
@@ -165,7 +165,7 @@ class States:
             finally:
                 partial.in_hand[piece].discard(peer)
             if not fits:
-                LOGGER.warning("%s gave wrong bytes for a state: it is not asked again", peer)
+                LOG.warning("%s gave wrong bytes for a state: it is not asked again", peer)
                 return
             if data is None:
                 failures += 1
@@ -187,7 +187,7 @@ class States:
                 await self._send(peer, Lane.CONTROL, header(StateAsk(digest, piece)), b"")
                 return await answer
         except (TransportError, TimeoutError) as error:
-            LOGGER.info("%s did not give piece %s of a state: %s", peer, piece, error or "no answer")
+            LOG.info("%s did not give piece %s of a state: %s", peer, piece, error or "no answer")
             return None
         finally:
             del self._answers[key]
@@ -233,7 +233,7 @@ class States:
         try:
             await self._send(peer, Lane.BULK, header(StateGive(ask.manifest, ask.piece, bool(data))), data)
         except TransportError as error:
-            LOGGER.info("%s did not take a piece of a state: %s", peer, error)
+            LOG.info("%s did not take a piece of a state: %s", peer, error)
         else:
             self.given += len(data)
 

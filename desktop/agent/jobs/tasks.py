@@ -21,7 +21,7 @@ import msgspec
 
 from common.clock import Clock
 from common.untrusted_text import untrusted
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.base.unixsocket import listen
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.report_outbox import LOG_COST, ReportOutbox, ReportPace
@@ -198,7 +198,7 @@ class HeldTask:
             self._told_failure = True
             self.state, self.reason, self.cause = "failed", printable(body.reason), body.cause
         if isinstance(body, TaskReady):
-            LOGGER.info("%s: the worker is ready (%s parameters)", self, f"{body.parameters:,}")
+            LOG.info("%s: the worker is ready (%s parameters)", self, f"{body.parameters:,}")
         report = self.outbox.add(body) if reliable else self.outbox.lossy(body)
         with contextlib.suppress(NotConnectedError):  # Sent again after the reconnect, if it is reliable.
             await self.tools.send(report)
@@ -225,7 +225,7 @@ class HeldTask:
         except OSError as error:
             await self._fail(f"the node's disk or sockets failed: {error}")
         except Exception:  # noqa: BLE001 - the boundary of one task: a defect in it must not end the other tasks of this node.
-            LOGGER.exception("%s: a defect of the agent", self)
+            LOG.exception("%s: a defect of the agent", self)
             await self._fail("a defect of the agent; its log has the details")
         finally:
             self.tools.peers.remove(self.bridge)
@@ -234,7 +234,7 @@ class HeldTask:
             self._folder.with_suffix(".log").unlink(missing_ok=True)
         if self.state != "failed":
             self.state = "ended"
-            LOGGER.info("%s: ended%s", self, f": {self.reason}" if self.reason else "")
+            LOG.info("%s: ended%s", self, f": {self.reason}" if self.reason else "")
 
     async def _until_stopped(self) -> None:
         work = asyncio.create_task(self._work(), name=f"work-{self.assign.lease[:8]}")
@@ -250,7 +250,7 @@ class HeldTask:
             raise error
 
     async def _work(self) -> None:
-        LOGGER.info("%s: fetching %d files", self, len(self.assign.files))
+        LOG.info("%s: fetching %d files", self, len(self.assign.files))
         await self._lay_out_files()
         self.state = "starting"
         server = None
@@ -340,7 +340,7 @@ class HeldTask:
         return WorkerError("the worker closed its socket and went on without it")
 
     async def _fail(self, reason: str, tampered: bool = False) -> None:
-        LOGGER.error("%s: failed: %s", self, reason)
+        LOG.error("%s: failed: %s", self, reason)
         if self.state == "failed":
             return
         self.state, self.reason, self.tampered = "failed", printable(reason), tampered

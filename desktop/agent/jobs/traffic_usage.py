@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.jobs.line_limits import LineLimits
 from protocol.codec import MessageError, decode_json, encode_json
 from transport.sctp.allowance import Allowance, Usage, month_of
@@ -22,7 +22,7 @@ def load_usage(path: Path, now: float) -> Usage:
     except FileNotFoundError:
         return Usage(month, 0)
     except (OSError, MessageError) as error:
-        LOGGER.warning("%s cannot be used, this month is counted from here on: %s", path, error)
+        LOG.warning("%s cannot be used, this month is counted from here on: %s", path, error)
         return Usage(month, 0)
     return usage if usage.month >= month and usage.used >= 0 else Usage(month, 0)
 
@@ -62,15 +62,13 @@ class LineShare:
             draft.write_bytes(encode_json(self.usage))
             draft.replace(self._path)
         except OSError as error:
-            LOGGER.warning("what this month has used cannot be kept in %s: %s", self._path, error)
+            LOG.warning("what this month has used cannot be kept in %s: %s", self._path, error)
             return
         self._saved = self.usage
 
 
 def _warn(percent: int) -> None:
     if percent < 100:
-        LOGGER.warning("%d %% of this month's cap is used", percent)
+        LOG.warning("%d %% of this month's cap is used", percent)
     else:
-        LOGGER.warning(
-            "this month's cap is used up: links stand still until next month, or `cottage node limits --month`"
-        )
+        LOG.warning("this month's cap is used up: links stand still until next month, or `cottage node limits --month`")

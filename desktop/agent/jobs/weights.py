@@ -11,7 +11,7 @@ import msgspec
 
 from common.encrypted_files import SealedWriter, fresh_key
 from common.errors import SealedFileError
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.coordinator.artifacts import DAMAGED_TRIES, Artifacts
 from desktop.agent.errors import ArtifactError
 from protocol.models.weights import MAX_INDEX_BYTES, Span, WeightIndex, belongs, header, spans, weights_name
@@ -50,7 +50,7 @@ class StageWeights:
         index = await self._index()
         wanted = spans(index, belongs(index.tensors, layers, is_first, is_last))
         total = sum(span.end - span.begin for span in wanted)
-        LOGGER.info(
+        LOG.info(
             "fetching %s bytes of weights in %d ranges for layers %d to %d", f"{total:,}", len(wanted), *_pair(layers)
         )
         writer = SealedWriter(path.with_suffix(".part"), self.key)
@@ -78,7 +78,7 @@ class StageWeights:
             wrong = check.first_wrong()
             if wrong is None:
                 return
-            LOGGER.warning("tensor %s arrived damaged", wrong)
+            LOG.warning("tensor %s arrived damaged", wrong)
             try:
                 await asyncio.to_thread(writer.rewind, at)
             except SealedFileError as error:

@@ -14,7 +14,7 @@ import msgspec
 
 from desktop.agent.base.budget import ByteBudget
 from desktop.agent.base.exception_groups import main_error
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import ArtifactError, PeerStateError, UnwantedError, WorkerError, WorkerProtocolError
 from desktop.agent.jobs.routing import Plans, RoutingVerdict
 from desktop.agent.jobs.weights import StageWeights
@@ -250,7 +250,7 @@ class Bridge:
                     try:
                         await self._pass_opened(body)
                     except ArtifactError as error:  # Of somebody else's: it is no reason to give up one's own work.
-                        LOGGER.warning("an opening cannot be had, so nothing is said of it: %s", error)
+                        LOG.warning("an opening cannot be had, so nothing is said of it: %s", error)
                 case _:
                     self._put_command(body)
 
@@ -300,14 +300,14 @@ class Bridge:
             try:
                 own = await self.outside.fetch_state(begin.moments)
             except PeerStateError as error:
-                LOGGER.info("%s; the optimizer's moments of this seat begin at zero", error)
+                LOG.info("%s; the optimizer's moments of this seat begin at zero", error)
         if begin.kept is not None:
             try:
                 state = await self.outside.fetch_state(begin.kept)
             except PeerStateError as error:
                 if begin.state is None:
                     raise
-                LOGGER.info("%s; the coordinator has it", error)
+                LOG.info("%s; the coordinator has it", error)
         if not state:
             assert begin.state is not None
             state = await self.outside.fetch(begin.state)
@@ -398,7 +398,7 @@ class Bridge:
         try:
             await self.outside.upload(payload, digest, answers, isinstance(body, RoundApplied))
         except UnwantedError as error:
-            LOGGER.info("%s", error)
+            LOG.info("%s", error)
             return msgspec.structs.replace(body, checkpoint=None) if isinstance(body, RoundApplied) else None
         self.traffic.artifacts += len(payload)
         return body

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from common.clock import Clock
 from common.untrusted_text import View
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import SettingsError
 from desktop.agent.lending.facts import Facts
 from desktop.agent.lending.policy import Decision, PolicyMemory, State, decide
@@ -145,7 +145,7 @@ class LendingKeeper:
         self.decision, self._memory = decide(rules, self._wish, facts, self._memory)
         if self.decision.state is not before.state:
             sentence = self.sentence()
-            LOGGER.info("lending: %s", sentence)
+            LOG.info("lending: %s", sentence)
             await work.follow(self.decision, sentence)
 
     def change(self, change: LendingChange) -> LendingView:

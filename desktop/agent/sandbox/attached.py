@@ -13,7 +13,7 @@ from typing import Any
 
 from docker.utils.socket import STDOUT, SocketError, frames_iter
 
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.sandbox.base import MAX_LOG_BYTES
 
 PIECE = 1 << 20  # Bytes that are copied at a time.
@@ -61,7 +61,7 @@ class Attached:
                     self._said += data
                     del self._said[:-MAX_LOG_BYTES]
         except (OSError, SocketError, ValueError) as error:
-            LOGGER.debug("a worker's output was cut: %s", printable(str(error)))
+            LOG.debug("a worker's output was cut: %s", printable(str(error)))
         with contextlib.suppress(OSError):
             self._inner.shutdown(socket.SHUT_WR)
 
@@ -70,6 +70,6 @@ class Attached:
             while data := self._inner.recv(PIECE):
                 self._engine.sendall(data)
         except (OSError, ValueError) as error:
-            LOGGER.debug("a worker's input was cut: %s", printable(str(error)))
+            LOG.debug("a worker's input was cut: %s", printable(str(error)))
         with contextlib.suppress(Exception):  # As in ``close``.
             self._engine.shutdown(socket.SHUT_WR)

@@ -16,7 +16,7 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.errors import NoEngineError, NoImageError, SandboxError
 from desktop.agent.sandbox import egress, toolkit
 from desktop.agent.sandbox.attached import Attached
@@ -108,7 +108,7 @@ class DockerWorker:
         self.tampered = how
         with contextlib.suppress(DockerException, requests.RequestException):
             self.container.kill()
-        LOGGER.error("the job's container was reached into (%s), so the job was ended", how)
+        LOG.error("the job's container was reached into (%s), so the job was ended", how)
 
     def _look(self) -> Exit | None:
         if self.tampered:
@@ -266,7 +266,7 @@ class DockerSandbox:
         except ImageNotFound:
             raise NoImageError(NO_IMAGE.format(image=self._image)) from None
         if self._admit is not None:
-            LOGGER.info("%s", self._admit(self._image, found))
+            LOG.info("%s", self._admit(self._image, found))
         self._image_id, self._group = found, group_of(info, own_groups())
         return self._image_id
 
@@ -293,7 +293,7 @@ class DockerSandbox:
             if not self._group:
                 raise
             started = self._start_in("", arguments, folder, lease)  # Raises the same where the group is not the reason.
-            LOGGER.warning(
+            LOG.warning(
                 "this engine cannot put jobs beside this computer's other programs (%s): the processor is shared evenly",
                 _explain(error),
             )
@@ -374,7 +374,7 @@ def _remove(container: Any, grace: float) -> None:
 def _explain(error: Exception) -> str:
     text = printable(str(error.explanation if isinstance(error, APIError) and error.explanation else error))
     if "could not select device driver" in text or "nvidia-container" in text:
-        LOGGER.error("%s", text)
+        LOG.error("%s", text)
         return NO_GPU_RUNTIME
     return f"the Docker engine failed: {text}"
 

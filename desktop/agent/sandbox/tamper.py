@@ -16,7 +16,7 @@ from typing import Any
 import requests
 from docker.errors import DockerException
 
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 
 WAYS = {
     "exec_create": "a command was run in it",
@@ -66,7 +66,7 @@ class Watch:
                 self._follow()
             except (DockerException, requests.RequestException, OSError, ValueError, AttributeError) as error:
                 if not self._closed.is_set():
-                    LOGGER.warning("the engine's events ended, trying again: %s", printable(str(error)))
+                    LOG.warning("the engine's events ended, trying again: %s", printable(str(error)))
             self._closed.wait(RETRY_S)
 
     def _follow(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.log import LOG, printable
 from desktop.agent.lending.facts import Facts
 
 FAST_S = 0.9  # A game must be seen within a second.
@@ -71,7 +71,7 @@ class _Probe(Generic[_T]):
         except Exception as error:  # noqa: BLE001 - the boundary to drivers and desktops of all kinds: none may end the agent.
             self.last, failing = None, True
             if not self.failing:
-                LOGGER.warning("cannot tell %s: %s", self.name, printable(str(error) or type(error).__name__)[:200])
+                LOG.warning("cannot tell %s: %s", self.name, printable(str(error) or type(error).__name__)[:200])
         self.failing = failing
         return self.last
 

@@ -11,7 +11,7 @@ import msgspec
 
 from common.clock import Clock
 from desktop.agent.base.config import Home
-from desktop.agent.base.log import LOGGER
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import UnsignedImageError, UpdateError
 from desktop.agent.updates import fetch, manifest
 from desktop.agent.updates.folder import InstallationFolder
@@ -71,7 +71,7 @@ class Updates:
             try:
                 await self._look()
             except UpdateError as error:
-                LOGGER.warning("no update: %s", error)
+                LOG.warning("no update: %s", error)
                 stage: Stage = "ready" if self.view.stage == "ready" else "none"
                 self.view = msgspec.structs.replace(self.view, stage=stage, text=str(error))
         return self.view
@@ -116,7 +116,7 @@ class Updates:
         try:
             await Images(self._home, self._release, now=self._clock.time).refresh()
         except (UpdateError, UnsignedImageError) as error:
-            LOGGER.warning("no newer statement about the sandbox image: %s", error)
+            LOG.warning("no newer statement about the sandbox image: %s", error)
 
     def _tell(self, view: UpdateView) -> None:
         if view.version and (view.version, view.stage) != (self.view.version, self.view.stage):

@@ -107,11 +107,11 @@ def test_the_agents_log_and_its_list_of_events_are_clean(
     before = root.handlers[:]
     request.addfinalizer(lambda: setattr(root, "handlers", before))
     log.set_up(as_json=False, file=tmp_path / "agent.log")
-    log.LOGGER.warning("the coordinator said: %s", text)
+    log.LOG.warning("the coordinator said: %s", text)
     try:
         raise RuntimeError(text)
     except RuntimeError:
-        log.LOGGER.exception("failed: %s", text[:50])
+        log.LOG.exception("failed: %s", text[:50])
     written = (tmp_path / "agent.log").read_text()
     assert acts(written + capsys.readouterr().err) == []
     first, *others = written.splitlines()

@@ -96,7 +96,7 @@ def test_the_log_is_kept_over_restarts_and_files(tmp_path: Path, capsys: pytest.
     before = list(logging.getLogger().handlers)
     try:
         log.set_up(as_json=False, stream=io.StringIO(), file=home.log)
-        log.LOGGER.warning("third, with a %s", "turn\x1b[31m")
+        log.LOG.warning("third, with a %s", "turn\x1b[31m")
     finally:
         logging.getLogger().handlers[:] = before
     assert cli.main(["logs", "--home", str(tmp_path)]) == 0
