@@ -39,7 +39,8 @@ Mark = Annotated[str, Meta(max_length=200, pattern=r"^[ -~]*$")]
 """What machines read and compare, and people now and then: an address, a version, a class. Visible ASCII, or refused."""
 
 LongText = Annotated[Untrusted, Meta(max_length=4000, pattern=r"^[^\x00]*$")]
-FiniteLoss = Annotated[float, Meta(ge=-1e9, le=1e9)]
+MAX_LOSS = 1e9  # Nats a token; a guess without any knowledge has 12.
+FiniteLoss = Annotated[float, Meta(ge=-MAX_LOSS, le=MAX_LOSS)]
 
 
 def is_id(text: str) -> bool:

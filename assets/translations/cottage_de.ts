@@ -92,6 +92,10 @@
         <translation>Dieser Computer zeigte ein Stück seiner Arbeit nicht, als es verlangt wurde, und diese Runde wurde ihm nicht bezahlt. Noch einmal vor {0} kostet {1} % seines Einsatzes.</translation>
     </message>
     <message>
+        <source>{0} jobs in a row failed before their first step. This computer&apos;s own test passed, so it goes on lending.</source>
+        <translation>{0} Aufträge hintereinander sind vor ihrem ersten Schritt gescheitert. Der eigene Test dieses Computers war in Ordnung, also verleiht er weiter.</translation>
+    </message>
+    <message>
         <source>Version {0} is there.</source>
         <translation>Version {0} ist da.</translation>
     </message>

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from protocol.boundary import Kind, PayloadKey, Position
+from protocol.ids import MAX_LOSS
 from trainer.data.data import Windows, micro_batches
 from trainer.errors import CodecError, NonFiniteError, RoundError
 from trainer.stage.activation_cache import DIGEST_BYTES, ActivationCache, Caches, digest
@@ -162,11 +163,16 @@ def accumulate(
     stage.mask_gradients()
     if not stage.cut.is_last:
         return None
-    if not math.isfinite(step.total):
+    return _mean(step.total, int(windows[:, 1:].size))
+
+
+def _mean(total: float, tokens: int) -> float:
+    """A mean loss that can be reported; raises ``NonFiniteError`` for any other."""
+    if not abs(total / tokens) <= MAX_LOSS:
         raise NonFiniteError(
-            f"the loss became {step.total}: lower training.learning_rate, or look at the weights that it starts from"
+            f"the loss became {total / tokens:g}: lower training.learning_rate, or look at the weights that it starts from"
         )
-    return step.total / int(windows[:, 1:].size)
+    return total / tokens
 
 
 def heldout_loss(
@@ -176,6 +182,8 @@ def heldout_loss(
 
     Args:
         sums: takes the sum of each part's losses, on the last stage.
+    Raises:
+        NonFiniteError: the loss is NaN, infinite, or too large to be reported.
     """
     total, tokens = 0.0, 0
     for micro, windows in enumerate(parts):
@@ -196,7 +204,7 @@ def heldout_loss(
         else:
             payload = stage.crossing.encode(outputs, "exact")
             boundary.send("activation", micro, payload, stage.crossing.naive(ids))
-    return total / tokens if stage.cut.is_last else None
+    return _mean(total, tokens) if stage.cut.is_last else None
 
 
 def digests(payloads: dict[PayloadKey, bytes], keys: list[PayloadKey]) -> tuple[str, ...]:

@@ -26,8 +26,9 @@ from desktop.agent.coordinator.transfer_pacing import Courtesy
 from desktop.agent.earnings import stake_warnings, wallet
 from desktop.agent.earnings.promises import PromiseFolder
 from desktop.agent.earnings.records import EarningRecords
-from desktop.agent.errors import GaveUpError, NotConnectedError
+from desktop.agent.errors import GaveUpError, NotConnectedError, SandboxError
 from desktop.agent.hardware import meters
+from desktop.agent.hardware.benchmark import measure_now
 from desktop.agent.hardware.power import PowerCap
 from desktop.agent.jobs.holdings import Holdings
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
@@ -65,7 +66,7 @@ from transport.peer.peer import PeerNet
 TRAFFIC_S = 2.0
 NETWORK_S = 30.0  # Links change slowly; the coordinator plans with what is an hour old.
 NETWORK_PAUSE_S = 6.0  # The coordinator takes a report in five seconds.
-MAX_FAILURES = 5  # In a row: then something is wrong with this computer, and its owner should know.
+MAX_FAILURES = 5  # In a row: then something is wrong with this computer, or with the jobs; its own test tells which.
 
 
 class Agent:
@@ -110,6 +111,7 @@ class Agent:
         self.ledger: LedgerInfo | None = None
         self.finished = self._stopping = False
         self._failures = 0
+        self._testing = False
         self.cap = PowerCap(parts.device.gpu, lambda: tuple(self._holdings.tasks.values()), clock)
         self._gave_up: GaveUpError | None = None
         self._stop = asyncio.Event()
@@ -195,7 +197,7 @@ class Agent:
 
     def accepting(self) -> bool:
         """Whether new leases are welcome."""
-        return self._keeper.decision.takes_work and not self._gave_up
+        return self._keeper.decision.takes_work and not self._gave_up and not self._testing
 
     # --- the session's listener -----------------------------------------------------------------------------------------
 
@@ -289,9 +291,25 @@ class Agent:
             self._gave_up = stake_warnings.tampered(trouble)
             await task.acknowledged()
             self._stop.set()
-        elif self._failures >= MAX_FAILURES:
-            text = f"{self._failures} jobs in a row failed before their first step; the last one: {trouble}"
-            self._give_up(GaveUpError(text, "failures", jobs=str(self._failures), what=trouble))
+        elif self._failures >= MAX_FAILURES and not self._testing:
+            await self._after_failures(task, trouble)
+
+    async def _after_failures(self, task: HeldTask, trouble: str) -> None:
+        """Give up where the machine's own test fails, too: jobs fail in ways that nobody has thought of, and stop no machine."""
+        count, self._testing = self._failures, True
+        text = f"{count} jobs in a row failed before their first step; the last one: {trouble}"
+        try:
+            if not task.by_system:
+                await measure_now(self._parts.sandbox, self._parts.device, self._parts.settings.threads)
+                self._failures = 0
+                told = f"{text}. This computer's own test passed, so it goes on lending"
+                self._note("jobs failed", told, "warning", jobs=str(count), why=trouble)
+                return
+        except SandboxError as error:
+            text = f"{text}. This computer's own test: {error}"
+        finally:
+            self._testing = False
+        self._give_up(GaveUpError(text, "failures", jobs=str(count), what=trouble))
 
     def _give_up(self, why: GaveUpError | None) -> None:
         if why is not None:

@@ -17,6 +17,7 @@ Kind = Literal[
     "job began",
     "job ended",
     "job failed",
+    "jobs failed",
     "earned",
     "paid",
     "settings",

@@ -75,12 +75,12 @@ async def measure(
     """
     key = hashlib.sha256(f"{sandbox.kind}|{identity}|{device.kind}|{device.name}|{threads}".encode()).hexdigest()
     if not _can_remember(cache):
-        return await _measured(sandbox, device, threads)
+        return await measure_now(sandbox, device, threads)
     async with _alone(cache.with_suffix(".lock"), clock):
         known = _read(cache)
         if key in known and 0 <= clock.time() - known[key].at <= _believed_s(known[key].result, again):
             return known[key].result
-        result = await _measured(sandbox, device, threads)
+        result = await measure_now(sandbox, device, threads)
         known.pop(key, None)
         kept = dict(list(known.items())[-(MAX_REMEMBERED - 1) :]) | {key: _Remembered(clock.time(), result)}
         draft = cache.with_suffix(".new")
@@ -95,7 +95,8 @@ def _believed_s(result: Benchmark, again: bool) -> float:
     return BUSY_AGE_S if result.was_busy else MAX_AGE_S
 
 
-async def _measured(sandbox: Sandbox, device: Device, threads: int) -> Benchmark:
+async def measure_now(sandbox: Sandbox, device: Device, threads: int) -> Benchmark:
+    """The benchmark, run now; raises SandboxError where the machine cannot run it."""
     LOG.info("measuring what this machine can do (%s, %d threads)", device.name, threads)
     output = await sandbox.measure(("bench", "--threads", str(threads), "--device", device.kind), BENCH_TIMEOUT_S)
     try:

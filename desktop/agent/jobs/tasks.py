@@ -84,6 +84,7 @@ class HeldTask:
     reason: str = ""
     tampered: bool = False
     cause: FailureCause = "machine"
+    by_system: bool = False  # Disk or sockets failed, which the machine's own test does not see.
     pid: int | None = None
     bridge: Bridge = field(init=False)
     outbox: ReportOutbox = field(init=False)
@@ -223,6 +224,7 @@ class HeldTask:
         except AgentError as error:
             await self._fail(str(error), isinstance(error, TamperedError))
         except OSError as error:
+            self.by_system = True
             await self._fail(f"the node's disk or sockets failed: {error}")
         except Exception:  # noqa: BLE001 - the boundary of one task: a defect in it must not end the other tasks of this node.
             LOG.exception("%s: a defect of the agent", self)

@@ -15,7 +15,7 @@ from desktop.gui.sentences import moment, money
 from desktop.gui.widgets import Card, ChoiceButtons, Text, button
 
 SIGNS = {"info": "·", "warning": "!", "error": "✕"}
-JOBS = frozenset({"job began", "job ended", "job failed"})
+JOBS = frozenset({"job began", "job ended", "job failed", "jobs failed"})
 MONEY = frozenset({"earned", "paid"})
 
 
@@ -113,16 +113,11 @@ class ActivityPage(QWidget):
     def words(self, event: ActivityEvent) -> str:
         """One event as a sentence; of a kind that this window does not know, the agent's own."""
         detail = {name: plain(text, 200) for name, text in event.detail.items()}
-        name = detail.get("name", "")
         match event.kind:
             case "started" | "ended" | "update":
                 return self._program(event.kind, detail)
-            case "job began":
-                return self.tr("Began work on “{0}”.").format(name)
-            case "job ended":
-                return self.tr("Work on “{0}” ended.").format(name)
-            case "job failed":
-                return self.tr("Work on “{0}” failed: {1}").format(name, detail.get("why", ""))
+            case "job began" | "job ended" | "job failed" | "jobs failed":
+                return self._job(event.kind, detail)
             case "earned":
                 return self.tr("{0} verified.").format(_amount(detail))
             case "paid" if detail.get("target"):
@@ -142,6 +137,20 @@ class ActivityPage(QWidget):
                 return self._lending(detail) or plain(event.text)
             case _:
                 return plain(event.text)
+
+    def _job(self, kind: str, detail: Mapping[str, str]) -> str:
+        name = detail.get("name", "")
+        match kind:
+            case "job began":
+                return self.tr("Began work on “{0}”.").format(name)
+            case "job ended":
+                return self.tr("Work on “{0}” ended.").format(name)
+            case "job failed":
+                return self.tr("Work on “{0}” failed: {1}").format(name, detail.get("why", ""))
+            case _:
+                return self.tr(
+                    "{0} jobs in a row failed before their first step. This computer's own test passed, so it goes on lending."
+                ).format(detail.get("jobs", ""))
 
     def _program(self, kind: str, detail: Mapping[str, str]) -> str:
         if kind == "update":

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from desktop.agent.app import agent as agent_module
 from desktop.agent.app import settings, status, support
 from desktop.agent.app.agent import MAX_FAILURES
 from desktop.agent.app.selftest import NAMES, NOT_TESTED, SelfTestMeans, SelfTestResult, Speed, Steps
@@ -25,6 +26,8 @@ from desktop.agent.cli import cli
 from desktop.agent.earnings.earnings import DAYS, EarningsFile
 from desktop.agent.earnings.earnings_estimate import MAX_BUSY, NetworkPrices, predict
 from desktop.agent.errors import NoAgentError, NoEngineError, NoImageError, SandboxError, SettingsError
+from desktop.agent.hardware.benchmark import Benchmark
+from desktop.agent.jobs.tasks import HeldTask
 from desktop.agent.lending.keeper import LendingChange
 from desktop.answers import ActivityEvents, BackupDone, EarningsSummary, KeyWords, WalletWithdrawal
 from protocol.identity import NodeKey
@@ -207,48 +210,78 @@ async def test_a_refusal_switches_off_and_says_why(
         assert event.severity == "error"
 
 
-async def test_five_failures_in_a_row_end_lending_until_its_owner_says_otherwise(
+async def fail(home: Home, coordinator: Double, address: str, script: str, files: dict[str, str] | None = None) -> None:
+    """One job that fails before its first step."""
+    before = len(await failures(home))
+    broken = assignment(coordinator, plan_of((0, 0, address)), 0, 0, script)
+    broken.files.update(files or {})
+    await coordinator.assign(address, broken)
+    async with asyncio.timeout(20):
+        while len(await failures(home)) <= before:
+            await asyncio.sleep(0.02)
+
+
+async def until_given_up(home: Home) -> status.AgentStatus:
+    async with asyncio.timeout(20):
+        while (told := await status.ask(home.socket)).on:
+            await asyncio.sleep(0.02)
+    return told
+
+
+async def test_five_failures_in_a_row_and_a_failed_test_end_lending_until_its_owner_says_otherwise(
     home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def broken(*_: object) -> Benchmark:
+        raise SandboxError("no processor is here any more")
+
+    monkeypatch.setattr(agent_module, "measure_now", broken)
     async with serving(home, monkeypatch):
         await status.ask_lending(home.socket, LendingChange(on=True))
         address = await until_online(home, coordinator)
-        for count in range(MAX_FAILURES):
-            broken = assignment(coordinator, plan_of((0, 0, address)), 0, 0, "crash")
-            broken.files["../escape"] = "00" * 32
-            await coordinator.assign(address, broken)
-            async with asyncio.timeout(20):
-                while len(await failures(home)) <= count:
-                    await asyncio.sleep(0.02)
-        async with asyncio.timeout(20):
-            while (told := await status.ask(home.socket)).on:
-                await asyncio.sleep(0.02)
+        for _ in range(MAX_FAILURES):
+            await fail(home, coordinator, address, "crash", {"../escape": "00" * 32})
+        told = await until_given_up(home)
         assert told.trouble.startswith(f"{MAX_FAILURES} jobs in a row failed")
+        assert told.trouble.endswith("This computer's own test: no processor is here any more")
         assert (told.trouble_cause, told.trouble_detail["jobs"]) == ("failures", str(MAX_FAILURES))
         assert told.trouble_detail["what"] in told.trouble
         summary = await status.ask_for(home.socket, "earnings", EarningsSummary)
         assert {(job.standing, *(r.why for r in job.reasons)) for job in summary.jobs} == {("not paid", "failed")}
 
 
-async def test_jobs_that_cannot_be_used_anywhere_stop_nobody(
+async def test_a_disk_that_fails_five_jobs_ends_lending_without_a_test(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(_: HeldTask) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with serving(home, monkeypatch):
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        address = await until_online(home, coordinator)
+        monkeypatch.setattr(HeldTask, "_lay_out_files", full)
+        for _ in range(MAX_FAILURES):
+            await fail(home, coordinator, address, "train")
+        assert "No space left" in (await until_given_up(home)).trouble
+
+
+WAYS_TO_FAIL = ("unusable", "diverging", "failing", "garbage", "huge", "stranger", "misplaced", "dying")
+
+
+async def test_jobs_stop_no_computer_that_passes_its_own_test_however_they_fail(
     home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(home, monkeypatch):
         await status.ask_lending(home.socket, LendingChange(on=True))
         address = await until_online(home, coordinator)
-        theirs = (["unusable", "diverging"] * MAX_FAILURES)[: MAX_FAILURES + 1]
-        scripts = [*theirs, *["failing"] * (MAX_FAILURES - 1), "diverging", "failing"]
-        for count, script in enumerate(scripts):
+        for script in WAYS_TO_FAIL * 3:
             told = await status.ask(home.socket)
             assert (told.on, told.trouble) == (True, "")
-            await coordinator.assign(address, assignment(coordinator, plan_of((0, 0, address)), 0, 0, script))
-            async with asyncio.timeout(20):
-                while len(await failures(home)) <= count:
-                    await asyncio.sleep(0.02)
-        async with asyncio.timeout(20):
-            while (told := await status.ask(home.socket)).on:
-                await asyncio.sleep(0.02)
-        assert told.trouble.startswith(f"{MAX_FAILURES} jobs in a row failed")
+            await fail(home, coordinator, address, script)
+        events = (await status.ask_for(home.socket, "activity", ActivityEvents)).events
+        tested = [event for event in events if event.kind == "jobs failed"]
+        assert len(tested) >= 2
+        assert all("own test passed" in event.text and event.severity == "warning" for event in tested)
+        await coordinator.assign(address, assignment(coordinator, plan_of((0, 0, address)), 0, 0, "train"))
 
 
 async def failures(home: Home) -> list[str]:

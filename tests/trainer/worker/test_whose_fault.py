@@ -12,9 +12,10 @@ from protocol.job.job import ModelSpec
 from protocol.models.model import ModelConfigError, resolve, tensors_of
 from tests.trainer.small import LLAMA, SEQUENCE, VOCABULARY, Pipeline, cuts, job_folder, training
 from trainer import errors
-from trainer.data.data import TokenFile
+from trainer.data.data import TokenFile, heldout_parts
 from trainer.errors import DataError, InputError, NonFiniteError, TrainerError
 from trainer.stage.stage import Stage
+from trainer.stage.steps import Recorded, heldout_loss
 from trainer.worker.thread_guard import cause_of, guarded
 
 OF_THE_JOB = [InputError, *InputError.__subclasses__(), ModelConfigError]
@@ -61,6 +62,23 @@ def test_weights_that_are_numbers_and_overflow_are_no_machines_fault(tmp_path: P
     save_file({name: torch.full(shape, 1e19) for name, shape in names}, tmp_path / "model.safetensors")
     stage = Stage(config, cuts(3, 1)[0], training(), tmp_path / "model.safetensors")
     tokens = TokenFile(job_folder(tmp_path / "job") / "train.bin", SEQUENCE, VOCABULARY)
+    with pytest.raises(NonFiniteError) as failed:
+        Pipeline([stage], tokens).step(0, 8)
+    assert cause_of(failed.value) == "numbers"
+
+
+@pytest.mark.parametrize("scale", [1e12, 1e15, 1e30], ids=["too large to be told", "larger", "not finite"])
+def test_a_loss_that_no_message_can_carry_is_no_machines_fault(scale: float, tmp_path: Path) -> None:
+    config = resolve(ModelSpec(config=LLAMA | {"vocab_size": VOCABULARY}, weights="0" * 64), 259)
+    torch.manual_seed(1)
+    weights = {name: torch.randn(shape) for name, shape in tensors_of(config).all().items()}
+    weights["lm_head.weight"] *= scale
+    save_file(weights, tmp_path / "model.safetensors")
+    stage = Stage(config, cuts(3, 1)[0], training(), tmp_path / "model.safetensors")
+    tokens = TokenFile(job_folder(tmp_path / "job") / "train.bin", SEQUENCE, VOCABULARY)
+    with pytest.raises(NonFiniteError, match="the loss became") as failed:
+        heldout_loss(stage, heldout_parts(tokens, training()), Recorded({}))
+    assert cause_of(failed.value) == "numbers"
     with pytest.raises(NonFiniteError) as failed:
         Pipeline([stage], tokens).step(0, 8)
     assert cause_of(failed.value) == "numbers"
