@@ -58,8 +58,8 @@ def run(folder: Path, files: dict[str, tuple[int, str]], *words: str) -> subproc
 def test_who_shares_an_engine_waits_for_nobody_else_and_runs_on_one_process(tmp_path: Path) -> None:
     files = {
         "e2e/test_alone.py": (4, ""),
-        "installer/test_one.py": (3, ", docker_engine"),
-        "installer/test_two.py": (3, ""),
+        "installer/test_clean_system.py": (3, ", docker_engine"),
+        "installer/test_portable_package.py": (3, ""),
     }
     done = run(tmp_path, files, "-n", "2", "--dist", "loadgroup")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,7 +5,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 SHARED = frozenset({"docker_engine", "bundle"})
 """One test takes the sandbox image off the engine, as uninstalling does, and the bundle is to be built but once."""
-PLACES = ("tests/installer/", "tests/e2e/test_demo.py::test_the_same_run_in_docker_sandboxes")
+PLACES = (
+    "tests/installer/test_clean_system.py",
+    "tests/installer/test_portable_package.py",
+    "tests/installer/test_program_of_a_provider.py",
+    "tests/e2e/test_demo.py::test_the_same_run_in_docker_sandboxes",
+)
 
 
 def on_the_engine(nodeid: str) -> bool:
