@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from protocol.refusals import malformed, refusal
+
 T = TypeVar("T")
 
 MAX_KINDS = 256  # Decoders that are kept; there are some ninety kinds of message, and a caller can make more.
@@ -15,7 +17,17 @@ MAX_MESSAGE = 1 << 20  # Control messages are a few kilobytes; an SDP of 64 KB a
 
 
 class MessageError(ValueError):
-    """Bytes that are not one of the messages expected here."""
+    """Bytes that are not one of the messages expected here.
+
+    Attributes:
+        field: where in them, as in ``training.tokens``; empty where it is the whole.
+        words: what is wrong there, without the place.
+    """
+
+    def __init__(self, text: str, field: str = "", words: str = "") -> None:
+        super().__init__(text)
+        self.field = field
+        self.words = words or text
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -29,7 +41,7 @@ def decode(data: bytes | bytearray | memoryview, kind: Any, limit: int = MAX_MES
     Raises:
         MessageError: too long, malformed, an unknown type or field, or a value out of its bounds.
     """
-    return _guarded(_messagepack(kind), data, limit)
+    return _guarded(_messagepack(kind), kind, data, limit)
 
 
 def encode_json(message: Any) -> bytes:
@@ -39,15 +51,17 @@ def encode_json(message: Any) -> bytes:
 
 def decode_json(data: bytes | bytearray | memoryview | str, kind: Any, limit: int = MAX_MESSAGE) -> Any:
     """One message of ``kind`` from JSON; raises ``MessageError`` as ``decode`` does."""
-    return _guarded(_json(kind), data.encode() if isinstance(data, str) else data, limit)
+    return _guarded(_json(kind), kind, data.encode() if isinstance(data, str) else data, limit)
 
 
 def convert(value: Any, kind: Any) -> Any:
     """A ``kind`` from plain data (a parsed YAML document, say); raises ``MessageError``."""
     try:
         return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _refused(error, kind, value) from error
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise MessageError(str(error)) from error
+        raise MessageError(_unreadable(error, b"-")) from error
 
 
 # ``msgspec.msgpack.decode(data, type=kind)`` looks through a union anew each time: 6.6 us for a heartbeat instead of 1.0.
@@ -62,11 +76,43 @@ def _json(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _guarded(
-    decoder: msgspec.msgpack.Decoder[Any] | msgspec.json.Decoder[Any], data: bytes | bytearray | memoryview, limit: int
+    decoder: msgspec.msgpack.Decoder[Any] | msgspec.json.Decoder[Any],
+    kind: Any,
+    data: bytes | bytearray | memoryview,
+    limit: int,
 ) -> Any:
     if len(data) > limit:
         raise MessageError(f"a message of {len(data):,} bytes: at most {limit:,} are taken here")
     try:
         return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _refused(error, kind, _plain(decoder, data)) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise MessageError(str(error)) from error
+        raise MessageError(_unreadable(error, bytes(data))) from error
+
+
+def _refused(error: msgspec.ValidationError, kind: Any, value: Any) -> MessageError:
+    found = refusal(str(error), kind, value)
+    return MessageError(str(found), found.field, found.words)
+
+
+def _plain(decoder: Any, data: bytes | bytearray | memoryview) -> Any:
+    """The same data without a type, so that the value in question can be shown; messages between machines show none."""
+    if not isinstance(decoder, msgspec.json.Decoder):
+        return None
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _unreadable(error: Exception, data: bytes) -> str:
+    match error:
+        case UnicodeError():
+            return "it holds text that is not UTF-8"
+        case RecursionError():
+            return "it is nested too deeply"
+        case OverflowError():
+            return "it holds a number that is too large to be kept"
+        case _:
+            return malformed(str(error), data)

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -44,6 +43,7 @@ from coordinator.client.show import (
     quote_table,
 )
 from coordinator.client.text import money
+from protocol.codec import MessageError, convert
 from protocol.rest import api
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -137,8 +137,8 @@ async def _compare(client: Client, options: argparse.Namespace, out: Terminal) -
 async def _try(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     try:
         wanted = {"prompt": options.prompt, "tokens": options.tokens, "temperature": options.temperature}
-        request = msgspec.convert(wanted | {"seed": options.seed}, api.TrialRequest)
-    except msgspec.ValidationError as error:
+        request = convert(wanted | {"seed": options.seed}, api.TrialRequest)
+    except MessageError as error:
         raise CliUsageError(str(error)) from error
     if not options.json:
         out.print(options.prompt, end="")

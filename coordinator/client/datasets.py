@@ -1,5 +1,6 @@
 """What a dataset's file is, looked at before it is uploaded; what its content leaves open is asked, with the choices."""
 
+import difflib
 import json
 import re
 from collections.abc import Collection
@@ -25,8 +26,12 @@ def format_of(path: Path, wanted: str | None, text_field: str, out: Terminal, as
         wanted: what was said; None or ``auto``: it is looked at.
         ask: somebody is there to choose between what it can be.
     Raises:
-        DatasetError: it is none, not what was said, or nobody chose.
+        DatasetError: it is none, not what was said, or nobody chose; or there is no such format.
     """
+    if wanted is not None and wanted not in CHOICES:
+        near = difflib.get_close_matches(wanted, CHOICES, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise DatasetError(f"dataset.format is {wanted[:60]!r}, no format: {hint}There are {', '.join(CHOICES)}")
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     content = recognise(head, len(head) < HEAD_BYTES, path.name, text_field)

@@ -173,16 +173,10 @@ def _understood(request: web.Request, error: Exception) -> tuple[int, Problem]:
         case CottageError():
             return error.status, Problem(error.code, untrusted(error.detail), error.field)
         case codec.MessageError():
-            return 422, Problem("invalid", untrusted(error), field_of(str(error)))
+            return 422, Problem("invalid", untrusted(error), error.field)
         case web.HTTPException():
             return error.status, Problem("http", untrusted(f"{request.method} {request.path[:200]}: {error.reason}"))
         case _:
             LOG.error("%s %s failed", request.method, request.path, exc_info=error)
             said = "the coordinator failed at this; its log says why. Try again, or tell its operator"
             return 500, Problem("internal", untrusted(said))
-
-
-def field_of(message: str) -> str:
-    """The field that a message of the codec is about: ``... - at `$.training.tokens` `` gives ``training.tokens``."""
-    _, _, path = message.rpartition("at `$")
-    return path.rstrip("`").lstrip(".") if path != message and "`" in path else ""

@@ -11,7 +11,6 @@ import msgspec
 from coordinator.client.text import amount, parse_amount
 from coordinator.errors import CottageError, InvalidError
 from coordinator.web.documents import check_plain
-from coordinator.web.http import field_of
 from protocol import codec
 from protocol.ids import NodeAddress, is_id
 from protocol.job.job import (
@@ -350,19 +349,13 @@ def read_document(text: str, typed: Mapping[str, str]) -> dict[str, str]:
     try:
         values = fill(codec.convert(filled, JobSpec))
     except codec.MessageError as error:
-        raise InvalidError(f"{place_in(str(error))}{plain(str(error))}", "document") from error
+        raise InvalidError(str(error), "document") from error
     missing = {
         "name": "" if not document.get("name") else values["name"],
         "budget": "" if not document.get("budget") else values["budget"],
         "dataset.artifact": "" if values["dataset.artifact"] == NO_DATASET else values["dataset.artifact"],
     }
     return values | missing | {name: typed[name] for name in ("payer", "submitter") if name in typed}
-
-
-def place_in(message: str) -> str:
-    """Where in the document an error is, to begin a sentence with."""
-    field = field_of(message)
-    return f"{field}: " if field else ""
 
 
 def fill(spec: JobSpec) -> dict[str, str]:
@@ -401,19 +394,6 @@ def place(field: str) -> str:
             )
         name = name.rpartition(".")[0]
     return name
-
-
-def plain(message: str) -> str:
-    """What the codec says of one value, for people."""
-    text = message.partition(" - at `")[0]
-    if found := re.fullmatch(r"Expected `(?:int|float)` (>=|<=|>|<) (\S+)", text):
-        words = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
-        return f"must be {words[found[1]]} {float(found[2]):,g}"
-    if found := re.fullmatch(r"Expected `str` of length (>=|<=) (\d+)", text):
-        return f"must have {'at least' if found[1] == '>=' else 'at most'} {found[2]} characters"
-    if "matching regex" in text:
-        return "has characters that are not taken here"
-    return text
 
 
 def _checkpoint(after: str, errors: dict[str, str]) -> dict[str, int]:
@@ -498,7 +478,7 @@ def _put(document: dict[str, Any], name: str, value: Any, errors: dict[str, str]
     try:
         codec.convert(value, kind)
     except codec.MessageError as error:
-        errors[name] = plain(str(error))
+        errors[name] = error.words
         return
     for inner in part.split(".") if part else ():
         document = document.setdefault(inner, {})
@@ -520,6 +500,6 @@ def _whole(document: Mapping[str, Any], errors: dict[str, str]) -> JobSpec | Non
     try:
         spec: JobSpec = codec.convert(document, JobSpec)
     except codec.MessageError as error:
-        errors[place(field_of(str(error)))] = plain(str(error))
+        errors[place(error.field)] = error.words
         return None
     return spec

@@ -19,7 +19,7 @@ from desktop.agent.lending.facts import Facts
 from desktop.agent.lending.policy import Decision, PolicyMemory, State, decide
 from desktop.agent.lending.rules import ALWAYS, Celsius, Gigabytes, Hours, Minutes, OwnerWish, Rules
 from desktop.agent.lending.words import describe
-from protocol.codec import MessageError, decode_json, encode_json
+from protocol.codec import MessageError, convert, decode_json, encode_json
 
 LOOK_S = 0.75  # A game is seen within a second, and two seconds are promised.
 MAX_PAUSE_S = 30 * 86400.0
@@ -73,8 +73,8 @@ class RulesChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The rules after the change; raises SettingsError where one is out of its bounds."""
         given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
         try:
-            changed: Rules = msgspec.convert(msgspec.to_builtins(rules) | msgspec.to_builtins(given), Rules)
-        except msgspec.ValidationError as error:
+            changed: Rules = convert(msgspec.to_builtins(rules) | msgspec.to_builtins(given), Rules)
+        except MessageError as error:
             raise SettingsError(f"the rule cannot be used: {error}") from error
         return changed
 

@@ -122,8 +122,8 @@ def bad() -> dict[str, tuple[bytes, int, str]]:
         "a second URL that is none": (envelope(report(urls=(ANYWHERE, "turn:a b"))), 422, "is no ICE server"),
         "a short secret": (envelope(report(secret="short")), 422, "secret"),
         "no URLs": (envelope(report(urls=())), 422, "urls"),
-        "no report": (encode_json(RelayEnvelope(b"{}", bytes(64))), 422, "missing required field"),
-        "no envelope": (b"[]", 422, "Expected"),
+        "no report": (encode_json(RelayEnvelope(b"{}", bytes(64))), 422, "is missing: give it"),
+        "no envelope": (b"[]", 422, "must be a table"),
         "random bytes": (random.Random(1).randbytes(200), 422, ""),
         "too many bytes": (b" " * (3 << 20), 413, "bytes"),
     }

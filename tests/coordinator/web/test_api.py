@@ -162,9 +162,9 @@ async def test_a_budget_beyond_the_wallet_or_below_the_price_names_both(
         (b'a: "\\0"\n', "zero character"),
         (b"a: " + b"9" * 5000, "cannot be read"),
         (b"a: " + b"9" * 400, "bits"),
-        (b"- x\n", "Expected `object`"),
-        (b"", "Expected `object`"),
-        (b"name: 3\n", "Expected `str`"),
+        (b"- x\n", "must be a table"),
+        (b"", "must be a table"),
+        (b"name: 3\n", "name must be text, not a whole number"),
     ],
 )
 async def test_hostile_yaml_is_refused_with_a_reason(

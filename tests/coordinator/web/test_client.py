@@ -279,7 +279,7 @@ async def test_each_kind_of_failure_has_its_exit_status_and_a_reason(
         (["quote", str(files / "nothing.yaml"), *data], 2, "nothing.yaml"),
         (["quote", str(files / "list.yaml"), *data], 2, "is a table"),
         (["quote", str(files / "broken.json"), *data], 2, "broken.json"),
-        (["quote", str(files / "bad.yaml"), *data], 1, "Expected `int` >= 1"),
+        (["quote", str(files / "bad.yaml"), *data], 1, "budget is 0, and must be at least 1"),
         (["quote", str(files / "job.yaml"), "--data", str(files / "nothing"), "--server", house.url], 2, "nothing"),
     ):
         assert await cottage(*argv) == status, argv

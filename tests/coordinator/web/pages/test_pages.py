@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.client.client import Client
-from coordinator.web.pages.forms import DEFAULTS, NO_DATASET, fill, place, plain, read
+from coordinator.web.pages.forms import DEFAULTS, NO_DATASET, fill, place, read
 from coordinator.web.pages.render import STATIC_FOLDER
 from protocol.codec import convert
 from protocol.job.job import JobSpec, LoraSpec
@@ -236,9 +236,9 @@ def test_the_form_as_it_comes_is_the_document_as_it_comes() -> None:
         ({"model.choice": "config", "model.config": '{"a": NaN}'}, "model.config", "finite"),
         ({"model.choice": "config", "model.config": "[" * 99_999}, "model.config", "not a config.json"),
         ({"tokenizer.kind": "file"}, "tokenizer.file", "choose a tokenizer.json"),
-        ({"tokenizer.kind": "magic"}, "tokenizer.kind", "Invalid enum"),
-        ({"dataset.format": "xml"}, "dataset.format", "Invalid enum"),
-        ({"training.activations": "int1"}, "training.activations", "Invalid enum"),
+        ({"tokenizer.kind": "magic"}, "tokenizer.kind", "it is one of "),
+        ({"dataset.format": "xml"}, "dataset.format", "it is one of "),
+        ({"training.activations": "int1"}, "training.activations", "it is one of "),
         ({"learns": "lora"}, "learns", "choose its weights"),
         ({**ADAPTER, "training.lora.rank": "0"}, "training.lora.rank", "at least 1"),
         (
@@ -327,12 +327,6 @@ async def test_an_earlier_job_fills_the_form_for_the_next(house: House, http: ai
     for other in ("0" * 32, "x"):
         async with http.get(f"{house.url}/submit?from={other}") as response:
             assert response.status == (404 if other != "x" else 200)
-
-
-def test_the_codecs_words_are_made_plain() -> None:
-    assert plain("Expected `int` >= 1 - at `$.budget`") == "must be at least 1"
-    assert plain("Expected `float` < 1.0") == "must be less than 1"
-    assert plain("Expected `str` of length <= 100") == "must have at most 100 characters"
 
 
 PROBLEM = {"type", "title", "status", "detail", "instance", "code", "field"}  # RFC 9457, and two of our own.
