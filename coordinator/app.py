@@ -74,7 +74,7 @@ from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import routes
 from coordinator.web.auth import Auth, needs
-from coordinator.web.connections import IDLE_SECONDS, Connections
+from coordinator.web.connections import IDLE_S, Connections
 from coordinator.web.services import Services
 from coordinator.web.signal import NodeSocket
 from ledger.client import Ledger, LedgerConfig
@@ -84,7 +84,7 @@ from protocol.identity import NodeKey
 
 TEST_FUNDS = Amount(1_000_000_000_000)  # A million tokens: more than any test on one PC will spend.
 TEST_LAMPORTS = 1_000_000_000_000
-SHUTDOWN_SECONDS = 5.0  # Connections that are still busy by then are cut.
+SHUTDOWN_S = 5.0  # Connections that are still busy by then are cut.
 
 LOG = logging.getLogger(__name__)
 
@@ -342,7 +342,7 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
     if not config.auditors:
         LOG.warning("%s", nobody_looks(config))
     async with build(config) as (app, parts):
-        runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=IDLE_SECONDS)
+        runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=IDLE_S)
         await runner.setup()
         assert runner.server is not None
         Connections(config.behind_proxy).guard(runner.server)

@@ -43,3 +43,10 @@ def test_every_module_calls_its_logger_the_same() -> None:
     files = (file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
     found = Counter(name for file in files for name in named.findall(file.read_text()))
     assert set(found) == {"LOG"}, found
+
+
+def test_constants_in_seconds_end_in_one_suffix() -> None:
+    others = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:SECONDS|SECS?)\b")
+    files = (file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
+    found = {name for file in files for name in others.findall(file.read_text())}
+    assert not found, f"write _S: {found}"

@@ -49,7 +49,7 @@ CONNECT_LIMIT_S = 40.0
 COLD_LIMIT_S = 30.0
 AROUND_S = 4.0  # Two processes start and connect, and end.
 ROUNDS = 20  # Round trips before measuring, and as many more of measuring.
-CRAWL_SECONDS = 2.0  # What loses and is no match for it changes little in the third second.
+CRAWL_S = 2.0  # What loses and is no match for it changes little in the third second.
 MEASURE = ("warm", "seconds", "settle", "share_seconds", "control_seconds")  # What is kept is of the same.
 SHARE_RUNS, COLD_RUNS, CONTROL_RUNS = 8, 14, 12
 
@@ -381,7 +381,7 @@ def relayed_runs(options: argparse.Namespace, cells: list[Cell]) -> list[tuple[C
 def seconds_of(options: argparse.Namespace, cell: Cell, system: str) -> float:
     """How long a transfer is measured: where losses make the others crawl, not as long."""
     crawls = system != "cottage" and cell.loss > 0
-    return min(CRAWL_SECONDS, options.seconds) if crawls else float(options.seconds) + ROUNDS * cell.rtt / 1000
+    return min(CRAWL_S, options.seconds) if crawls else float(options.seconds) + ROUNDS * cell.rtt / 1000
 
 
 def warm_of(options: argparse.Namespace, cell: Cell) -> float:

@@ -30,7 +30,7 @@ from spl.token.constants import TOKEN_PROGRAM_ID
 
 from benchmarks.common import ROOT, publish
 from ledger import merkle, tables
-from ledger.local.chain import SLOT_SECONDS, LocalChain
+from ledger.local.chain import SLOT_S, LocalChain
 from ledger.local.genesis import BOND, COOLDOWN_S, SLASH_WINDOW_S, VERDICT_S, Genesis, give, open_chain, send
 from ledger.local.store import LocalStore
 from ledger.program.codes import MAX_BATCH, MAX_GROWTH, MAX_PAYEES
@@ -342,7 +342,7 @@ def _tables(bench: Bench, wallets: Sequence[Pubkey], payments: Payments) -> list
     """Lookup tables of everybody's token account."""
     owner, made = bench.coordinator.pubkey(), list[AddressLookupTableAccount]()
     for start in range(0, len(wallets), TABLE_SIZE):
-        bench.clock.now += SLOT_SECONDS  # One owner makes one table a slot.
+        bench.clock.now += SLOT_S  # One owner makes one table a slot.
         bench.chain.tick()
         part, slot = wallets[start : start + TABLE_SIZE], bench.chain.slot - 1
         address = tables.table_address(owner, slot)
@@ -350,7 +350,7 @@ def _tables(bench: Bench, wallets: Sequence[Pubkey], payments: Payments) -> list
         for piece in _parts(part, tables.MAX_ADDRESSES_A_TRANSACTION):
             payments.run([tables.extend_table(owner, address, piece)])
         made.append(AddressLookupTableAccount(address, list(part)))
-    bench.clock.now += SLOT_SECONDS  # New addresses count from the next slot on.
+    bench.clock.now += SLOT_S  # New addresses count from the next slot on.
     return made
 
 

@@ -19,7 +19,7 @@ from benchmarks.common import publish
 from tests.chaos.storm import Outcome, Storm, Weather
 
 LOSS_GAP = 0.01
-SLACK_SECONDS = 1.0
+SLACK_S = 1.0
 
 
 async def run(folder: Path, weather: Weather) -> Outcome:
@@ -32,7 +32,7 @@ def judge(calm: dict[str, Any], stormy: dict[str, Any], weather: Weather) -> dic
     """Goal -> reached."""
     gap = stormy["validation_loss"] / calm["validation_loss"] - 1 if stormy["validation_loss"] else float("inf")
     failures = {verdict for verdict in stormy["audits"] if verdict.startswith("failed")}
-    allowed = weather.lease_seconds + SLACK_SECONDS
+    allowed = weather.lease_seconds + SLACK_S
     killed, cut = stormy["next_commit_after_kill_median"], stormy["next_commit_after_power_cut_median"]
     return {
         "the run ends": stormy["state"] == "settled",

@@ -14,10 +14,10 @@ from protocol.network import MAX_PEERS_MEASURED, NetworkReport, PeerMeasure
 
 T = TypeVar("T")
 
-STALE_SECONDS = 3600.0  # A home line hardly changes within the hour; a node that has moved reports anew.
+STALE_S = 3600.0  # A home line hardly changes within the hour; a node that has moved reports anew.
 MAX_KEPT = 4 * MAX_PEERS_MEASURED  # Relays, and peers, of one node: those of several plans; the newest stay.
 MAX_NODES = 20_000  # Who reports; as many as connect to one process.
-LIVE_SECONDS = 90.0  # Three reports: a link that was not named for so long is closed.
+LIVE_S = 90.0  # Three reports: a link that was not named for so long is closed.
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -68,10 +68,10 @@ class NetworkMap:
         self._told.pop(node, None)
 
     def forget(self, now: float) -> None:
-        """Let go of what is older than ``STALE_SECONDS``."""
+        """Let go of what is older than ``STALE_S``."""
         for node, told in list(self._told.items()):
             self._prune(told, now)
-            if told.at < now - STALE_SECONDS:
+            if told.at < now - STALE_S:
                 del self._told[node]
 
     def line(self, node: NodeAddress) -> Line | None:
@@ -108,7 +108,7 @@ class NetworkMap:
         """Links that live now: who told, and what."""
         for node, told in self._told.items():
             for at, measure in told.peers.values():
-                if at >= max(now - LIVE_SECONDS, told.at):
+                if at >= max(now - LIVE_S, told.at):
                     yield node, measure
 
     def _ends(self, one: NodeAddress, other: NodeAddress) -> list[PeerMeasure]:
@@ -120,7 +120,7 @@ class NetworkMap:
         return [measure for measure in found if measure.rtt_s > 0]  # 0: the link is too young to know.
 
     def _prune(self, told: _Told, now: float) -> None:
-        oldest = now - STALE_SECONDS
+        oldest = now - STALE_S
         told.relays = _newest(told.relays, oldest)
         told.peers = _newest(told.peers, oldest)
 

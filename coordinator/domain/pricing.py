@@ -1,7 +1,7 @@
 """What work is worth: operations, the price, the pot of a round and exact shares. Integers wherever money is.
 
 The network's price of 10^15 operations is where enough of its machines are willing to work, raised while jobs queue up, and it
-moves by at most an eighth within STEP_SECONDS, as the base fee of Ethereum does (EIP-1559): nobody is surprised by it.
+moves by at most an eighth within STEP_S, as the base fee of Ethereum does (EIP-1559): nobody is surprised by it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ CALM_HOURS = 1  # A queue of an hour is none.
 RISE_PER_HOUR = Fraction(1, 10)  # For each further hour of work in the queue.
 MAX_DEMAND = 4  # Times the price at rest; beyond it a job waits rather than pays.
 MAX_STEP = Fraction(1, 8)
-STEP_SECONDS = 600.0
+STEP_S = 600.0
 LEAVES_HOURS = 24  # A home leaves about once a day.
 
 LAMPORTS = 10**9  # Of one SOL.

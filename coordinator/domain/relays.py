@@ -7,13 +7,11 @@ import msgspec
 from protocol.ids import NodeAddress
 
 CHOSEN = 2  # One to use and one that stands by.
-FAR_SECONDS = (
-    0.3  # A leg that nobody has measured: half around the world, so that what is known to be near comes first.
-)
+FAR_S = 0.3  # A leg that nobody has measured: half around the world, so that what is known to be near comes first.
 MAX_FAILED_PROBES = 3  # A relay that misses three in a row is gone; one lost datagram is nothing.
 MISSED_REPORTS = 3  # As many may be missed before a relay's silence counts as its end.
 TOLERANCE = 0.2  # Round trips vary as much from one measurement to the next; for less, nobody is told of another order.
-TOLERANCE_SECONDS = 0.005
+TOLERANCE_S = 0.005
 
 Legs = Callable[[NodeAddress, str], float | None]
 """Round trip in seconds between a node and a relay (its name); None: not measured."""
@@ -69,7 +67,7 @@ def order(
     ends = tuple(nodes)
 
     def rank(relay: RelayCandidate) -> tuple[bool, float, str]:
-        guess = FAR_SECONDS if relay.rtt is None else relay.rtt
+        guess = FAR_S if relay.rtt is None else relay.rtt
         measured = (legs(node, relay.name) for node in ends)
         return relay.full, sum(guess if leg is None else leg for leg in measured), relay.name
 
@@ -84,4 +82,4 @@ def order(
 
 
 def _as_good(old: tuple[bool, float, str], new: tuple[bool, float, str]) -> bool:
-    return old[0] == new[0] and old[1] <= new[1] * (1 + TOLERANCE) + TOLERANCE_SECONDS
+    return old[0] == new[0] and old[1] <= new[1] * (1 + TOLERANCE) + TOLERANCE_S

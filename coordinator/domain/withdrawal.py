@@ -8,11 +8,11 @@ import msgspec
 from common.untrusted_text import untrusted
 from protocol.rest.withdrawals import WithdrawalReason, WithdrawalRefusal
 
-DAY_SECONDS = 86_400.0
+DAY_S = 86_400.0
 MAX_A_DAY = 10  # Withdrawals of an owner: more than somebody needs who looks after the money each day.
 MAX_OPENED_A_DAY = 3  # Of these, to wallets without an account: 0.006 SOL.
-CROWD_SECONDS = 3600  # When to come back where everybody's part of a day is used up.
-UNDECIDED_SECONDS = 90  # A transaction that was signed is executed within a minute, or never.
+CROWD_S = 3600  # When to come back where everybody's part of a day is used up.
+UNDECIDED_S = 90  # A transaction that was signed is executed within a minute, or never.
 RESERVE_LAMPORTS = 20_000_000  # Stays for payouts and memos, which go first.
 
 CLUSTER = (
@@ -79,7 +79,7 @@ def refused_by_books(limits: WithdrawalLimits, books: WithdrawalBooks) -> Withdr
         return _no("stranger", "nothing was earned here by this wallet: ask the coordinator that has paid it")
     if books.waiting:
         said = "your last withdrawal is not decided yet: try again in a minute"
-        return _no("under way", said, seconds=UNDECIDED_SECONDS)
+        return _no("under way", said, seconds=UNDECIDED_S)
     if len(books.times) >= MAX_A_DAY:
         return _day(books.times[-MAX_A_DAY], books.now, f"{MAX_A_DAY} withdrawals are paid for within a day")
     return None
@@ -107,16 +107,16 @@ def refused_by_ledger(
         return _day(books.opened[-MAX_OPENED_A_DAY], books.now, said)
     if books.lamports + facts.lamports > limits.lamports_a_day:
         said = f"what this coordinator pays for withdrawals in a day is used up: come back later, or {ALONE}"
-        return _no("everybody's day", said, seconds=CROWD_SECONDS)
+        return _no("everybody's day", said, seconds=CROWD_S)
     if facts.sponsor < facts.lamports + RESERVE_LAMPORTS:
         said = f"this coordinator's own wallet has too little SOL: its operator must fill it, or {ALONE}"
-        return _no("no sol", said, seconds=CROWD_SECONDS)
+        return _no("no sol", said, seconds=CROWD_S)
     return None
 
 
 def _day(first: float, now: float, said: str) -> WithdrawalRefusal:
     """Refused until the first of those that count is a day old."""
-    wait = max(1, round(first + DAY_SECONDS - now))
+    wait = max(1, round(first + DAY_S - now))
     return _no("your day", f"{said}: come back in {-(-wait // 3600)} hours, or {ALONE}", seconds=wait)
 
 

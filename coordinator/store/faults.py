@@ -12,9 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from coordinator.errors import StoreAwayError, StoreError
 
-ANSWER_SECONDS = (
-    30.0  # For one statement: a disk under load takes seconds, and one that never answers must hold nobody.
-)
+ANSWER_S = 30.0  # For one statement: a disk under load takes seconds, and one that never answers must hold nobody.
 MAX_SAID = 300  # Characters of what a driver says.
 
 # What SQLite says, and what to do about it.
@@ -41,13 +39,13 @@ async def answering() -> AsyncIterator[None]:
     """What is asked of the database within: a fault that may pass is a StoreAwayError, any other goes on as it is.
 
     Raises:
-        StoreAwayError: no connection, no answer within ANSWER_SECONDS, or a refusal that is no fault of the statement.
+        StoreAwayError: no connection, no answer within ANSWER_S, or a refusal that is no fault of the statement.
     """
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(ANSWER_S):
             yield
     except (PoolTimeoutError, OSError) as error:
-        raise StoreAwayError(said(error) or f"no answer within {ANSWER_SECONDS:g} s") from error
+        raise StoreAwayError(said(error) or f"no answer within {ANSWER_S:g} s") from error
     except DBAPIError as error:
         if not _may_pass(error):
             raise

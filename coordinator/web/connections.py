@@ -16,7 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 MAX_CONNECTIONS = 32_768  # 20,000 nodes, 4,096 streams, and pages.
 MAX_EACH = 2_304  # Of one address: its nodes, and what its browsers open.
 RESERVED_FILES = 256  # Of what the system grants this process: for the database, files and tools.
-IDLE_SECONDS = 75.0  # A connection without a request is closed, also one whose first request never comes.
+IDLE_S = 75.0  # A connection without a request is closed, also one whose first request never comes.
 
 LOG = logging.getLogger(__name__)
 

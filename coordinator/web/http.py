@@ -25,7 +25,7 @@ WHOSE: Final = web.RequestKey("whose", str)  # Whose bytes are counted together:
 BODIES: Final = web.AppKey("bodies", Bodies)
 MAX_JSON_BYTES = 1 << 20  # A job with the largest config.json in use has 30 KB.
 CLOSED = 499  # As proxies write it down; nobody reads it.
-BODY_SECONDS = 60.0  # A document that takes longer is somebody holding a connection open.
+BODY_S = 60.0  # A document that takes longer is somebody holding a connection open.
 CHUNK_BYTES = 1 << 18
 
 HEADERS: Final = {
@@ -73,7 +73,7 @@ async def read_body(request: web.Request, limit: int = MAX_JSON_BYTES) -> bytes:
 
     Raises:
         TooLargeError: more than ``limit`` bytes, whether announced or not.
-        InvalidError: the sender took longer than ``BODY_SECONDS`` or went away.
+        InvalidError: the sender took longer than ``BODY_S`` or went away.
         TooManyError: more is arriving, of the same sender or of everybody, than there is room for.
     """
     if (request.content_length or 0) > limit:
@@ -83,7 +83,7 @@ async def read_body(request: web.Request, limit: int = MAX_JSON_BYTES) -> bytes:
         raise TooLargeError(f"a body of {len(body):,} bytes: at most {limit:,} are taken here")
     bodies, whose, counted = request.app[BODIES], request.get(WHOSE, ""), 0
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(BODY_S):
             async for chunk in request.content.iter_any():
                 bodies.add(whose, len(chunk))
                 counted += len(chunk)

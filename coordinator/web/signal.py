@@ -25,8 +25,8 @@ PATH = "/api/v1/node"
 MAX_FRAME = 256 * 1024  # The largest message is a signalling envelope of 128 KB.
 MAX_WAITING = 2_048  # Messages to one node; a node that reads nothing for so long is not there.
 MAX_WAITING_BYTES = 32 << 20  # An assignment with a large plan has some hundred kilobytes, an envelope at most 128.
-HELLO_SECONDS = 10.0  # To answer the challenge; signing takes a millisecond.
-CLOSE_SECONDS = 2.0
+HELLO_S = 10.0  # To answer the challenge; signing takes a millisecond.
+CLOSE_S = 2.0
 RATE = 50.0  # Messages a second: four leases with progress, traffic and heartbeats need five.
 BURST = 400.0  # After a reconnect a node sends everything that was not acknowledged.
 TOKEN_BYTES = 16 << 10  # So what waits here of a node is some megabytes, also while the store is away.
@@ -141,9 +141,7 @@ class NodeSocket:
         address = address_of(request)
         with contextlib.ExitStack() as greeting:
             greeting.enter_context(self._nodes.greeting(address))
-            socket = web.WebSocketResponse(
-                max_msg_size=MAX_FRAME, heartbeat=20.0, timeout=CLOSE_SECONDS, compress=False
-            )
+            socket = web.WebSocketResponse(max_msg_size=MAX_FRAME, heartbeat=20.0, timeout=CLOSE_S, compress=False)
             await socket.prepare(request)
             outgoing = _Outgoing(socket)
             self._open.add(outgoing)
@@ -154,7 +152,7 @@ class NodeSocket:
                 self._open.discard(outgoing)
                 outgoing.close("the connection ended")
                 with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
-                    await within(CLOSE_SECONDS, writer)
+                    await within(CLOSE_S, writer)
         return socket
 
     async def _talk(self, place: "_Place", socket: web.WebSocketResponse, outgoing: _Outgoing) -> None:
@@ -228,10 +226,10 @@ class NodeSocket:
         nonce, host = self._context.entropy(32), place.host
         outgoing.send(Challenge(nonce, host))
         try:
-            async with asyncio.timeout(HELLO_SECONDS):
+            async with asyncio.timeout(HELLO_S):
                 frame = await socket.receive()
         except TimeoutError:
-            outgoing.close(f"no Hello within {HELLO_SECONDS:g} s")
+            outgoing.close(f"no Hello within {HELLO_S:g} s")
             return None
         if frame.type is not WSMsgType.BINARY:
             outgoing.close("the first message must be a Hello, in a binary frame")

@@ -9,7 +9,7 @@ from cottage.demo.screen import DemoScreen, place
 from protocol.rest import api
 
 FIRST_ROUND = 2  # Two rounds are complete then: there is something to lose.
-DOWN_SECONDS = 3.0
+DOWN_S = 3.0
 
 
 class Fault(Protocol):
@@ -59,7 +59,7 @@ class KillCoordinator:
         assert self._network.coordinator is not None
         self._screen.say("kill -9 of the coordinator")
         await self._network.household.kill(self._network.coordinator)
-        await asyncio.sleep(DOWN_SECONDS)
+        await asyncio.sleep(DOWN_S)
         await self._network.start_coordinator()
         self._screen.say("the coordinator is up again")
 

@@ -12,12 +12,12 @@ from ledger.money import parse as parse_amount
 from protocol.identity import NodeKey
 
 STAKE = "50"  # Tokens; from the embedded ledger's faucet.
-STARTING_SECONDS = 60.0  # Importing a role's packages from a cold disk took 20 s on two busy cores.
+STARTING_S = 60.0  # Importing a role's packages from a cold disk took 20 s on two busy cores.
 PRICE_PER_PETAFLOP = (
     1_000_000_000  # A thousand tokens for 10^15 operations: a demo's few seconds then cost whole tokens.
 )
-LEASE_SECONDS = 8.0
-RETURN_SECONDS = 30.0  # Who is killed here does not come back.
+LEASE_S = 8.0
+RETURN_S = 30.0  # Who is killed here does not come back.
 AGENT = ("-m", "cottage", "node")
 
 
@@ -53,7 +53,7 @@ class DemoNetwork:
             "ledger",
             ["-m", "ledger.local", "--port", "0", "--db", str(folder / "ledger.db"), "--ready-file", str(ready)],
         )
-        self.ledger_url = await wait_for_file(ready, role, STARTING_SECONDS)
+        self.ledger_url = await wait_for_file(ready, role, STARTING_S)
         self.ledger = await Ledger.connect(LedgerConfig(self.ledger_url))
         return self.ledger
 
@@ -65,7 +65,7 @@ class DemoNetwork:
         ready.unlink(missing_ok=True)
         port = parse_url(self.web).port or 0 if self.web else 0
         self.coordinator = await self.household.start("coordinator", self._coordinator_arguments(folder, ready, port))
-        self.web = await wait_for_file(ready, self.coordinator, STARTING_SECONDS)
+        self.web = await wait_for_file(ready, self.coordinator, STARTING_S)
         return self.web
 
     def _coordinator_arguments(self, folder: Path, ready: Path, port: int) -> Sequence[str]:
@@ -75,8 +75,8 @@ class DemoNetwork:
             "--port": str(port),
             "--ready-file": str(ready),
             "--ledger-url": self.ledger_url,
-            "--lease-seconds": str(LEASE_SECONDS),
-            "--return-seconds": str(RETURN_SECONDS),
+            "--lease-seconds": str(LEASE_S),
+            "--return-seconds": str(RETURN_S),
             "--audits-per-round": str(self.options.audits),
             "--price-per-petaflop": str(PRICE_PER_PETAFLOP),
             "--min-stake": str(parse_amount(STAKE)),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.clock import within
 
-STOP_SECONDS = 15.0  # An agent says goodbye and ends its worker; a worker may be within a step.
+STOP_S = 15.0  # An agent says goodbye and ends its worker; a worker may be within a step.
 LOG_TAIL = 12
 _PR_SET_PDEATHSIG = 1
 _ENDING_ORDER = ("node", "coordinator", "")  # Everything begins with the last.
@@ -80,7 +80,7 @@ class Household:
             with contextlib.suppress(ProcessLookupError):
                 role.process.terminate()
             with contextlib.suppress(TimeoutError):
-                await within(STOP_SECONDS, role.process.wait())
+                await within(STOP_S, role.process.wait())
         await self.kill(role)
 
     async def kill(self, role: DemoProcess) -> None:

@@ -29,9 +29,9 @@ from protocol.rest import api
 VOCABULARY = 2048
 ANY_BUDGET = 10**15  # For the quote; the job itself gets what the quote says.
 HELDOUT = 0.005  # Some 10,000 tokens of the corpus.
-READY_SECONDS = 180.0  # Each agent measures its machine in its sandbox first; four at once on two cores.
-STALL_SECONDS = 240.0  # No round takes this long on the slowest machine that ran the demo.
-POLL_SECONDS = 0.7
+READY_S = 180.0  # Each agent measures its machine in its sandbox first; four at once on two cores.
+STALL_S = 240.0  # No round takes this long on the slowest machine that ran the demo.
+POLL_S = 0.7
 PROMPT = "def "
 # What crosses between stages, as a home line wants it: a quarter of the 192 channels, in four bits both ways.
 BETWEEN_STAGES = {"activations": "int4", "boundary_gradients": "int4", "subspace": 48}
@@ -98,13 +98,13 @@ class DemoRun:
         return ledger
 
     async def _until_online(self, count: int) -> None:
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + READY_S
         async with Client(self.network.web) as client:
             while (online := (await client.network()).nodes_online) < count:
                 self.household.check()
                 if time.monotonic() > deadline:
-                    raise DemoError(f"only {online} of {count} nodes came online within {READY_SECONDS:.0f} s")
-                await asyncio.sleep(POLL_SECONDS)
+                    raise DemoError(f"only {online} of {count} nodes came online within {READY_S:.0f} s")
+                await asyncio.sleep(POLL_S)
         self.screen.say(f"{count} nodes are online")
 
     async def _submit(self, client: Client, ledger: Ledger) -> api.JobView:
@@ -161,7 +161,7 @@ class DemoRun:
                     self.screen.say(event.text)
                     seen = event.id
             except OSError:  # The coordinator is down on purpose, or its death shows in the check below.
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(POLL_S)
                 self.household.check()
                 continue
             self.screen.show(job, nodes, _curve(points))
@@ -171,14 +171,14 @@ class DemoRun:
                 return job
             if (now := (job.tokens_done, job.state)) != progress:
                 progress, moved = now, time.monotonic()
-            if time.monotonic() - moved > STALL_SECONDS:
+            if time.monotonic() - moved > STALL_S:
                 raise DemoError(
-                    f"nothing has moved for {STALL_SECONDS:.0f} s; the job is {job.state}, round {job.rounds_done}"
+                    f"nothing has moved for {STALL_S:.0f} s; the job is {job.state}, round {job.rounds_done}"
                 )
             if self.fault is not None:
                 await self.fault.consider(job, nodes)
             self.household.check()
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(POLL_S)
 
     async def _conclude(self, client: Client, ledger: Ledger, job: api.JobView) -> DemoOutcome:
         seconds = time.monotonic() - self.started

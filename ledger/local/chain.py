@@ -27,7 +27,7 @@ from ledger.local import nonces, tables
 from ledger.local.encoding import balances_json, memo_text, status_json
 from ledger.local.store import Entry, LocalStore
 
-SLOT_SECONDS = 0.4  # As on Solana.
+SLOT_S = 0.4  # As on Solana.
 BLOCKHASH_SLOTS = 150  # How long a blockhash stays valid, as on Solana: one minute.
 SLOT_HASHES = 512  # What programs are told of past slots, as on Solana: a lookup table closes only after as many.
 MAX_SLOTS_AHEAD = (
@@ -106,7 +106,7 @@ class LocalChain:
     def tick(self, at_least: int = 0) -> None:
         """Let time pass: moves the slot and the machine's clock."""
         now = self._clock()
-        self._wall = FIRST_SLOT + int(max(0.0, now - self._genesis_time) / SLOT_SECONDS)
+        self._wall = FIRST_SLOT + int(max(0.0, now - self._genesis_time) / SLOT_S)
         self._slot = max(self._slot, self._wall, at_least)
         clock = self._vm.get_clock()
         if self._vm_slot != self._slot or clock.unix_timestamp != int(now):

@@ -18,7 +18,7 @@ SUBSPACE_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", 
 HEADER_BYTES = 32  # Of one encoded tensor of three dimensions.
 MAX_LOOKAHEAD = 8  # A stage holds that many more micro-batches for each stage that follows; memory grows with it.
 MAX_MICRO_BATCHES = 256  # As a job document allows.
-MESSAGE_SECONDS = 0.002  # Of computing time for each micro-batch: kernels start, payloads are packed, hashed and named.
+MESSAGE_S = 0.002  # Of computing time for each micro-batch: kernels start, payloads are packed, hashed and named.
 _UNEVEN = (
     2  # More in flight than an even pace needs: passes and packets come unevenly, and every gap would be waited out.
 )
@@ -208,7 +208,7 @@ def _timed(training: TrainingSpec, edge: Edge, busy: float, micros: int, recompu
         return PipelineChoice(spec, math.inf, "")
     beat = max(part, busy / micros, (part + 2 * transfer) / (1 + lookahead) if edge.stages > 1 else part)
     bubble = _ZERO_BUBBLE if training.schedule == "zero-bubble" else 1.0
-    seconds = micros * beat + (edge.stages - 1) * (bubble * part + 2 * transfer) + micros * MESSAGE_SECONDS
+    seconds = micros * beat + (edge.stages - 1) * (bubble * part + 2 * transfer) + micros * MESSAGE_S
     limit = "the link" if beat > part else "computing"
     kept = ", layers computed twice to save memory" if recompute else ""
     reason = (

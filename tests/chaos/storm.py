@@ -21,7 +21,7 @@ import msgspec
 
 from coordinator.client import Client
 from cottage.demo.corpus import write_corpus
-from cottage.demo.network import STAKE, STARTING_SECONDS, Provider
+from cottage.demo.network import STAKE, STARTING_S, Provider
 from cottage.demo.processes import DemoProcess, Household, wait_for_file
 from ledger.client import Ledger, LedgerConfig, job_bytes
 from ledger.money import Amount
@@ -31,12 +31,12 @@ from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, Toke
 from protocol.rest import api
 
 ANY_BUDGET = 10**15
-POLL_SECONDS = 0.25
+POLL_S = 0.25
 LOOPBACK = "127.0.0.1"
-READY_SECONDS = 900.0  # A dozen agents that start at once on two busy cores.
-DOWN_SECONDS = (0.5, 6.0)
-RETURN_SECONDS = 20.0  # Who is killed comes back without its worker, or not at all.
-SILENT_SECONDS = (1.0, 4.0)  # Beyond the heartbeat's limit.
+READY_S = 900.0  # A dozen agents that start at once on two busy cores.
+DOWN_S = (0.5, 6.0)
+RETURN_S = 20.0  # Who is killed comes back without its worker, or not at all.
+SILENT_S = (1.0, 4.0)  # Beyond the heartbeat's limit.
 PRICE_PER_PETAFLOP = 1_000_000_000
 VOCABULARY = 300
 SEQUENCE, BATCH = 32, 4
@@ -239,7 +239,7 @@ class Storm:
             str(folder / "url"),
         ]
         role = await self.household.start("ledger", words)
-        url = await wait_for_file(folder / "url", role, STARTING_SECONDS)
+        url = await wait_for_file(folder / "url", role, STARTING_S)
         self.ledger_url = url
         self._ledger = await Ledger.connect(LedgerConfig(url))
         await self.start_coordinator(url)
@@ -262,7 +262,7 @@ class Storm:
             "--ledger-url": ledger_url,
             "--lease-seconds": weather.lease_seconds,
             "--heartbeat-seconds": weather.heartbeat_seconds,
-            "--return-seconds": RETURN_SECONDS,
+            "--return-seconds": RETURN_S,
             "--audits-per-round": weather.audits,
             "--price-per-petaflop": PRICE_PER_PETAFLOP,
             "--min-stake": parse_amount(STAKE),
@@ -276,7 +276,7 @@ class Storm:
             *(str(word) for pair in values.items() for word in pair),
         ]
         self.coordinator = await self.household.start("coordinator", words)
-        self.web = await wait_for_file(folder / "url", self.coordinator, STARTING_SECONDS)
+        self.web = await wait_for_file(folder / "url", self.coordinator, STARTING_S)
         if self.host != LOOPBACK and self.token is None:
             await self._account(folder, "add", "storm", "--password-stdin")
             self.token = await self._account(folder, "key", "storm")
@@ -333,12 +333,12 @@ class Storm:
 
     async def until_online(self, count: int) -> None:
         """Wait until so many nodes are there."""
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + READY_S
         async with Client(self.web, self.token) as client:
             while (await client.network()).nodes_online < count:
                 self.household.check()
                 assert time.monotonic() < deadline, f"fewer than {count} nodes came online"
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(POLL_S)
 
     async def submit(self, client: Client, ledger: Ledger) -> api.JobView:
         """Upload the text, and fund a job of this weather."""
@@ -399,7 +399,7 @@ class Storm:
             if job.state == "running" and len(self.kills) < weather.kills * min(1.0, 1.1 * share + 0.05):
                 await self._strike(await client.nodes(job_id), job.rounds_done)
             self._check_roles()
-            await asyncio.sleep(self._chance.uniform(0.5, 1.5) * POLL_SECONDS)
+            await asyncio.sleep(self._chance.uniform(0.5, 1.5) * POLL_S)
 
     async def _strike(self, nodes: Sequence[api.JobNode], rounds_done: int) -> None:
         """Kill one node of the job, but none of a stage of which one is down already."""
@@ -422,11 +422,11 @@ class Storm:
         place = places[victim.key.address]
         assert victim.role is not None
         silent = self._chance.random() < self.weather.power_cuts
-        after = self._chance.uniform(*DOWN_SECONDS)
+        after = self._chance.uniform(*DOWN_S)
         self.kills.append(Kill(time.time(), victim.key.address, place.stage, place.replica, rounds_done, silent))
         if silent:
             self.household.freeze(victim.role)
-            after = self.weather.lease_seconds + self._chance.uniform(*SILENT_SECONDS)
+            after = self.weather.lease_seconds + self._chance.uniform(*SILENT_S)
         else:
             await self.household.kill(victim.role)
         self._coming_back[victim.key.address] = asyncio.create_task(self._come_back(victim, after))

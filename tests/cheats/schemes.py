@@ -22,7 +22,7 @@ from tests.coordinator.fakes import Lie
 from tests.sim.world import Scheme, SimNode
 
 BETWEEN = 4  # Rounds from one stored state to the next: ``Config.store_every``.
-OPENED_SECONDS = 6.0  # After which what was drawn is opened.
+OPENED_S = 6.0  # After which what was drawn is opened.
 ASKED = (ReplayStep, ReplayAcross, ReplayOuter)
 
 
@@ -153,7 +153,7 @@ class Replayer(Forger):
             return
         for task in node.tasks.values():
             task.abandoned = True  # It does not work for what it is about to have thrown away.
-        if node.world.clock.t - self.since > OPENED_SECONDS:
+        if node.world.clock.t - self.since > OPENED_S:
             self.since = None
             self.leaves_before -= 1
             node.send(Goodbye("another time"))

@@ -52,7 +52,7 @@ from protocol.rest.api import NewJob
 from tests.coordinator.fakes import profile, spec
 
 PATIENCE = 5
-ACT_SECONDS = 2.0  # What a stranger has begun is cut as long after the end.
+ACT_S = 2.0  # What a stranger has begun is cut as long after the end.
 ROW_BYTES = 4_096  # Of the database for each row that a stranger can cause, with its indexes; the largest have 1 KB.
 JOB_BYTES = 64 << 10  # Rows and files of one of the storm's jobs.
 FEES = (
@@ -97,7 +97,7 @@ class Bounds:
             return max(2.0, burst * scale) + seconds / each + 1
 
         accounts = most(signin.ALL_SIGN_UPS, signin.ALL_SIGN_UP_S)
-        nodes = most(admission.ALL_NEW_KEYS, admission.ALL_NEW_KEY_SECONDS)
+        nodes = most(admission.ALL_NEW_KEYS, admission.ALL_NEW_KEY_S)
         begun = challenges.MAX_CHALLENGES * scale
         jobs = float(
             max(2, int(unpaid.MAX_UNPAID_JOBS_OF_ALL * scale))
@@ -321,7 +321,7 @@ class Storm:
         async def again(act: Callable[[], Awaitable[None]]) -> None:
             while not over():
                 try:
-                    async with asyncio.timeout(max(ACT_SECONDS, seconds - (time.monotonic() - began))):
+                    async with asyncio.timeout(max(ACT_S, seconds - (time.monotonic() - began))):
                         await act()
                 except (aiohttp.ClientError, TimeoutError, TypeError, ConnectionError) as error:
                     self.figures.answers[type(error).__name__] += 1

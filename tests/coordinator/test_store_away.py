@@ -110,7 +110,7 @@ async def test_a_server_that_stands_still_holds_nobody(
     async with opened(config, FakeChain(), rest=True) as house, nodes(house, 4) as made:
         job = await start(house, rounds=6)
         await reached(house, job, 1)
-        monkeypatch.setattr(faults, "ANSWER_SECONDS", 1.0)
+        monkeypatch.setattr(faults, "ANSWER_S", 1.0)
         postgres.freeze()
         try:
             async with asyncio.timeout(60):

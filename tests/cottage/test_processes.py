@@ -37,7 +37,7 @@ async def test_closing_ends_every_role(tmp_path: Path) -> None:
 async def test_a_role_that_ignores_sigterm_dies_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cottage.demo.processes.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("cottage.demo.processes.STOP_S", 0.2)
     household = Household(tmp_path)
     pid_file = tmp_path / "child"
     role = await household.start("node-1", [*STUBBORN, str(pid_file)])

@@ -27,7 +27,7 @@ from desktop.agent.app.status import WithdrawOrder
 from desktop.agent.earnings.withdrawals import OwnWithdrawals
 from desktop.answers import WalletWithdrawal
 from ledger.client import Ledger, LedgerConfig
-from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_SECONDS
+from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_S
 from ledger.money import Amount
 from ledger.sponsored import SponsoredTransfer
 from protocol.identity import NodeKey
@@ -134,7 +134,7 @@ class Scene:
         return await self.ask(target, exact, send=True, fee=shown.fee)
 
     def age(self) -> None:
-        self.world.clock.advance(SLOT_SECONDS * (BLOCKHASH_SLOTS + 2))
+        self.world.clock.advance(SLOT_S * (BLOCKHASH_SLOTS + 2))
 
 
 @pytest.fixture

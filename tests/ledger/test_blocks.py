@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ledger.client import Ledger
-from ledger.local.chain import SLOT_SECONDS
+from ledger.local.chain import SLOT_S
 from tests.ledger.world import World
 
 
@@ -12,11 +12,11 @@ async def test_the_block_after_the_newest_slot_is_not_there_yet_and_then_stays_t
 ) -> None:
     slot = await ledger.slot()
     assert await ledger.block_after(slot) is None
-    world.clock.now += SLOT_SECONDS
+    world.clock.now += SLOT_S
     found = await ledger.block_after(slot)
     assert found is not None
     assert found[0] == slot + 1
-    world.clock.now += 2000 * SLOT_SECONDS
+    world.clock.now += 2000 * SLOT_S
     assert await ledger.block_after(slot) == found
     assert await ledger.block_after(slot + 1) != found
     assert await ledger.slot() >= slot + 2001

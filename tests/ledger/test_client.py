@@ -27,7 +27,7 @@ from ledger.errors import (
     TransactionExpiredError,
     TransactionFailedError,
 )
-from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_SECONDS
+from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_S
 from ledger.local.genesis import COOLDOWN_S
 from ledger.money import MAX_AMOUNT, Amount, parse
 from ledger.program.interface import MarketError
@@ -92,7 +92,7 @@ async def test_two_settlements_prepared_at_once_pay_once(funded: Ledger, world: 
     """A coordinator that crashed before storing a signature prepares the same payout a second time."""
     payouts = {address_of(NODES[0]): parse("10")}
     first = await funded.prepare_settlement(COORDINATOR, address_of(SUBMITTER), JOB, payouts)
-    world.clock.advance(SLOT_SECONDS)  # another blockhash: another signature
+    world.clock.advance(SLOT_S)  # another blockhash: another signature
     second = await funded.prepare_settlement(COORDINATOR, address_of(SUBMITTER), JOB, payouts)
     assert first[0].signature != second[0].signature
     for one in (*first, *second):
@@ -131,7 +131,7 @@ async def test_an_unsent_transaction_expires_for_good(funded: Ledger, world: Wor
     (prepared,) = await funded.prepare_settlement(
         COORDINATOR, address_of(SUBMITTER), JOB, {address_of(NODES[0]): Amount(7)}
     )
-    world.clock.advance((BLOCKHASH_SLOTS + 2) * SLOT_SECONDS)
+    world.clock.advance((BLOCKHASH_SLOTS + 2) * SLOT_S)
     assert await funded.outcome(prepared.signature, prepared.last_valid_block_height) == "expired"
     with pytest.raises(TransactionExpiredError, match="prepare it anew"):
         await funded.submit(prepared)
@@ -140,7 +140,7 @@ async def test_an_unsent_transaction_expires_for_good(funded: Ledger, world: Wor
 
 async def test_a_sent_transaction_never_counts_as_expired(funded: Ledger, world: World) -> None:
     (prepared,) = await _settle(funded, {address_of(NODES[0]): Amount(7)})
-    world.clock.advance((BLOCKHASH_SLOTS + 2) * SLOT_SECONDS)
+    world.clock.advance((BLOCKHASH_SLOTS + 2) * SLOT_S)
     assert await funded.outcome(prepared.signature, prepared.last_valid_block_height) == "confirmed"
     await funded.submit(prepared)
 
@@ -192,7 +192,7 @@ async def test_stake_is_opened_slashed_once_and_withdrawn(ledger: Ledger, world:
     assert state.slashable(world.clock.now) == parse("20")
     for _ in range(2):
         await ledger.confirm(await ledger.prepare_slash(COORDINATOR, node, parse("15"), b"\7" * 32))
-        world.clock.advance(SLOT_SECONDS)
+        world.clock.advance(SLOT_S)
     state = await ledger.stake(node)
     assert state is not None
     assert (state.balance, state.slashed, state.slashable(world.clock.now)) == (parse("25"), parse("15"), parse("5"))

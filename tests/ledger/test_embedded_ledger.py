@@ -25,7 +25,7 @@ from ledger.client import Ledger, LedgerConfig, address_of, job_bytes
 from ledger.errors import LedgerUnavailableError
 from ledger.local.chain import (
     BLOCKHASH_SLOTS,
-    SLOT_SECONDS,
+    SLOT_S,
     LocalChain,
     StoreFailedError,
     TransactionRefusedError,
@@ -64,10 +64,10 @@ def test_a_transaction_expires_with_its_blockhash(world: World) -> None:
     last = transaction(world, [_gift(world, 2)], key("stranger"))
     issued = world.chain.slot
     while world.chain.slot < issued + BLOCKHASH_SLOTS:
-        world.clock.advance(SLOT_SECONDS)
+        world.clock.advance(SLOT_S)
         world.chain.tick()
     world.chain.submit(last, preflight=True)
-    world.clock.advance(SLOT_SECONDS)
+    world.clock.advance(SLOT_S)
     with pytest.raises(TransactionRefusedError, match="BlockhashNotFound"):
         world.chain.submit(late, preflight=True)
 

@@ -19,7 +19,7 @@ from ledger.errors import (
     NoStakeError,
     TransactionFailedError,
 )
-from ledger.local.chain import SLOT_SECONDS
+from ledger.local.chain import SLOT_S
 from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
 from ledger.money import Amount
 from ledger.program.codes import MarketError
@@ -324,7 +324,7 @@ async def test_fifty_payments_are_told_although_nodes_cut_their_logs(rich: Ledge
     world.send(tables.create_table(root, slot))
     for start in (0, 20, 40):
         world.send(tables.extend_table(root, address, wallets[start : start + 20]))
-    world.clock.advance(SLOT_SECONDS)
+    world.clock.advance(SLOT_S)
     keys = [(Pubkey.from_string(payee), 10 + place) for place, payee in enumerate(fifty)]
     escrow = Pubkey.from_string(rich.escrow_address(WHO, JOB))
     settle = world.market.escrow_settle(keypair(COORDINATOR).pubkey(), escrow, keys)

@@ -14,7 +14,7 @@ from solders.transaction import VersionedTransaction
 
 from ledger.client import Ledger, job_bytes
 from ledger.errors import InsufficientFundsError, LedgerUnavailableError, TransactionExpiredError
-from ledger.local.chain import BLOCKHASH_SLOTS, MAX_SLOTS_AHEAD, SLOT_SECONDS, TransactionRefusedError
+from ledger.local.chain import BLOCKHASH_SLOTS, MAX_SLOTS_AHEAD, SLOT_S, TransactionRefusedError
 from ledger.local.genesis import open_chain
 from ledger.money import Amount
 from ledger.nonces import advance, create_nonces, nonce_address, read_nonce
@@ -41,7 +41,7 @@ async def payouts(world: World, ledger: Ledger) -> Payouts:
         bytes(SUBMITTER.secret()), JOB, str(COORDINATOR.pubkey()), Amount(1_000_000), int(world.clock.now) + 3600, 200
     )
     await ledger.confirm(opening)
-    world.clock.advance(SLOT_SECONDS)
+    world.clock.advance(SLOT_S)
     return paying
 
 
@@ -59,7 +59,7 @@ async def carry(
         await ledger.confirm(prepared)
         tables = list(dict.fromkeys([*tables, prepared.table])) if prepared.table else tables
         done.append(prepared)
-        world.clock.advance(2 * SLOT_SECONDS)
+        world.clock.advance(2 * SLOT_S)
 
 
 async def test_a_full_batch_is_paid_in_one_transaction_once_their_accounts_and_a_table_are_there(
@@ -87,7 +87,7 @@ async def carry_on(
     while (prepared := await paying.prepare(str(SUBMITTER.pubkey()), JOB, due, "", [table])) is not None:
         await ledger.confirm(prepared)
         done.append(prepared)
-        world.clock.advance(2 * SLOT_SECONDS)
+        world.clock.advance(2 * SLOT_S)
     return done
 
 
@@ -125,7 +125,7 @@ async def test_payments_that_begin_in_one_slot_get_a_table_each_with_their_own_a
         200,
     )
     await ledger.confirm(opening)
-    world.clock.advance(SLOT_SECONDS)
+    world.clock.advance(SLOT_S)
     tables: dict[bytes, list[str]] = {job: [] for job in jobs}
     while True:
         steps = {
@@ -140,7 +140,7 @@ async def test_payments_that_begin_in_one_slot_get_a_table_each_with_their_own_a
                 tables[job] += [prepared.table] if prepared.table else []
         if not any(steps.values()):
             break
-        world.clock.advance(2 * SLOT_SECONDS)
+        world.clock.advance(2 * SLOT_S)
     mine, others = (set(named) for named in tables.values())
     assert len(mine) == len(others) == 1
     assert mine != others
@@ -172,7 +172,7 @@ async def test_a_table_is_deactivated_and_closed_and_its_rent_comes_back(
     await ledger.confirm(ending)
     with pytest.raises(LedgerUnavailableError, match=r"can be closed in 51\d slots"):
         await payouts.prepare_end_of_table(table)
-    world.clock.advance(514 * SLOT_SECONDS)
+    world.clock.advance(514 * SLOT_S)
     closing = await payouts.prepare_end_of_table(table)
     assert closing is not None
     assert (ending.step, closing.step) == ("deactivate", "")
@@ -191,7 +191,7 @@ async def test_a_transaction_with_a_nonce_is_good_for_ever_and_once(
 ) -> None:
     nonce = (await payouts.nonces(3))[0]
     prepared = await ledger.prepare_refund(SEED, str(SUBMITTER.pubkey()), JOB, nonce=nonce)
-    world.clock.advance(1000 * BLOCKHASH_SLOTS * SLOT_SECONDS)
+    world.clock.advance(1000 * BLOCKHASH_SLOTS * SLOT_S)
     assert await ledger.outcome_of(prepared) == "pending"
     assert await ledger.outcome(prepared.signature, 0) == "expired", "a blockhash would be long gone"
     await ledger.confirm(prepared)
@@ -234,7 +234,7 @@ async def test_a_nonce_serves_once_a_block_and_the_next_block_begins_for_it_but_
     assert prepared is not None
     with pytest.raises(LedgerUnavailableError, match="does not know the blockhash yet"):
         await ledger.submit(prepared)
-    world.clock.advance((MAX_SLOTS_AHEAD + 2) * SLOT_SECONDS)
+    world.clock.advance((MAX_SLOTS_AHEAD + 2) * SLOT_S)
     await ledger.confirm(prepared)
 
 
@@ -254,7 +254,7 @@ def forged(world: World, signer: Keypair, owner: Pubkey) -> VersionedTransaction
 
 
 async def test_a_nonce_without_its_advance_is_no_blockhash(world: World, payouts: Payouts) -> None:
-    world.clock.advance(2 * BLOCKHASH_SLOTS * SLOT_SECONDS)
+    world.clock.advance(2 * BLOCKHASH_SLOTS * SLOT_S)
     with pytest.raises(TransactionRefusedError, match="BlockhashNotFound"):
         world.chain.submit(forged(world, key("stranger"), COORDINATOR.pubkey()), preflight=False)
     world.chain.submit(forged(world, COORDINATOR, COORDINATOR.pubkey()), preflight=False)
@@ -263,7 +263,7 @@ async def test_a_nonce_without_its_advance_is_no_blockhash(world: World, payouts
 def test_a_transaction_that_fails_uses_up_its_nonce_and_its_fee(world: World) -> None:
     owner = COORDINATOR.pubkey()
     world.send(*create_nonces(owner, [0], world.chain.rent_minimum(80)))
-    world.clock.advance(SLOT_SECONDS)
+    world.clock.advance(SLOT_S)
     world.chain.tick()
     address = nonce_address(owner, 0)
     before = world.chain.account(address)

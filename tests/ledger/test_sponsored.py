@@ -23,7 +23,7 @@ from spl.token.constants import TOKEN_2022_PROGRAM_ID, TOKEN_PROGRAM_ID
 
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import AlteredTransactionError, TransactionExpiredError, TransactionFailedError
-from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_SECONDS
+from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_S
 from ledger.money import Amount
 from ledger.program.interface import MarketAddresses
 from ledger.sponsored import SponsoredTransfer
@@ -335,7 +335,7 @@ async def test_what_was_drawn_up_too_long_ago_is_not_signed(world: World, ledger
         bytes(world.keys[owner].secret()), agreed, await ledger.draft_sponsored(agreed)
     )
     assert not await ledger.is_over(last)
-    world.clock.advance(SLOT_SECONDS * (BLOCKHASH_SLOTS + 2))
+    world.clock.advance(SLOT_S * (BLOCKHASH_SLOTS + 2))
     with pytest.raises(TransactionExpiredError, match="ask for a new one"):
         await ledger.complete_sponsored(bytes(world.key("coordinator").secret()), agreed, signed)
     assert await ledger.is_over(last)

@@ -21,7 +21,7 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.transaction import VersionedTransaction
 
 from ledger.local import nonces, tables
-from ledger.local.chain import SLOT_SECONDS, LocalChain, TransactionRefusedError
+from ledger.local.chain import SLOT_S, LocalChain, TransactionRefusedError
 from ledger.local.encoding import account_json
 from ledger.local.genesis import open_chain
 from ledger.local.rpc import Rpc, RpcError
@@ -152,7 +152,7 @@ class FaultyRpc(Rpc):
             RpcError: what the ledger says; or LOST and TOO_MANY, which are no answers.
         """
         self._asked += 1
-        self.world.clock.advance(self._random.uniform(0, SLOT_SECONDS))
+        self.world.clock.advance(self._random.uniform(0, SLOT_S))
         self._forking.tick()
         self._pass_on()
         if self._now("fork"):

@@ -19,7 +19,7 @@ from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord, OutboxRecord
 from ledger.book import Account, Posting, check_zero
 from ledger.client import Ledger, LedgerConfig, job_bytes
-from ledger.local.chain import SLOT_SECONDS
+from ledger.local.chain import SLOT_S
 from ledger.money import Amount
 from protocol.identity import NodeKey
 from tests.coordinator import bench as benches
@@ -112,7 +112,7 @@ class Storm:
             await self.ledger.confirm(opening)
             self.jobs.append(job)
             self.owed[job] = Counter()
-        self.world.clock.advance(2 * FINAL_SLOTS * SLOT_SECONDS)  # Jobs begin once their escrow is final.
+        self.world.clock.advance(2 * FINAL_SLOTS * SLOT_S)  # Jobs begin once their escrow is final.
         self.world.chain.tick()
 
     async def earn(self, job: str, number: int, tokens: Sequence[int]) -> None:

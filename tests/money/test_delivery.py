@@ -20,7 +20,7 @@ from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, OutboxRecord, RoundRecord
 from ledger.client import Ledger, job_bytes
 from ledger.errors import LedgerError
-from ledger.local.chain import SLOT_SECONDS
+from ledger.local.chain import SLOT_S
 from ledger.money import Amount
 from ledger.states import EscrowState
 from protocol.identity import NodeKey
@@ -54,7 +54,7 @@ class Office(Bench):
     async def carry(self, times: int = 6) -> None:
         for _ in range(times):
             await self.parts.settlement.drain()
-            self.pass_time(2 * FINAL_SLOTS * SLOT_SECONDS)
+            self.pass_time(2 * FINAL_SLOTS * SLOT_S)
 
     async def paid_for(self) -> str:
         """A job that is funded and trained, with two rounds of both payees that wait for their audits."""
@@ -97,7 +97,7 @@ class Office(Bench):
         await self.ledger.faucet(WALLET, Amount(BUDGET))
         opening = await self.ledger.prepare_escrow(SUBMITTER, job_bytes(job), COORDINATOR, Amount(BUDGET), deadline)
         await self.ledger.confirm(opening)
-        self.pass_time(2 * FINAL_SLOTS * SLOT_SECONDS)
+        self.pass_time(2 * FINAL_SLOTS * SLOT_S)
 
     async def open_rows(self, job: str) -> list[str]:
         return [row.kind for row in await self.rows(job) if row.state in ("queued", "sent")]
@@ -246,7 +246,7 @@ async def test_who_closes_its_account_after_each_payout_is_left_out_and_costs_th
         pair = Keypair.from_seed(closer.seed)
         world.keys[pair.pubkey()] = pair
         world.send(*world.close_wallet(pair.pubkey()))
-        office.pass_time(2 * FINAL_SLOTS * SLOT_SECONDS)
+        office.pass_time(2 * FINAL_SLOTS * SLOT_S)
         before = await ledger.lamports(COORDINATOR)
         for step in ("verify", "turn", "turn", "turn"):
             await office.take(step, first)

@@ -22,7 +22,7 @@ from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes
-from ledger.local.chain import SLOT_SECONDS
+from ledger.local.chain import SLOT_S
 from ledger.merkle import earning
 from ledger.money import Amount
 from protocol.codec import encode_json
@@ -73,7 +73,7 @@ class Pay(Dear):
             b"w" * 32, job_bytes(job), COORDINATOR, Amount(BUDGET_NEEDED), int(world.clock.now) + 3600
         )
         await self.ledger.confirm(opening)
-        world.clock.advance(2 * FINAL_SLOTS * SLOT_SECONDS)
+        world.clock.advance(2 * FINAL_SLOTS * SLOT_S)
         return job
 
     async def settle(self, world: Any, job: str, times: int = 12) -> None:
@@ -85,7 +85,7 @@ class Pay(Dear):
         for _ in range(times):
             await self.parts.settlement.drain()
             self.clock.t += 3.0
-            world.clock.advance(2 * FINAL_SLOTS * SLOT_SECONDS)
+            world.clock.advance(2 * FINAL_SLOTS * SLOT_S)
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ async def test_more_payees_than_an_escrow_was_opened_for_are_paid_twice_through_
         await ledger.confirm(opening)
         course.jobs.append(job)
         course.owed[job] = Counter()
-        world.clock.advance(2 * FINAL_SLOTS * SLOT_SECONDS)
+        world.clock.advance(2 * FINAL_SLOTS * SLOT_S)
         made: list[set[str]] = []
         for number in range(2):
             await course.earn(job, number, [1, 1])

@@ -9,7 +9,7 @@ from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
 from desktop.agent.app.status import WithdrawOrder
 from desktop.agent.earnings.withdrawals import OwnWithdrawals
-from ledger.local.chain import SLOT_SECONDS
+from ledger.local.chain import SLOT_S
 from ledger.money import UNIT, show
 from protocol.identity import NodeKey
 from tests.coordinator.bench import CONFIG
@@ -58,7 +58,7 @@ async def test_the_first_payment_arrives_in_another_wallet_and_the_lender_never_
             assert sent.denied is None
             assert sent.signature
             assert sent.held == 0
-            office.pass_time(2 * FINAL_SLOTS * SLOT_SECONDS)
+            office.pass_time(2 * FINAL_SLOTS * SLOT_S)
             assert await ledger.balance(target) == paid - ACCOUNT - FEE
             assert await ledger.balance(LENDER.address) == 0
             assert await ledger.lamports(LENDER.address) == 0

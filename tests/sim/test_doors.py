@@ -10,7 +10,7 @@ from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.wanted import named_by
 from coordinator.errors import GoneError, NotFoundError, TooLargeError
 from coordinator.services.artifacts import model_files
-from coordinator.services.artifacts.access import GRACE_SECONDS
+from coordinator.services.artifacts.access import GRACE_S
 from coordinator.store.records import DeliveryRecord, DisputeRecord, RunRecord
 from protocol.artifacts import audit_answer, inputs_answer, state_answer
 from protocol.audit import AskInputs
@@ -146,9 +146,7 @@ async def test_a_node_reads_what_it_was_told_of_under_a_lease_that_it_holds_and_
             address = node.key.address
             mine = [key for key in told.named if key[0] == address and key in live]
             lately = [
-                key
-                for key, at in held_until.items()
-                if key[0] == address and world.clock.now() - at <= GRACE_SECONDS + 1.0
+                key for key, at in held_until.items() if key[0] == address and world.clock.now() - at <= GRACE_S + 1.0
             ]
             must = set().union(*(told.named[key] for key in mine)) & files
             may = set().union(*(told.named[key] for key in lately)) & files
@@ -176,7 +174,7 @@ async def test_after_its_lease_an_ex_holder_reads_a_little_longer_and_then_no_mo
     async with world.parts.desk.open(job) as work:
         work.end(lease.id, "left", "it leaves")
     assert all([await may_read(world, node, artifact) for artifact in files]), "what is under way is not cut"
-    world.clock.t += GRACE_SECONDS + 1.0
+    world.clock.t += GRACE_S + 1.0
     assert not any([await may_read(world, node, artifact) for artifact in files])
     assert world.parts.doors._held.keys() <= {held.id for held in world.parts.leases._live.values()}
     assert node not in world.parts.doors._of_node, "and nothing is remembered of it"

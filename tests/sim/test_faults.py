@@ -13,7 +13,7 @@ from coordinator.domain.job import LIVE, NEXT, JobState
 from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.lease import Lease
 from coordinator.errors import ConflictError
-from coordinator.services.payments.stakes import POLL_SECONDS
+from coordinator.services.payments.stakes import POLL_S
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord, RoundRecord
 from protocol.job.job import JobSpec
@@ -62,7 +62,7 @@ async def gather_nodes(world: World) -> None:
             for node in world.nodes:
                 if parts.nodes.session(node.key.address) is None:
                     await node.connect()
-            world.clock.t += POLL_SECONDS
+            world.clock.t += POLL_S
             await parts.stakes.look()
         except CrashError:
             world.parts = None

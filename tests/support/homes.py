@@ -11,7 +11,7 @@ SPEEDS = ((1.0, 0.2), (2.0, 0.3), (4.0, 0.3), (8.0, 0.2))  # Relative; a laptop 
 UPLOADS = ((10, 0.2), (20, 0.25), (40, 0.25), (100, 0.2), (300, 0.1))  # Mbit/s.
 LAYERS = 24
 MICRO_BATCHES = 64
-LAYER_SECONDS = 0.1  # Of a micro-batch at speed 1.
+LAYER_S = 0.1  # Of a micro-batch at speed 1.
 BOUNDARY = (
     0.125e6  # Bytes of a micro-batch of 256 tokens of width 1,024 in 4 bits: machines and lines bound about equally.
 )
@@ -55,7 +55,7 @@ def load(ahead: int = MICRO_BATCHES, boundary: float = BOUNDARY) -> Load:
     """A model of 24 equal layers; with ``ahead`` micro-batches under way, no loop bounds the beat."""
     return Load(
         layers=LAYERS,
-        layer_operations=LAYER_SECONDS,
+        layer_operations=LAYER_S,
         head_operations=0.0,
         forward_bytes=boundary,
         backward_bytes=2 * boundary,

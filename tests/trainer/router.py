@@ -48,7 +48,7 @@ from protocol.worker import (
 )
 from trainer.__main__ import main
 
-WAIT_SECONDS = 300.0
+WAIT_S = 300.0
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["trainer.worker.worker", "transformers.models.llama.modeling_llama"])
 NODE: NodeAddress = "1" * 32
@@ -145,7 +145,7 @@ class Router:
         server = await asyncio.start_unix_server(lambda r, w: connected.set_result((r, w)), path)
         arguments = ["worker", "--socket", str(path), *(["--lie", lie] if lie else [])]
         process = await asyncio.to_thread(start_process, arguments, self.by_command)
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with asyncio.timeout(WAIT_S):
             reader, writer = await connected
         server.close()
         await self._set_up(plan, place, Handle(process, reader, writer))
@@ -217,7 +217,7 @@ class Router:
         def failed() -> list[str]:
             return [report.reason for place in self.workers for report in self.of(place, TaskFailed)]
 
-        async with asyncio.timeout(WAIT_SECONDS), self.changed:
+        async with asyncio.timeout(WAIT_S), self.changed:
             await self.changed.wait_for(lambda: condition() or failed())
         assert condition(), failed()
 

@@ -21,7 +21,7 @@ from trainer.stage.model import Cut
 from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, accumulate
 
-BENCH_SECONDS, BENCH_STEPS = 1.5, 3
+BENCH_S, BENCH_STEPS = 1.5, 3
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -68,7 +68,7 @@ def bench(threads: int, device: str) -> dict[str, Any]:
     tokens = training.batch * training.sequence
     operations = stage.shape.stage_operations(0, 4, True, training.sequence) * tokens
     accumulate(stage, Position(0, 1), windows, Recorded({}))
-    quickest, share, steps, end = float("inf"), 1.0, 0, time.perf_counter() + BENCH_SECONDS
+    quickest, share, steps, end = float("inf"), 1.0, 0, time.perf_counter() + BENCH_S
     while (began := time.perf_counter()) < end or steps < BENCH_STEPS:
         had = time.process_time()
         accumulate(stage, Position(0, 1), windows, Recorded({}))

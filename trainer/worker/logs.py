@@ -8,7 +8,7 @@ from typing import Literal
 from common.untrusted_text import untrusted
 from protocol.task import MAX_LOG_LINES, WorkerLog, WorkerLogLine
 
-PACKET_SECONDS = 1.0  # Lines within that go together.
+PACKET_S = 1.0  # Lines within that go together.
 
 Level = Literal["debug", "info", "warning", "error"]
 Later = Callable[[float, Callable[[], None]], object]
@@ -39,7 +39,7 @@ class ReportHandler(logging.Handler):
                 self._dropped += 1
             first, self._due = not self._due, True
         if first:
-            self._later(PACKET_SECONDS, self.flush)
+            self._later(PACKET_S, self.flush)
 
     def flush(self) -> None:
         """Send what is there."""

@@ -46,7 +46,7 @@ from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.thread_guard import guarded
 from trainer.worker.throttle import slow_down
 
-CONNECT_SECONDS = 20.0  # The agent listens before it starts us; this only covers a busy machine.
+CONNECT_S = 20.0  # The agent listens before it starts us; this only covers a busy machine.
 
 LOG = logging.getLogger("cottage.worker")
 
@@ -70,7 +70,7 @@ class Worker:
         Returns:
             the process's exit code.
         """
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(CONNECT_S):
             reader, writer = await (open_stdio() if socket is None else asyncio.open_unix_connection(str(socket)))
         loop = asyncio.get_running_loop()
         outbox = self._outbox = WorkerOutbox(loop)

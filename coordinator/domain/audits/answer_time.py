@@ -6,8 +6,8 @@
     auditor ------ fetches it: bytes, runs it again: operations -----------> verdict
     a side of a dispute -- the same, traced, and an operation's inputs ----> answer
 
-Each of these has at least ``Config.audit_seconds`` and at most ``MOST_SECONDS``. A node can stretch none of them for ever: bytes
-that it says are believed up to what its stage can come to, and a rate is no reason for more than ``MOST_SECONDS``.
+Each of these has at least ``Config.audit_seconds`` and at most ``MOST_S``. A node can stretch none of them for ever: bytes
+that it says are believed up to what its stage can come to, and a rate is no reason for more than ``MOST_S``.
 """
 
 import msgspec
@@ -23,7 +23,7 @@ from protocol.task import Layers
 # The line carries the training too, a machine does other things beside, and an upload may begin anew once.
 SAFETY = 2.0
 # 200 million parameters with their outer step, at once, on 20 Mbit/s, take 36 minutes, and twice that.
-MOST_SECONDS = 7200.0
+MOST_S = 7200.0
 # Times what a step takes: its trace about twice, the steps before it, and all of it again for an operation's inputs.
 TRACED = 8.0
 # Bytes a second that a home machine's processor puts through SHA-256; a trace hashes all that its step writes.
@@ -57,7 +57,7 @@ def seconds(means: AnswerMeans, effort: Effort, least: float) -> float:
     """How long an answer may take; ``least``: however little it is."""
     takes = effort.operations / max(1.0, means.speed) + effort.hashed / HASHED
     takes += effort.sent / (means.up or ASSUMED_UP) + effort.fetched / (means.down or ASSUMED_DOWN)
-    return min(max(least, SAFETY * takes), max(least, MOST_SECONDS))
+    return min(max(least, SAFETY * takes), max(least, MOST_S))
 
 
 def opening_bytes(shape: ModelShape, training: TrainingSpec, layers: Layers, last: int, steps: int) -> int:

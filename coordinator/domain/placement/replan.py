@@ -23,7 +23,7 @@ from protocol.task import Layers
 
 GAIN = 1.2  # A round must become so much quicker: measured rates vary by a tenth from one hour to the next.
 PAYBACK = 3.0  # What is won until the job's end over what the move costs: half of all forecasts are too hopeful.
-START_SECONDS = 30.0  # Of a worker in its sandbox, until it can fetch anything.
+START_S = 30.0  # Of a worker in its sandbox, until it can fetch anything.
 REST_ROUNDS = 5  # After a change; else two plans that are about as good would take turns.
 
 Seat = tuple[int, int]
@@ -127,7 +127,7 @@ def _fetching(problem: PlacementProblem, layers: Sequence[Layers], after: RoundF
         for place, node in enumerate(after.places[: after.seats])
         if node != place
     ]
-    return START_SECONDS + max(found, default=0.0)
+    return START_S + max(found, default=0.0)
 
 
 def _state_bytes(shape: ModelShape, layers: Sequence[Layers], stage: int) -> float:

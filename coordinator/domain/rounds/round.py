@@ -73,7 +73,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 PATIENCE = 4.0  # Times the median: so much slower a home machine may be that measures the loss after the last round,
-LEAST_PATIENCE_SECONDS = 10.0  # or has a state to load first.
+LEAST_PATIENCE_S = 10.0  # or has a state to load first.
 
 RoundEvent = RoundCommit | RoundHolding | RoundApplied | Validation | Lost
 
@@ -226,7 +226,7 @@ def _heard_enough(current: Round, now: float) -> bool:
     taken = [report.at - current.started for report in current.measured.values()]
     if len(taken) < quorum(len(current.evaluators)):
         return False
-    return now - current.started >= max(LEAST_PATIENCE_SECONDS, PATIENCE * statistics.median(taken))
+    return now - current.started >= max(LEAST_PATIENCE_S, PATIENCE * statistics.median(taken))
 
 
 def _begin(current: Round, seat: Seat) -> BeginRound:

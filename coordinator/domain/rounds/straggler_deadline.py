@@ -12,7 +12,7 @@ LATENESS = (
     4.0  # Median absolute deviations; for a normal spread 2.7 standard deviations, past which are 0.7 % of the honest.
 )
 LEAST_SLACK = 0.1  # Of the median: three that arrive together have no spread, and a fourth is not late by a moment.
-LEAST_SLACK_SECONDS = 1.0  # Messages of the same instant reach the coordinator a second apart on a busy home line.
+LEAST_SLACK_S = 1.0  # Messages of the same instant reach the coordinator a second apart on a busy home line.
 
 
 def quorum(expected: int) -> int:
@@ -34,4 +34,4 @@ def deadline(taken: Sequence[float], expected: int, lateness: float) -> float | 
         return None
     middle = statistics.median(taken)
     spread = statistics.median(abs(value - middle) for value in taken)
-    return middle + max(lateness * spread, LEAST_SLACK * middle, LEAST_SLACK_SECONDS)
+    return middle + max(lateness * spread, LEAST_SLACK * middle, LEAST_SLACK_S)

@@ -23,7 +23,7 @@ from coordinator.store.ports import Store, col
 
 STRANGERS = "strangers"
 MAX_REMEMBERED = 50_000  # Accounts of which it is remembered whether they are known.
-LOOK_SECONDS = 60.0  # Whoever is not known may be a minute later.
+LOOK_S = 60.0  # Whoever is not known may be a minute later.
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ MAX_NOTICES = 500  # Deliveries of an account that are remembered once they are 
 MAX_CHALLENGES = 20_000  # Begun sign-ins of everybody; each is 300 bytes, and gone after five minutes.
 MAX_HASHES = 64  # Passwords that wait to be hashed: two at a time, some 20 a second.
 MAX_ACCOUNTS = 200_000  # 1 KB each.
-UNUSED_SECONDS = 30 * 86_400.0  # An account without anything of its own, in which nobody signed in for as long, goes.
+UNUSED_S = 30 * 86_400.0  # An account without anything of its own, in which nobody signed in for as long, goes.
 
 MAX_UNPAID_JOBS = 32  # Of an account: not funded yet, or ended within a day without paying anybody.
 MAX_UNPAID_JOBS_OF_ALL = 4_096
 MAX_FAULTY_JOBS = (
     3  # Of an account, failed by their own files within the time below: each had machines start for nothing.
 )
-FAULTY_SECONDS = 86_400.0
-FUND_SECONDS = 86_400.0  # A job that nobody funds ends after a day, and is gone a day later.
+FAULTY_S = 86_400.0
+FUND_S = 86_400.0  # A job that nobody funds ends after a day, and is gone a day later.
 MAX_PREPARED_AT_ONCE = 2  # Datasets that are tokenised: a process of up to 8 GB each.
 MAX_PREPARED_EACH = 2  # Of an account, running or waiting.
 MAX_PREPARED_WAITING = 32
@@ -110,7 +110,7 @@ class Budgets:
                     Account, col(Account.id).equals(account_id), col(Account.role).equals(Role.OPERATOR), limit=1
                 )
             )
-        self._known[account_id] = float("inf") if paid else -(now + LOOK_SECONDS)
+        self._known[account_id] = float("inf") if paid else -(now + LOOK_S)
         self._known.move_to_end(account_id)
         if len(self._known) > MAX_REMEMBERED:
             self._known.popitem(last=False)

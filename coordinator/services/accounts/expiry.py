@@ -10,7 +10,7 @@ from collections.abc import Callable
 from coordinator.domain.account import Account, Role
 from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
-from coordinator.services.accounts.budgets import UNUSED_SECONDS
+from coordinator.services.accounts.budgets import UNUSED_S
 from coordinator.services.core.context import Context
 from coordinator.store.ports import Condition, Place, Transaction, col
 from coordinator.store.records import (
@@ -25,8 +25,8 @@ from coordinator.store.records import (
     TrailRecord,
 )
 
-NODE_SECONDS = 7 * 86_400.0  # Since a key was last here; its next Hello makes it known again.
-LOOK_SECONDS = 3600.0
+NODE_S = 7 * 86_400.0  # Since a key was last here; its next Hello makes it known again.
+LOOK_S = 3600.0
 PAGE = 200
 MAX_ACCOUNTS_A_LOOK = 2_000  # Looked at; the next look goes on behind them.
 _OWNERS = (
@@ -53,7 +53,7 @@ class Forgetting:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            await self._context.clock.sleep(LOOK_SECONDS)
+            await self._context.clock.sleep(LOOK_S)
             nodes, accounts = await self.look()
             if nodes or accounts:
                 LOG.info("%d keys of nodes and %d accounts that were never used are forgotten", nodes, accounts)
@@ -63,7 +63,7 @@ class Forgetting:
         return await self._nodes(), await self._accounts()
 
     async def _nodes(self) -> int:
-        since, forgotten, after = self._context.clock.time() - NODE_SECONDS, 0, None
+        since, forgotten, after = self._context.clock.time() - NODE_S, 0, None
         idle: tuple[Condition, ...] = (
             col(NodeRecord.seen) < since,
             col(NodeRecord.rounds).equals(0),
@@ -86,7 +86,7 @@ class Forgetting:
             await asyncio.sleep(0)
 
     async def _accounts(self) -> int:
-        since, forgotten = self._context.clock.time() - UNUSED_SECONDS, 0
+        since, forgotten = self._context.clock.time() - UNUSED_S, 0
         old: tuple[Condition, ...] = (col(Account.created) < since, col(Account.role).equals(Role.SUBMITTER))
         for _ in range(MAX_ACCOUNTS_A_LOOK // PAGE):
             async with self._context.store.transaction() as tx:

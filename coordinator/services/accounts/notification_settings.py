@@ -18,7 +18,7 @@ from protocol.rest import api
 MAX_WAITING = (
     20  # Tests and confirmations of an account that have not been delivered: nobody's mailbox is filled from here.
 )
-MAX_ASKED, ASK_SECONDS = 3.0, 86_400.0  # Mails to one address, whoever asks for them: at once, and then one a day.
+MAX_ASKED, ASK_S = 3.0, 86_400.0  # Mails to one address, whoever asks for them: at once, and then one a day.
 MAIL_PAUSE = 300.0  # Seconds between two mails that ask an account to confirm an address.
 ALL: tuple[api.NoticeKind, ...] = cast(tuple[api.NoticeKind, ...], get_args(api.JobNotice))
 
@@ -30,7 +30,7 @@ class NoticeService:
         self._context = context
         self._mails = mails
         self._budgets = Budgets(context.store, context.clock)
-        self._asked = Throttle(context.clock, 1 / ASK_SECONDS, MAX_ASKED)
+        self._asked = Throttle(context.clock, 1 / ASK_S, MAX_ASKED)
 
     async def get(self, account_id: str) -> api.NoticesView:
         """What is set; everything off where nothing ever was."""

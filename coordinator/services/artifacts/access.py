@@ -28,9 +28,9 @@ from protocol.artifacts import audit_answer
 from protocol.ids import Digest
 from protocol.task import TaskCommand, TaskReport
 
-GRACE_SECONDS = 60.0  # After a lease's end: what was being fetched is whole by then, or begins anew for nothing.
+GRACE_S = 60.0  # After a lease's end: what was being fetched is whole by then, or begins anew for nothing.
 MAX_TOLD = 4096  # Artifacts that a lease's holder was told of beside its job's files; an auditor sees a few a minute.
-BEGIN_SECONDS = 10.0  # A node's token is good some moments before its leases are known here again.
+BEGIN_S = 10.0  # A node's token is good some moments before its leases are known here again.
 
 
 class _Held:
@@ -88,7 +88,7 @@ class ArtifactAccess:
         """A lease is over: nothing is stored under it any more, and soon nothing is read."""
         self._forget()
         if (held := self._held.get(lease.id)) is not None and held.until is None:
-            held.wanted, held.until = (), self._context.clock.now() + GRACE_SECONDS
+            held.wanted, held.until = (), self._context.clock.now() + GRACE_S
 
     def _forget(self) -> None:
         now = self._context.clock.now()
@@ -170,7 +170,7 @@ class ArtifactAccess:
     async def _begun(self, node: str) -> None:
         session = self._nodes.session(node)
         try:
-            async with asyncio.timeout(BEGIN_SECONDS):
+            async with asyncio.timeout(BEGIN_S):
                 if session is not None:
                     await session.begun.wait()
         except TimeoutError:

@@ -22,7 +22,7 @@ from coordinator.store.records import RoundRecord, RunRecord
 from protocol.rest import api
 
 MAX_FOLDERS = 64  # Archives that are remembered; one that was forgotten is made again, to the same bytes.
-FOLDER_SECONDS = 86_400.0  # And for so long: each takes as much of the disk as the model.
+FOLDER_S = 86_400.0  # And for so long: each takes as much of the disk as the model.
 
 
 class Checkpoints:
@@ -92,7 +92,7 @@ class Checkpoints:
 
     def _made(self, job: str, done: int) -> str | None:
         known, at = self._folders.get((job, done), (None, 0.0))
-        return known if self._context.clock.time() - at < FOLDER_SECONDS else None
+        return known if self._context.clock.time() - at < FOLDER_S else None
 
     async def point(self, job: str, round_: int | None) -> tuple[Job, Sequence[RoundRecord], RunPoint]:
         """A stored point of a run, with the job and its complete rounds.

@@ -26,7 +26,7 @@ from protocol.rest.dataset import Check, CheckRequest, DatasetReport
 
 MAX_QUEUED = 64  # Checks take seconds; a longer queue is somebody playing.
 MAX_KEPT_BYTES = 1 << 20  # A report has 30 KB.
-KEEP_SECONDS = 86_400.0  # Whoever asks later has it checked again.
+KEEP_S = 86_400.0  # Whoever asks later has it checked again.
 MAX_KEPT = 4_000  # Reports; beyond it the oldest go.
 SWEEP_EACH = 32  # Checks.
 RETRY_S = 30.0
@@ -146,7 +146,7 @@ class DatasetChecks:
             return
         with os.scandir(self._folder) as entries:
             found = sorted(((entry.stat().st_mtime, entry.path) for entry in entries), reverse=True)
-        oldest = time.time() - KEEP_SECONDS
+        oldest = time.time() - KEEP_S
         for place, (at, path) in enumerate(found):
             if at < oldest or place >= MAX_KEPT:
                 os.unlink(path)

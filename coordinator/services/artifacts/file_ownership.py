@@ -17,7 +17,7 @@ from protocol.job.job import JobSpec
 from protocol.rest.api import NewUpload
 
 MAX_SHOWN_NAME = 80  # Characters of a file's name in a message.
-COUNT_SECONDS = 600.0  # What all have is counted so often, and what comes in between is added.
+COUNT_S = 600.0  # What all have is counted so often, and what comes in between is added.
 RETRY_S = 3600.0
 GIGABYTE = 10**9
 
@@ -30,7 +30,7 @@ class FileOwnership:
         self._store = store
         self._clock = clock
         self._disk = disk
-        self._counted = -COUNT_SECONDS
+        self._counted = -COUNT_S
         self._of_strangers = (0, 0)
 
     async def check_room(self, account_id: str, more: int, promised: int) -> None:
@@ -69,7 +69,7 @@ class FileOwnership:
 
     async def _strangers(self) -> tuple[int, int]:
         """Files and bytes of accounts that are not known, as counted some minutes ago, with what has come since."""
-        if self._clock.now() - self._counted >= COUNT_SECONDS:
+        if self._clock.now() - self._counted >= COUNT_S:
             async with self._store.transaction() as tx:
                 held = await tx.sums(FileRecord, col(FileRecord.length), (col(FileRecord.account_id),))
                 known = {

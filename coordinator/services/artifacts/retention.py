@@ -28,13 +28,13 @@ from coordinator.store.records import DeliveryRecord, DisputeRecord, FileRecord,
 from protocol.ids import Digest
 
 DAY = 86_400.0
-ENDED_SECONDS = 30 * DAY  # A submitter has looked at a job by then, and doubted it, or not.
-UNPAID_SECONDS = DAY  # Of a job that was never funded: nobody has worked for it.
-FILE_SECONDS = 30 * DAY
-PASSED_SECONDS = 7 * DAY  # Whoever wants to run a step again that an auditor found right asks within a week.
-FRESH_SECONDS = 2 * 3600.0
-SWEEP_SECONDS = 3600.0
-FIRST_SECONDS = 60.0  # After a start: what a crash has left behind goes soon, and the start is not slowed down.
+ENDED_S = 30 * DAY  # A submitter has looked at a job by then, and doubted it, or not.
+UNPAID_S = DAY  # Of a job that was never funded: nobody has worked for it.
+FILE_S = 30 * DAY
+PASSED_S = 7 * DAY  # Whoever wants to run a step again that an auditor found right asks within a week.
+FRESH_S = 2 * 3600.0
+SWEEP_S = 3600.0
+FIRST_S = 60.0  # After a start: what a crash has left behind goes soon, and the start is not slowed down.
 PAGE = 200  # Records read at a time: other work has its turn in between.
 
 LOG = logging.getLogger(__name__)
@@ -50,16 +50,16 @@ class Keeping:
 
     async def run(self) -> None:
         """Sweep for ever."""
-        await self._context.clock.sleep(FIRST_SECONDS)
+        await self._context.clock.sleep(FIRST_S)
         while True:
             await self.sweep()
-            await self._context.clock.sleep(SWEEP_SECONDS)
+            await self._context.clock.sleep(SWEEP_S)
 
     async def sweep(self) -> int:
         """Remove what nothing refers to; how many bytes that freed."""
         now = self._context.clock.time()
         referred = await self._referred(now)
-        files, freed = await asyncio.to_thread(self._artifacts.sweep, referred, now - FRESH_SECONDS)
+        files, freed = await asyncio.to_thread(self._artifacts.sweep, referred, now - FRESH_S)
         if files:
             LOG.info("%d artifacts that nothing refers to are removed: %s bytes", files, f"{freed:,}")
         self._context.metrics.count("artifacts_removed_total", files)
@@ -102,7 +102,7 @@ class Keeping:
                 col(Audit.round),
                 (col(Audit.opening), col(Audit.made), col(Audit.state)),
                 of_audits,
-                col(Audit.deadline) > now - PASSED_SECONDS,
+                col(Audit.deadline) > now - PASSED_S,
             )
             # Whatever waits for the operator's machine waits as long as that is away.
             waiting = await tx.sums(
@@ -119,7 +119,7 @@ class Keeping:
             fresh = await tx.find(
                 DeliveryRecord,
                 col(DeliveryRecord.job).equals(job.id),
-                col(DeliveryRecord.created) > now - FRESH_SECONDS,
+                col(DeliveryRecord.created) > now - FRESH_S,
             )
         found = {str(digest) for key in (*audits, *waiting) for digest in key[:2] if digest is not None}
         found |= {str(digest) for (digest,) in failed if digest is not None}
@@ -145,7 +145,7 @@ class Keeping:
             async with self._context.store.transaction() as tx:
                 page = await tx.find(FileRecord, limit=PAGE, after=after)
                 for file in page:
-                    if file.created < now - FILE_SECONDS and (file.account_id, file.artifact) not in named:
+                    if file.created < now - FILE_S and (file.account_id, file.artifact) not in named:
                         await tx.delete(file)
                     else:
                         found.add(file.artifact)
@@ -158,4 +158,4 @@ def _is_recent(job: Job, now: float) -> bool:
     """Whether what a job needs is still kept."""
     if job.state in LIVE:
         return True
-    return job.ended is not None and now - job.ended < (ENDED_SECONDS if job.escrow else UNPAID_SECONDS)
+    return job.ended is not None and now - job.ended < (ENDED_S if job.escrow else UNPAID_S)

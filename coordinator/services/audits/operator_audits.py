@@ -17,9 +17,9 @@ from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.store.ports import Condition, col
 
-TURN_SECONDS = 60.0  # With a job, before it leaves looks there for older ones elsewhere: a worker takes long to start.
+TURN_S = 60.0  # With a job, before it leaves looks there for older ones elsewhere: a worker takes long to start.
 MANY = 4  # Looks that wait for one auditor before another one that is free comes to help.
-REST_SECONDS = 20.0  # After it has failed a job, before it tries that one again.
+REST_S = 20.0  # After it has failed a job, before it tries that one again.
 
 
 class Looks:
@@ -72,11 +72,11 @@ class Looks:
         if any(lease.node in (it.dispute.prover, it.dispute.challenger) for it in work.disputes.values()):
             return False
         oldest = min((audit.began for audit in waiting), default=None)
-        return oldest is None or (elsewhere < oldest and work.now - lease.granted >= TURN_SECONDS)
+        return oldest is None or (elsewhere < oldest and work.now - lease.granted >= TURN_S)
 
     async def _free(self, work: UnitOfWork) -> list[Candidate]:
         """Auditors that are here and welcome a lease, hold nothing, and have not failed this job lately."""
-        of_job: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id), col(Lease.ended) > work.now - REST_SECONDS)
+        of_job: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id), col(Lease.ended) > work.now - REST_S)
         failed = await work.tx.find(Lease, *of_job, col(Lease.end).in_(tuple(sorted(FAULTS))))
         out = {lease.node for lease in (*failed, *work.ended)} | self._leases.busy()
         out |= {lease.node for lease in work.leases.values()}

@@ -19,7 +19,7 @@ from protocol.task import WorkerLog
 
 MAX_LINES = 20_000  # Of a job; beyond it the oldest are forgotten.
 MAX_UNSAVED = 5_000  # Lines between two flushes, of all jobs.
-CLOCKS_SECONDS = 600.0  # A worker's clock that is further off is not believed.
+CLOCKS_S = 600.0  # A worker's clock that is further off is not believed.
 _WARNINGS = frozenset({"fault", "lost", "void", "rejected", "ledger", "slashed", "pausing", "paused", "cancelled"})
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -44,7 +44,7 @@ class JobLogs:
                 )
             )
         for line in log.lines:
-            at = line.time if abs(line.time - now) < CLOCKS_SECONDS else now
+            at = line.time if abs(line.time - now) < CLOCKS_S else now
             self._add(LogRecord(lease.job, at, line.level, line.text, *place))
 
     async def flush(self, tx: Transaction) -> int:

@@ -30,7 +30,7 @@ from protocol.rest.api import NoticeKind
 
 ATTEMPTS = 8
 FIRST_PAUSE, MAX_PAUSE = 10.0, 6 * 3600.0  # Between attempts, four times as long each time: two days in all.
-LOOK_SECONDS = 2.0
+LOOK_S = 2.0
 MAX_AT_ONCE = 16
 MAX_SUBJECT = 100  # Characters of a job's name in a subject.
 MAX_ANSWER = 500  # Bytes of a receiver's answer that are kept.
@@ -107,7 +107,7 @@ class NoticeDelivery:
         """Deliver for ever."""
         while True:
             await self.deliver()
-            await self._context.clock.sleep(LOOK_SECONDS)
+            await self._context.clock.sleep(LOOK_S)
 
     async def deliver(self) -> int:
         """Try everything that is due, once; how much that was."""

@@ -29,7 +29,7 @@ from ledger.addresses import StepPlace, audit_of
 from ledger.errors import LedgerError
 from ledger.states import DisputeState
 
-POLL_SECONDS = 10.0
+POLL_S = 10.0
 MAX_VERDICTS = 200  # Queued at a time, the most urgent first.
 MAX_REMEMBERED = 10_000  # Bonds about which it was said why they cannot be decided.
 
@@ -53,7 +53,7 @@ class Bonds:
         while True:
             if self._context.config.min_stake > 0:
                 await self.poll()
-            await self._context.clock.sleep(POLL_SECONDS)
+            await self._context.clock.sleep(POLL_S)
 
     async def poll(self) -> None:
         """Queue a verdict for everything that is bonded and decided."""

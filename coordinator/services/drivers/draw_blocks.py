@@ -14,7 +14,7 @@ from coordinator.store.ports import Condition, col
 from coordinator.store.records import OutboxRecord, RoundRecord
 from ledger.errors import LedgerError
 
-POLL_SECONDS = 0.4  # A slot.
+POLL_S = 0.4  # A slot.
 
 LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Beacons:
             self._wake.clear()
             await self.poll()
             with contextlib.suppress(TimeoutError):
-                async with self._context.clock.timeout(POLL_SECONDS):
+                async with self._context.clock.timeout(POLL_S):
                     await self._wake.wait()
 
     async def poll(self) -> None:

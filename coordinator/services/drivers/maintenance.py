@@ -21,7 +21,7 @@ from coordinator.store.records import RoundRecord
 from ledger.errors import LedgerError
 
 MAX_ASSEMBLIES = 3  # Tries; a model that cannot be put together three times has damaged checkpoints.
-ESCROW_POLL_SECONDS = 3.0
+ESCROW_POLL_S = 3.0
 MAX_POLLED = 20  # Escrows looked for at a time: of jobs that wait for one, and of unfunded ended ones, in turn.
 
 LOG = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Upkeep:
         while True:
             await self.look_for_escrows()
             await self.look_at_paused()
-            await self._context.clock.sleep(ESCROW_POLL_SECONDS)
+            await self._context.clock.sleep(ESCROW_POLL_S)
 
     async def look_for_escrows(self) -> None:
         """Fund jobs whose escrow has appeared, and give back what came for jobs that had ended without one."""

@@ -63,7 +63,7 @@ from protocol.task import (
     WorkerLog,
 )
 
-ASKS, ASK_SECONDS = 8.0, 5.0  # Questions of a node about its money: at once, and then one in so many seconds.
+ASKS, ASK_S = 8.0, 5.0  # Questions of a node about its money: at once, and then one in so many seconds.
 MAX_TOLD = 20  # Jobs whose nodes are told how their work stands, at a time.
 MAX_UNSAVED_METRICS = (
     10_000  # Points of loss curves between two flushes, of all jobs; more are dropped, they are lossy.
@@ -117,7 +117,7 @@ class Conversation:
         self._points: list[MetricRecord] = []
         # Job -> nodes that are to hear how their work in it stands; None: all that ever had a lease of it.
         self._untold: dict[str, set[str] | None] = {}
-        self._asks = Throttle(context.clock, 1 / ASK_SECONDS, ASKS)
+        self._asks = Throttle(context.clock, 1 / ASK_S, ASKS)
         desk.on_stored(self._tell)
 
     async def begin(self, session: NodeSession, hello: Hello) -> None:

@@ -8,7 +8,7 @@ from coordinator.services.core.context import Context
 from coordinator.store.ports import Transaction, col
 from coordinator.store.records import RoundRecord, RunRecord
 
-FRESH_SECONDS = 60.0  # A form asks for a quote with every key; jobs end more rarely.
+FRESH_S = 60.0  # A form asks for a quote with every key; jobs end more rarely.
 
 
 class Outlook:
@@ -22,7 +22,7 @@ class Outlook:
     async def outcomes(self) -> Sequence[JobOutcome]:
         """The latest settled jobs that trained all their rounds, newest first: those that lost parts of them, too."""
         now = self._context.clock.time()
-        if now - self._looked > FRESH_SECONDS:
+        if now - self._looked > FRESH_S:
             async with self._context.store.transaction() as tx:
                 jobs = await tx.find(Job, col(Job.state).equals(JobState.SETTLED), newest=True, limit=RECENT)
                 found = [await _outcome(tx, job) for job in jobs]

@@ -59,7 +59,7 @@ from protocol.rest import api
 
 _OfJob = TypeVar("_OfJob", bound=RoundRecord | CommitRecord | Audit | OutboxRecord | MetricRecord | EventRecord)
 LOOKED_AT = frozenset({JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING})
-FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
+FUND_S = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
 
 
 class JobService:
@@ -381,7 +381,7 @@ class JobService:
     async def _until_funded(self, job: str) -> None:
         changes = self._context.bus.changes(job)
         try:
-            async with self._context.clock.timeout(FUND_SECONDS):
+            async with self._context.clock.timeout(FUND_S):
                 while (await self._job(job)).state is JobState.CREATED:
                     await anext(changes)
         except TimeoutError:

@@ -17,9 +17,9 @@ from coordinator.domain.job import Job, JobState
 from coordinator.errors import CottageError, FullError, StoreAwayError, TooManyError
 from coordinator.services.accounts.budgets import (
     ALL_SHARE,
-    FAULTY_SECONDS,
+    FAULTY_S,
     FILE_SHARE,
-    FUND_SECONDS,
+    FUND_S,
     MAX_FAULTY_JOBS,
     MAX_PREPARED_AT_ONCE,
     MAX_PREPARED_EACH,
@@ -39,7 +39,7 @@ from coordinator.store.records import EventRecord, LogRecord, NoticeRecord, Outb
 from ledger.errors import LedgerError
 
 DAY = 86_400.0
-LOOK_SECONDS = 60.0
+LOOK_S = 60.0
 MAX_A_LOOK = 20  # Each may ask the ledger once more for its escrow.
 TOKEN_BYTES = 2  # A byte of a dataset is a token of two bytes at the most, as the tokenizer of bytes makes it.
 RETRY_S = 3600.0
@@ -132,7 +132,7 @@ class Unpaid:
             raise TooManyError(
                 f"{len(ends)} jobs of yours failed within a day since their own files cannot be used: their pages say why; "
                 "mend the files meanwhile",
-                ends[MAX_FAULTY_JOBS - 1] + FAULTY_SECONDS - now,
+                ends[MAX_FAULTY_JOBS - 1] + FAULTY_S - now,
             )
 
     def made(self, job: Job) -> None:
@@ -179,12 +179,12 @@ class Unpaid:
         """End what nobody funds, and forget what nobody has funded, for ever."""
         while True:
             await self.look()
-            await self._context.clock.sleep(LOOK_SECONDS)
+            await self._context.clock.sleep(LOOK_S)
 
     async def look(self) -> None:
         """End a few jobs that nobody has funded in time, and forget a few that ended so."""
         now = self._context.clock.time()
-        late: tuple[Condition, ...] = (col(Job.state).equals(JobState.CREATED), col(Job.created) < now - FUND_SECONDS)
+        late: tuple[Condition, ...] = (col(Job.state).equals(JobState.CREATED), col(Job.created) < now - FUND_S)
         over: tuple[Condition, ...] = (
             col(Job.state).in_(ENDED_EARLY),
             col(Job.escrow).equals(0),
@@ -216,7 +216,7 @@ class Unpaid:
         except CottageError:
             async with self._desk.open(job.id) as work:
                 if work.job.state is JobState.CREATED:
-                    hours = FUND_SECONDS / 3600
+                    hours = FUND_S / 3600
                     await self._runs.stop(work, JobState.CANCELLED, f"nobody funded it within {hours:.0f} hours")
 
     async def _forget(self, job: Job) -> None:

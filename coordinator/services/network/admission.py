@@ -20,13 +20,13 @@ MAX_GREETING_EACH = 64  # Of one address; a house that comes back after an outag
 MAX_HERE_EACH = 2_048  # Nodes of one address; a company's machines share one.
 MAX_STRANGERS = 8_192  # Nodes that nobody knows: two fifths of all that fit.
 MAX_STRANGERS_EACH = 256  # Of one address, until their first rounds are verified.
-NEW_KEYS, NEW_KEY_SECONDS = (
+NEW_KEYS, NEW_KEY_S = (
     256.0,
     30.0,
 )  # Keys of an address that were never here: at once, and then one in so many seconds.
-ALL_NEW_KEYS, ALL_NEW_KEY_SECONDS = 16_384.0, 2.0  # Keys of everybody that were never here: 1 KB each, for a week.
+ALL_NEW_KEYS, ALL_NEW_KEY_S = 16_384.0, 2.0  # Keys of everybody that were never here: 1 KB each, for a week.
 MAX_ADDRESSES = 50_000
-AGAIN_SECONDS = 60.0
+AGAIN_S = 60.0
 
 S = TypeVar("S")
 
@@ -34,7 +34,7 @@ S = TypeVar("S")
 class CrowdedError(Exception):
     """There is no room for one more. ``retry_s``: when to come back."""
 
-    def __init__(self, reason: str, retry_s: float = AGAIN_SECONDS) -> None:
+    def __init__(self, reason: str, retry_s: float = AGAIN_S) -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry_s = retry_s
@@ -47,8 +47,8 @@ class Crowd(Generic[S]):
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._new_keys = Throttle(clock, 1 / NEW_KEY_SECONDS, NEW_KEYS, MAX_ADDRESSES)
-        self._all_new_keys = Throttle(clock, 1 / ALL_NEW_KEY_SECONDS, ALL_NEW_KEYS, 1)
+        self._new_keys = Throttle(clock, 1 / NEW_KEY_S, NEW_KEYS, MAX_ADDRESSES)
+        self._all_new_keys = Throttle(clock, 1 / ALL_NEW_KEY_S, ALL_NEW_KEYS, 1)
         self._greeting: Counter[str] = Counter()
         self._here: Counter[str] = Counter()
         self._strangers: dict[str, OrderedDict[S, None]] = {}

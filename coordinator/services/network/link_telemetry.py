@@ -4,11 +4,11 @@ from typing import Literal
 
 import msgspec
 
-from coordinator.domain.network import STALE_SECONDS, NetworkMap
+from coordinator.domain.network import STALE_S, NetworkMap
 from coordinator.services.core.context import Context
 from protocol.network import NetworkReport, PeerMeasure
 
-REPORT_SECONDS = 5.0  # Between two reports of a node; agents send one in half a minute, and one after a measurement.
+REPORT_S = 5.0  # Between two reports of a node; agents send one in half a minute, and one after a measurement.
 MAX_COUNTED = 100_000  # Links whose byte counters are remembered, to count only what is new.
 
 
@@ -22,13 +22,13 @@ class Links:
         self.map = NetworkMap()
 
     def report(self, node: str, report: NetworkReport, *, linked: bool = True) -> bool:
-        """Take a node's report; False where its last one was less than ``REPORT_SECONDS`` ago, and this one is dropped.
+        """Take a node's report; False where its last one was less than ``REPORT_S`` ago, and this one is dropped.
 
         Args:
             linked: it holds a lease. Who does not has no links, and what it says of any is not kept.
         """
         now, metrics = self._context.clock.now(), self._context.metrics
-        if now - self._heard.get(node, now - REPORT_SECONDS) < REPORT_SECONDS:
+        if now - self._heard.get(node, now - REPORT_S) < REPORT_S:
             metrics.count("network_reports_dropped_total")
             return False
         self._heard[node] = now
@@ -48,7 +48,7 @@ class Links:
         """Let go of what is too old to be true, and of nodes that have been silent for as long."""
         now = self._context.clock.now()
         self.map.forget(now)
-        self._heard = {node: at for node, at in self._heard.items() if now - at < STALE_SECONDS}
+        self._heard = {node: at for node, at in self._heard.items() if now - at < STALE_S}
         self._bytes = {link: counted for link, counted in self._bytes.items() if link[0] in self._heard}
 
     def gauges(self) -> dict[tuple[str, str], float]:

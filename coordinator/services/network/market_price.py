@@ -33,14 +33,14 @@ class Rates:
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
             queued = await tx.find(Job, col(Job.state).in_(QUEUED), limit=MAX_QUEUED)
-            before = await tx.find(Job, col(Job.created) < now - pricing.STEP_SECONDS, newest=True, limit=1)
+            before = await tx.find(Job, col(Job.created) < now - pricing.STEP_S, newest=True, limit=1)
             before = before or await tx.find(Job, limit=1)
         least = self._context.config.price_per_petaflop
         offers = [pricing.Offer(int(c.flops), c.floor) for c in self._nodes.everybody()]
         waiting = sum(map(left, queued))
         target = rate = pricing.rate(offers, waiting, least)
         if before and before[0].quote.rate:
-            steps = int(max(0.0, now - before[0].created) / pricing.STEP_SECONDS)
+            steps = int(max(0.0, now - before[0].created) / pricing.STEP_S)
             rate = pricing.stepped(before[0].quote.rate, target, steps)
         return MarketRate(rate, _reason(offers, waiting, rate, target))
 
@@ -58,5 +58,5 @@ def _reason(offers: list[pricing.Offer], queued: int, rate: int, target: int) ->
     text = f"10^15 operations cost {money(rate)}: {willing} of {len(offers)} nodes work for that"
     text += f", and {hours:.1f} hours of work are queued" if queued else ", and nothing is queued"
     if target != rate:
-        text += f"; on the way to {money(target)}, by an eighth in {pricing.STEP_SECONDS / 60:.0f} minutes"
+        text += f"; on the way to {money(target)}, by an eighth in {pricing.STEP_S / 60:.0f} minutes"
     return text

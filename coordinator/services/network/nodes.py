@@ -44,11 +44,11 @@ from protocol.node import (
 from protocol.task import EVASION_AGAIN_S, StopTask, TaskCommand
 
 HELLO_CONTEXT = "cottage-hello"
-FLIP_SECONDS = 60.0
+FLIP_S = 60.0
 MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
 RETRY_SOON = 5.0  # Where the database is away, which it is for seconds.
 UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
-AWAY_SECONDS = 30 * 86_400.0  # An auditor of the operator's that was here no longer ago is expected back.
+AWAY_S = 30 * 86_400.0  # An auditor of the operator's that was here no longer ago is expected back.
 MAX_ACCOUNTS_KEPT = 200  # Of one connection, so that it is not told twice what it knows.
 MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/how-to/operate.md for several.
 
@@ -323,7 +323,7 @@ class Nodes:
 
     def known_auditors(self) -> list[Candidate]:
         """The operator's own auditors that are here or were lately, as they last said to be."""
-        since = self._context.clock.time() - AWAY_SECONDS
+        since = self._context.clock.time() - AWAY_S
         away = [record for node, record in self._own.items() if node not in self._sessions and record.seen > since]
         return [*self.auditors(), *(candidate_of(record.address, record.payout, record.profile) for record in away)]
 
@@ -385,18 +385,18 @@ class Nodes:
                 UNNAMED_RETRY,
             )
         if len(self._sessions) >= MAX_NODES_ONLINE and hello.node not in self._sessions:
-            raise NodeRefusedError(f"{MAX_NODES_ONLINE:,} nodes are connected, which is all that fit", FLIP_SECONDS)
+            raise NodeRefusedError(f"{MAX_NODES_ONLINE:,} nodes are connected, which is all that fit", FLIP_S)
         if hello.node in self._sessions and len(self._recent_flips(hello.node)) >= MAX_FLIPS:
             raise NodeRefusedError(
                 f"the key of {hello.node} is in use on another machine: give each machine a key of its own",
-                FLIP_SECONDS,
+                FLIP_S,
             )
 
     def _flip(self, node: str) -> None:
         self._recent_flips(node).append(self._context.clock.now())
 
     def _recent_flips(self, node: str) -> deque[float]:
-        oldest = self._context.clock.now() - FLIP_SECONDS
+        oldest = self._context.clock.now() - FLIP_S
         self._flips = {key: flips for key, flips in self._flips.items() if flips and flips[-1] > oldest}
         flips = self._flips.setdefault(node, deque())
         while flips and flips[0] <= oldest:

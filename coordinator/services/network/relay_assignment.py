@@ -13,8 +13,8 @@ from protocol.network import MAX_PEERS_MEASURED
 from protocol.node import IceServers
 from transport.ice.ice import TURN_LIFETIME_S
 
-LOOK_SECONDS = 1.0  # A worker needs seconds to start; by then its node knows the relays of its peers.
-RENEW_SECONDS = TURN_LIFETIME_S / 2
+LOOK_S = 1.0  # A worker needs seconds to start; by then its node knows the relays of its peers.
+RENEW_S = TURN_LIFETIME_S / 2
 
 Names = tuple[str, ...]
 
@@ -52,7 +52,7 @@ class Handout:
         while True:
             self._links.forget()
             self.look()
-            await self._context.clock.sleep(LOOK_SECONDS)
+            await self._context.clock.sleep(LOOK_S)
 
     def look(self) -> None:
         """Tell those for whom something has changed, or whose credentials are half way through their life."""
@@ -70,7 +70,7 @@ class Handout:
             before = self._told.get(node)
             if before is None or before.token != session.token:
                 before = _Told(session.token, (), {}, now)  # No relay: its Welcome has said that.
-            if (names, peers) == (before.names, before.peers) and now - before.at < RENEW_SECONDS:
+            if (names, peers) == (before.names, before.peers) and now - before.at < RENEW_S:
                 told[node] = before
                 continue
             told[node] = _Told(session.token, names, peers, now)

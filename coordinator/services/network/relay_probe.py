@@ -7,12 +7,12 @@ from common.clock import Clock
 from protocol.stun import TRANSACTION_BYTES, StunError, decode_binding, encode_binding
 from transport.ice.ice import parse_ice
 
-PROBE_SECONDS = 2.0  # No relay of use is farther away.
-RESEND_SECONDS = 0.5  # One lost datagram is not the relay's fault (RFC 8489, section 6.2.1).
+PROBE_S = 2.0  # No relay of use is farther away.
+RESEND_S = 0.5  # One lost datagram is not the relay's fault (RFC 8489, section 6.2.1).
 
 
 async def probe(url: str, clock: Clock) -> float | None:
-    """Round trip to a relay in seconds, or None where it does not answer within ``PROBE_SECONDS``.
+    """Round trip to a relay in seconds, or None where it does not answer within ``PROBE_S``.
 
     A relay for UDP is asked for a STUN Binding; of one for TCP or TLS it counts that it takes the connection.
 
@@ -22,7 +22,7 @@ async def probe(url: str, clock: Clock) -> float | None:
     where = parse_ice(url)
     ask = _binding if where.udp else _connect
     try:
-        async with clock.timeout(PROBE_SECONDS):
+        async with clock.timeout(PROBE_S):
             return await ask(where.host, where.port, clock)
     except (OSError, TimeoutError):
         return None
@@ -43,7 +43,7 @@ async def _binding(host: str, port: int, clock: Clock) -> float:
         while True:
             transport.sendto(asker.ask())
             try:
-                async with clock.timeout(RESEND_SECONDS):
+                async with clock.timeout(RESEND_S):
                     return await asyncio.shield(asker.answered)
             except TimeoutError:
                 continue

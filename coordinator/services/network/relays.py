@@ -30,15 +30,15 @@ from transport.ice.ice import parse_ice, turn_credentials
 
 QUESTION_CONTEXT = "cottage-relays"
 RELAY_CONTEXT = "cottage-relay"
-REPORT_SECONDS = 10.0
-PROBE_EVERY_SECONDS = 10.0
-MAX_SKEW_SECONDS = 60.0  # Between a relay's clock and this one: without NTP a machine drifts seconds a day.
+REPORT_S = 10.0
+PROBE_EVERY_S = 10.0
+MAX_SKEW_S = 60.0  # Between a relay's clock and this one: without NTP a machine drifts seconds a day.
 MAX_REPORT = 1 << 20
 JOB_DIGITS = 16  # A relay's user name has room for half of a job's id beside the node's address.
 MAX_METERED = 20_000  # Nodes and jobs in each relay's account; those that have been idle longest go first.
 MAX_TRAFFIC_SHOWN = 200
 MAX_JOBS_KNOWN = 10_000  # To tell a job by the half of its id; beyond it the oldest are shown by that half.
-SILENT_SHOWN_SECONDS = 3600.0  # So that the operator sees what is missing.
+SILENT_SHOWN_S = 3600.0  # So that the operator sees what is missing.
 
 LOG = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class _Known:
         self.rules = msgspec.structs.replace(
             self.rules,
             name=report.urls[0],
-            expires=now + rules.MISSED_REPORTS * REPORT_SECONDS,
+            expires=now + rules.MISSED_REPORTS * REPORT_S,
             full=0 < report.allocations_max <= report.allocations,
         )
         for usage in report.usage:
@@ -126,7 +126,7 @@ class Relays:
             self._new.set()
         self._context.metrics.count("relay_reports_total")
         self._context.metrics.count("relay_bytes_total", relayed)
-        return RelayOrder(REPORT_SECONDS, self._context.config.relay_user_rate)
+        return RelayOrder(REPORT_S, self._context.config.relay_user_rate)
 
     def _checked(self, envelope: RelayEnvelope) -> RelayReport:
         report: RelayReport = decode_json(envelope.report, RelayReport, MAX_REPORT)
@@ -139,7 +139,7 @@ class Relays:
         except IdentityError as error:
             raise ForbiddenError(f"the report does not hold: {error}") from error
         skew = report.sent - self._context.clock.time()
-        if abs(skew) > MAX_SKEW_SECONDS:
+        if abs(skew) > MAX_SKEW_S:
             raise ForbiddenError(f"the report was made {skew:+.0f} s from now by this clock: set the relay's clock")
         known = self._reporting.get(report.relay)
         if known is not None and known.report is not None and report.sent <= known.report.sent:
@@ -189,7 +189,7 @@ class Relays:
             ForbiddenError: the question is not signed by the node, for this host, now.
         """
         skew = question.sent - self._context.clock.time()
-        if abs(skew) > MAX_SKEW_SECONDS:
+        if abs(skew) > MAX_SKEW_S:
             raise ForbiddenError(f"the question was asked {skew:+.0f} s from now by this clock: set the node's clock")
         try:
             signed = host.encode(), struct.pack("!d", question.sent)
@@ -209,7 +209,7 @@ class Relays:
             self._forget()
             await asyncio.gather(*(self._probe(known) for known in self._known()))
             try:
-                async with self._context.clock.timeout(PROBE_EVERY_SECONDS):
+                async with self._context.clock.timeout(PROBE_EVERY_S):
                     await self._new.wait()
             except TimeoutError:
                 continue
@@ -227,7 +227,7 @@ class Relays:
             LOG.info("relay %s is %s", name, self._state(known))
 
     def _forget(self) -> None:
-        oldest = self._context.clock.now() - SILENT_SHOWN_SECONDS
+        oldest = self._context.clock.now() - SILENT_SHOWN_S
         for address, known in list(self._reporting.items()):
             if known.rules.expires is not None and known.rules.expires < oldest:
                 del self._reporting[address]

@@ -17,7 +17,7 @@ from ledger.money import Amount
 from ledger.states import Asked, EscrowState
 
 ESCROW_MARGIN = 6 * 3600  # After the deadline of the job, for the last audits and payouts.
-CLOSING_SECONDS = 2 * 3600  # Of it, for payouts alone: an outage of the ledger may last as long.
+CLOSING_S = 2 * 3600  # Of it, for payouts alone: an outage of the ledger may last as long.
 
 
 def escrow_deadline(job: Job) -> int:
@@ -27,7 +27,7 @@ def escrow_deadline(job: Job) -> int:
 
 def closing(job: Job) -> int:
     """From when on audits are not waited for any more, so that what is verified is paid in time."""
-    return escrow_deadline(job) - CLOSING_SECONDS
+    return escrow_deadline(job) - CLOSING_S
 
 
 def asked_of(job: Job) -> Asked:

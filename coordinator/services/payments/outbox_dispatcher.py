@@ -35,10 +35,10 @@ from ledger.program.layout import Ruling
 from ledger.states import Asked, PreparedTransaction
 
 MAX_ATTEMPTS = 5  # An executed and refused transaction will be refused again; a few tries cover a changed balance.
-REFUSAL_SECONDS = (
+REFUSAL_S = (
     120.0  # An endpoint may be behind, or on a fork that is left: what it says of accounts must stay so for long.
 )
-REST_SECONDS = 2.0  # Before something is tried again that was refused beforehand.
+REST_S = 2.0  # Before something is tried again that was refused beforehand.
 CONFIRM_POLLS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # Embedded: 5-8 ms. A cluster's answer is fetched at the next turn.
 
 _DURABLE = (
@@ -129,7 +129,7 @@ class Carrier:
                 self._made.pop(row.id, None)  # They were not made.
             self._context.metrics.count("ledger_retried_total")
             if outcome == "refused":
-                self._resting[row.id] = self._context.clock.time() + REST_SECONDS
+                self._resting[row.id] = self._context.clock.time() + REST_S
             return Carried("waiting", await self._again(row))
 
     def over(self, row: OutboxRecord) -> None:
@@ -175,8 +175,8 @@ class Carrier:
     def _judge(self, row: OutboxRecord, error: LedgerError) -> Carried:
         """Whether what an endpoint says of accounts is to be believed: once for what can be asked for again, long for money."""
         now = self._context.clock.time()
-        if row.kind in _PATIENT and now < self._refused.setdefault(row.id, now) + REFUSAL_SECONDS:
-            self._resting[row.id] = now + REST_SECONDS
+        if row.kind in _PATIENT and now < self._refused.setdefault(row.id, now) + REFUSAL_S:
+            self._resting[row.id] = now + REST_S
             return Carried("waiting", row)
         return Carried("refused", row, str(error))
 

@@ -37,8 +37,8 @@ from protocol.codec import encode_json
 MAX_PAYEES_A_ROW = MAX_BATCH  # What one transaction pays; their token accounts and a lookup table are there by then.
 MAX_LANES = 16  # Jobs whose money moves at the same time: the ledger's endpoint limits connections.
 MAX_ROWS = 500  # Loaded at a time.
-POLL_SECONDS = 0.5
-CLAIM_SECONDS = 600.0  # Between two claims of a payee.
+POLL_S = 0.5
+CLAIM_S = 600.0  # Between two claims of a payee.
 MAX_CLAIMS = 5_000  # Within that time: about one transaction in eight of the coordinator's capacity.
 
 MAX_ACCEPTANCES = (
@@ -100,10 +100,10 @@ class Settlement:
     async def claim(self, payee: str) -> None:
         """Queue what a payee has earned in all jobs and asks for; what the fee alone would eat waits on.
 
-        Once in CLAIM_SECONDS: each costs a transaction of the coordinator's.
+        Once in CLAIM_S: each costs a transaction of the coordinator's.
         """
         now = self._context.clock.time()
-        self._claimed = {who: at for who, at in self._claimed.items() if at + CLAIM_SECONDS > now}
+        self._claimed = {who: at for who, at in self._claimed.items() if at + CLAIM_S > now}
         if payee in self._claimed or len(self._claimed) >= MAX_CLAIMS:
             return
         mine: tuple[Condition, ...] = (
@@ -364,7 +364,7 @@ class Settlement:
 
     async def _pause(self) -> None:
         try:
-            async with self._context.clock.timeout(POLL_SECONDS):
+            async with self._context.clock.timeout(POLL_S):
                 await self._wake.wait()
         except TimeoutError:
             return

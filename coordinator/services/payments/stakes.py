@@ -19,8 +19,8 @@ from coordinator.store.records import NodeRecord
 from ledger.errors import LedgerError
 from ledger.states import StakeState
 
-POLL_SECONDS = 2.0
-WATCH_SECONDS = 10.0  # Between two looks at a stake that is enough, or that a lease is held with.
+POLL_S = 2.0
+WATCH_S = 10.0  # Between two looks at a stake that is enough, or that a lease is held with.
 MAX_AT_ONCE = 1_000  # Twenty requests; whoever waits for more than that has come with a storm, and gets its turn.
 
 LOG = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class StakeService:
         """Look for ever."""
         while True:
             await self.look()
-            await self._context.clock.sleep(POLL_SECONDS)
+            await self._context.clock.sleep(POLL_S)
 
     async def look(self) -> None:
         """Ask for every stake that is due: who has just come first, then who holds a lease, then who waited longest."""
@@ -67,7 +67,7 @@ class StakeService:
 
         def waits(session: NodeSession) -> bool:
             watched = session.stake_known and (session.stake >= least or session.node in busy)
-            return now - self._tried.get(session.node, -WATCH_SECONDS) >= (WATCH_SECONDS if watched else POLL_SECONDS)
+            return now - self._tried.get(session.node, -WATCH_S) >= (WATCH_S if watched else POLL_S)
 
         def order(session: NodeSession) -> tuple[bool, bool, float]:
             return session.stake_known, session.node not in busy, self._tried.get(session.node, 0.0)

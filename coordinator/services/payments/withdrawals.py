@@ -14,7 +14,7 @@ import msgspec
 from common.untrusted_text import untrusted
 from coordinator.domain import pricing
 from coordinator.domain.withdrawal import (
-    DAY_SECONDS,
+    DAY_S,
     MAX_A_DAY,
     WithdrawalBooks,
     WithdrawalFacts,
@@ -46,14 +46,14 @@ from protocol.rest.withdrawals import (
     WithdrawalTerms,
 )
 
-POLL_SECONDS = 2.0
+POLL_S = 2.0
 MAX_FOLLOWED = 100  # At a time, the oldest first.
-KEPT_SECONDS = 30 * 86_400.0
-ASKS, ASK_SECONDS = 30.0, 5.0  # Offers and signatures of an address: at once, and then one in so many seconds.
-ALL_ASKS, ALL_ASK_SECONDS = 600.0, 0.2  # Of everybody; each asks the ledger's endpoint some questions.
+KEPT_S = 30 * 86_400.0
+ASKS, ASK_S = 30.0, 5.0  # Offers and signatures of an address: at once, and then one in so many seconds.
+ALL_ASKS, ALL_ASK_S = 600.0, 0.2  # Of everybody; each asks the ledger's endpoint some questions.
 MAX_ADDRESSES = 50_000
-AGAIN_SECONDS = 10
-COST_SECONDS, COST_KEPT_SECONDS = 2.0, 600.0
+AGAIN_S = 10
+COST_S, COST_KEPT_S = 2.0, 600.0
 
 LOG = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer", WithdrawalAnswer, SentWithdrawal)
@@ -141,8 +141,8 @@ class WithdrawalService:
         priced = config.sol_price > 0 or config.ledger_program is None
         budget = config.withdrawal_lamports if sponsor is not None else 0
         self._limits = WithdrawalLimits(budget, config.least_withdrawal, priced)
-        self._asks = Throttle(clock, 1 / ASK_SECONDS, ASKS, MAX_ADDRESSES)
-        self._all_asks = Throttle(clock, 1 / ALL_ASK_SECONDS, ALL_ASKS, 1)
+        self._asks = Throttle(clock, 1 / ASK_S, ASKS, MAX_ADDRESSES)
+        self._all_asks = Throttle(clock, 1 / ALL_ASK_S, ALL_ASKS, 1)
         self._one_by_one = asyncio.Lock()
         self._has_account = False
         self._cost, self._cost_until = TransferCost(0, 0), 0.0
@@ -171,8 +171,8 @@ class WithdrawalService:
         now = self._context.clock.now()
         if self._sponsor is not None and now >= self._cost_until:
             try:
-                async with asyncio.timeout(COST_SECONDS):
-                    self._cost, self._cost_until = await self._sponsor.cost(), now + COST_KEPT_SECONDS
+                async with asyncio.timeout(COST_S):
+                    self._cost, self._cost_until = await self._sponsor.cost(), now + COST_KEPT_S
             except (LedgerError, TimeoutError) as error:
                 LOG.warning("what a withdrawal costs is not known now: %s", error)
         return self._cost
@@ -202,7 +202,7 @@ class WithdrawalService:
             except LedgerError as error:
                 LOG.warning("a withdrawal waits for the ledger: %s", error)
                 said = "the ledger does not answer now: nothing was sent, try again in a moment"
-                answer = refusing(_refusal("ledger away", said, seconds=AGAIN_SECONDS))
+                answer = refusing(_refusal("ledger away", said, seconds=AGAIN_S))
         if answer.refused is not None:
             self._context.metrics.count("withdrawals_refused_total")
         return answer
@@ -274,7 +274,7 @@ class WithdrawalService:
             mine = await tx.find(
                 WithdrawalRecord,
                 col(WithdrawalRecord.owner).equals(owner),
-                col(WithdrawalRecord.created) > now - DAY_SECONDS,
+                col(WithdrawalRecord.created) > now - DAY_S,
             )
             earned = await _has_earned(tx, owner)
         paid = [one for one in mine if one.state != "expired"]
@@ -289,7 +289,7 @@ class WithdrawalService:
         )
 
     async def _lamports_of_a_day(self) -> int:
-        since = self._context.clock.time() - DAY_SECONDS
+        since = self._context.clock.time() - DAY_S
         async with self._context.store.transaction() as tx:
             sums = await tx.sums(
                 WithdrawalRecord,
@@ -337,7 +337,7 @@ class WithdrawalService:
         """Follow for ever what is on its way."""
         while True:
             await self.follow()
-            await self._context.clock.sleep(POLL_SECONDS)
+            await self._context.clock.sleep(POLL_S)
 
     async def follow(self) -> None:
         """Look once at each that is not decided; send it again where it has not arrived."""
@@ -347,7 +347,7 @@ class WithdrawalService:
             open_ones = await tx.find(
                 WithdrawalRecord, col(WithdrawalRecord.state).in_(("sent", "refused")), limit=MAX_FOLLOWED
             )
-            old = self._context.clock.time() - KEPT_SECONDS
+            old = self._context.clock.time() - KEPT_S
             await tx.forget(
                 WithdrawalRecord,
                 col(WithdrawalRecord.created) < old,

@@ -18,7 +18,7 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.placement import Candidate
-from coordinator.services.accounts.budgets import FAULTY_SECONDS, MAX_FAULTY_JOBS
+from coordinator.services.accounts.budgets import FAULTY_S, MAX_FAULTY_JOBS
 from coordinator.services.audits.credit import have_credit
 from coordinator.services.core.display_names import listed
 from coordinator.services.core.unit_of_work import UnitOfWork
@@ -36,7 +36,7 @@ MAX_FAULTS_PER_OWNER = 2  # That count of those, as long as somebody is here who
 async def faulty_jobs(tx: Transaction, account_id: str, now: float) -> list[Job]:
     """Jobs of an account that failed by their own files within a day."""
     of_account: tuple[Condition, ...] = (col(Job.account_id).equals(account_id), col(Job.state).equals(JobState.FAILED))
-    failed = await tx.find(Job, *of_account, col(Job.ended) > now - FAULTY_SECONDS)
+    failed = await tx.find(Job, *of_account, col(Job.ended) > now - FAULTY_S)
     return [job for job in failed if job.reason.startswith(OWN_FAULT)]
 
 

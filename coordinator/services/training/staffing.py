@@ -29,9 +29,9 @@ from protocol.job.job import TOGETHER
 from protocol.models.model import ModelShape, inspect_config
 
 MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
-FORGIVEN_SECONDS = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
+FORGIVEN_S = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
 MAX_REASONS = 3  # Why nodes have no seat, in the timeline; a large network has many that are simply not needed.
-OPENINGS_SECONDS = 5.0  # Moves hold the next round for so long at most, until the last one's steps are opened.
+OPENINGS_S = 5.0  # Moves hold the next round for so long at most, until the last one's steps are opened.
 UNSEEN = "what they compute in this job can be looked at by machines of their kind only, and the operator has none"
 
 
@@ -206,7 +206,7 @@ class Staffing:
         found = placement.reseat(
             shape_of(work), training, run.layers, held, free, self._links.map, rounds_left=left, rounds_since=since
         )
-        if found and _awaits_openings(work) and work.now - run.advanced < OPENINGS_SECONDS:
+        if found and _awaits_openings(work) and work.now - run.advanced < OPENINGS_S:
             work.hold = True
             return False
         seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found.seats) if found else {}
@@ -250,7 +250,7 @@ class Staffing:
         held = {s: known[lease.node] for s, lease in holders.items() if s not in leaving and lease.node in known}
         free = await self._payable(work, free)
         found = placement.fill(sorted(leaving), held, free, self._memory(work))
-        if found and _awaits_openings(work) and work.now - work.run.advanced < OPENINGS_SECONDS:
+        if found and _awaits_openings(work) and work.now - work.run.advanced < OPENINGS_S:
             work.hold = True
             return True
         seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found)
@@ -320,7 +320,7 @@ class Staffing:
         if not candidates:
             return []
         of_job: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id),)
-        since: Condition = col(Lease.ended) > work.now - FORGIVEN_SECONDS
+        since: Condition = col(Lease.ended) > work.now - FORGIVEN_S
         faults = await work.tx.find(Lease, *of_job, col(Lease.end).in_(tuple(sorted(FAULTS))), since)
         failures = [lease.node for lease in (*faults, *(held for held in work.ended if held.end in FAULTS))]
         rejected = await work.tx.find(Lease, *of_job, col(Lease.end).equals("rejected"))

@@ -21,7 +21,7 @@ from protocol import codec
 MAX_FORM_BYTES = 40_000  # A text to try a model with, at its longest, escaped.
 MAX_FIELDS = 40
 MAX_TRAIL = 50
-SESSION_SECONDS: Final = 30 * 86_400
+SESSION_S: Final = 30 * 86_400
 LIVES: Final[Mapping[str, float | None]] = {"30": 30 * 86_400.0, "90": 90 * 86_400.0, "365": 365 * 86_400.0, "": None}
 
 
@@ -335,7 +335,7 @@ class AccountPages:
         response.set_cookie(
             cookie_name(request),
             secret,
-            max_age=SESSION_SECONDS,
+            max_age=SESSION_S,
             path="/",
             httponly=True,
             samesite="Lax",

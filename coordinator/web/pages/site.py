@@ -19,7 +19,7 @@ from coordinator.web.pages.views import Views
 from coordinator.web.services import Services
 from protocol.rest.api import Problem
 
-STATIC_SECONDS = 3600
+STATIC_S = 3600
 _TITLES = {
     401: "Sign in first",
     403: "Not allowed",
@@ -112,4 +112,4 @@ def _to_sign_in(request: web.Request) -> web.Response:
 
 async def _cache(request: web.Request, response: web.StreamResponse) -> None:
     if request.path.startswith("/static/") and response.status in (200, 304):
-        response.headers[hdrs.CACHE_CONTROL] = f"public, max-age={STATIC_SECONDS}"
+        response.headers[hdrs.CACHE_CONTROL] = f"public, max-age={STATIC_S}"

@@ -48,9 +48,9 @@ MAX_FORM_FILE = (
     256 << 20
 )  # A file in a plain form cannot resume; larger ones go through the page's script or `cottage submit`.
 CHUNK_BYTES = 1 << 18
-REPORT_SECONDS = 1.0  # A part of the page waits so long for a check to end; then it says how far it is.
-FUNDS_SECONDS = 2.0  # The price does not wait longer for the ledger to say what a wallet holds.
-REVIEW_SECONDS = 20.0
+REPORT_S = 1.0  # A part of the page waits so long for a check to end; then it says how far it is.
+FUNDS_S = 2.0  # The price does not wait longer for the ledger to say what a wallet holds.
+REVIEW_S = 20.0
 DATASET = "dataset.artifact"
 PENDING = ("queued", "running")  # States of a check that is not over.
 MANY_EPOCHS = 20  # Models of language gain little beyond 4 (arXiv 2305.16264), and nothing beyond 40.
@@ -139,7 +139,7 @@ class Submit:
     async def report(self, request: web.Request) -> web.Response:
         """What the dataset holds, as far as it is read: a part of the page."""
         typed, _ = await self._typed(request)
-        check = await self._check(request, read(typed, draft=True), REPORT_SECONDS)
+        check = await self._check(request, read(typed, draft=True), REPORT_S)
         return self._renderer.page(request, "report.html", check=check)
 
     async def send(self, request: web.Request) -> web.Response:
@@ -153,7 +153,7 @@ class Submit:
         errors = {**filled.errors, **failed}
         if errors or filled.spec is None:
             return await self._show(request, Filled(filled.values, errors, None, None), 422)
-        check = await self._check(request, filled, REVIEW_SECONDS)
+        check = await self._check(request, filled, REVIEW_S)
         if problem := _refused(check):
             return await self._show(request, Filled(filled.values, {DATASET: problem}, None, None), 422)
         if typed.get("action") == "create":
@@ -226,7 +226,7 @@ class Submit:
     async def _lacking(self, new: NewJob) -> list[str]:
         """Said before the job is created, which would be refused for it."""
         try:
-            async with asyncio.timeout(FUNDS_SECONDS):
+            async with asyncio.timeout(FUNDS_S):
                 await self._jobs.check_funds(new)
         except FundsError as error:
             return [error.detail]
@@ -267,7 +267,7 @@ class Submit:
     async def _show(self, request: web.Request, filled: Filled, status: int, choices: bool = False) -> web.Response:
         draft = read(filled.values, draft=True)
         quote, problem = await self._price(request, draft)
-        check = await self._check(request, draft, REPORT_SECONDS)
+        check = await self._check(request, draft, REPORT_S)
         if check is not None and check.state not in PENDING and (problem_of_data := _refused(check)):
             errors = {DATASET: problem_of_data, **filled.errors}  # First, as in the form.
             filled = Filled(filled.values, errors, None, filled.submitter, filled.document)

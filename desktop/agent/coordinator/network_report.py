@@ -14,7 +14,7 @@ from transport.ice.stats import LinkState, LinkStats
 
 UDP_BYTES = 28  # IPv4 and UDP headers, on every datagram.
 MAX_PAIR = 200  # Characters, as the wire takes them.
-MAX_SECONDS = 3600.0  # Greatest time that the wire takes; a link that is slower is as good as dead.
+MAX_S = 3600.0  # Greatest time that the wire takes; a link that is slower is as good as dead.
 
 
 def report(line: NetworkReport | None, links: Mapping[str, LinkStats]) -> NetworkReport:
@@ -54,11 +54,11 @@ def _measure(peer: str, link: LinkStats) -> PeerMeasure:
     return PeerMeasure(
         peer=peer,
         pair=untrusted(link.pair, MAX_PAIR),
-        rtt_s=min(max(link.rtt_s or 0.0, 0.0), MAX_SECONDS),
+        rtt_s=min(max(link.rtt_s or 0.0, 0.0), MAX_S),
         loss=min(max(link.loss, 0.0), 1.0),
         send_rate=max(link.send_rate, 0.0),
         receive_rate=max(link.receive_rate, 0.0),
-        queue_s=min(max(link.queue_s, 0.0), MAX_SECONDS),
+        queue_s=min(max(link.queue_s, 0.0), MAX_S),
         retransmitted=link.retransmitted,
         bytes_sent=sent,
         bytes_received=received,

@@ -7,7 +7,7 @@ from desktop.agent.jobs.line_limits import LineLimits
 from protocol.codec import MessageError, decode_json, encode_json
 from transport.sctp.allowance import Allowance, Usage, month_of
 
-SAVE_SECONDS = 30.0  # A killed agent forgets as much at most.
+SAVE_S = 30.0  # A killed agent forgets as much at most.
 
 
 def load_usage(path: Path, now: float) -> Usage:
@@ -49,7 +49,7 @@ class LineShare:
     def look(self, now: float) -> None:
         """Begin a new month when there is one, and keep the count now and then."""
         self.allowance.set_month(month_of(now))
-        if not 0 <= now - self._saved_at < SAVE_SECONDS:
+        if not 0 <= now - self._saved_at < SAVE_S:
             self.save(now)
 
     def save(self, now: float) -> None:

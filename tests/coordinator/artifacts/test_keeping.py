@@ -15,11 +15,11 @@ from coordinator.domain.rounds.run import Base, Run, RunPoint
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.retention import (
     DAY,
-    ENDED_SECONDS,
-    FILE_SECONDS,
-    FRESH_SECONDS,
-    PASSED_SECONDS,
-    UNPAID_SECONDS,
+    ENDED_S,
+    FILE_S,
+    FRESH_S,
+    PASSED_S,
+    UNPAID_S,
     Keeping,
 )
 from coordinator.store.records import DeliveryRecord, FileRecord, RunRecord
@@ -44,7 +44,7 @@ class Cellar:
         self.made: list[Digest] = []
         self.keeping = Keeping(self.bench.parts.context, self.store, lambda: self.made)
 
-    async def put(self, *names: str, age: float = FRESH_SECONDS + 1.0) -> None:
+    async def put(self, *names: str, age: float = FRESH_S + 1.0) -> None:
         for name in names:
 
             async def chunks(name: str = name) -> AsyncIterator[bytes]:
@@ -87,7 +87,7 @@ def cellar(tmp_path: Path) -> Cellar:
 
 async def test_what_nothing_refers_to_goes_once_it_is_not_new_any_more(cellar: Cellar) -> None:
     await cellar.put("old junk")
-    await cellar.put("new junk", age=FRESH_SECONDS - 60.0)
+    await cellar.put("new junk", age=FRESH_S - 60.0)
     assert await cellar.left() == {sha("new junk")}
     assert cellar.bench.parts.context.metrics.value("artifacts_removed_total") == 1
     cellar.bench.clock.t += 120.0
@@ -112,25 +112,25 @@ async def test_what_is_stored_again_is_new_again(cellar: Cellar) -> None:
         (JobState.CREATED, None, {"escrow": 0}, {"dataset", "train.bin", "tokenizer.json", "config.json"}),
         (
             JobState.SETTLED,
-            ENDED_SECONDS - 60,
+            ENDED_S - 60,
             {"model": sha("model of j")},
             {"dataset", "train.bin", "tokenizer.json", "config.json", "model"},
         ),
         (
             JobState.SETTLED,
-            ENDED_SECONDS + 60,
+            ENDED_S + 60,
             {"model": sha("model of j")},
             {"tokenizer.json", "config.json", "model"},
         ),
-        (JobState.FAILED, ENDED_SECONDS - 60, {}, {"dataset", "train.bin", "tokenizer.json", "config.json"}),
-        (JobState.FAILED, ENDED_SECONDS + 60, {}, set()),
+        (JobState.FAILED, ENDED_S - 60, {}, {"dataset", "train.bin", "tokenizer.json", "config.json"}),
+        (JobState.FAILED, ENDED_S + 60, {}, set()),
         (
             JobState.CANCELLED,
-            UNPAID_SECONDS - 60,
+            UNPAID_S - 60,
             {"escrow": 0},
             {"dataset", "train.bin", "tokenizer.json", "config.json"},
         ),
-        (JobState.CANCELLED, UNPAID_SECONDS + 60, {"escrow": 0}, set()),
+        (JobState.CANCELLED, UNPAID_S + 60, {"escrow": 0}, set()),
     ],
 )
 async def test_a_jobs_files_stay_as_long_as_somebody_may_ask_for_them(
@@ -191,12 +191,12 @@ def audit(job: str, name: str, state: str, age: float, now: float, **fields: Any
 async def test_openings_stay_for_a_week_and_those_that_proved_something_with_the_job(cellar: Cellar) -> None:
     now, job = cellar.bench.clock.t, await cellar.job("j")
     of = [
-        audit(job.id, "passed lately", "passed", PASSED_SECONDS - 60, now),
-        audit(job.id, "passed long ago", "passed", PASSED_SECONDS + 60, now),
-        audit(job.id, "void long ago", "void", PASSED_SECONDS + 60, now),
-        audit(job.id, "failed long ago", "failed", 3 * PASSED_SECONDS, now),
+        audit(job.id, "passed lately", "passed", PASSED_S - 60, now),
+        audit(job.id, "passed long ago", "passed", PASSED_S + 60, now),
+        audit(job.id, "void long ago", "void", PASSED_S + 60, now),
+        audit(job.id, "failed long ago", "failed", 3 * PASSED_S, now),
         audit(job.id, "on its way", "showing", 0.0, now),
-        audit(job.id, "waits for a look", "replaying", 3 * PASSED_SECONDS, now),
+        audit(job.id, "waits for a look", "replaying", 3 * PASSED_S, now),
     ]
     names = ("passed lately", "passed long ago", "void long ago", "failed long ago", "on its way", "waits for a look")
     await cellar.put(*names)
@@ -209,7 +209,7 @@ async def test_openings_stay_for_a_week_and_those_that_proved_something_with_the
 
 async def test_what_a_node_has_just_stored_waits_for_its_report_and_rows_end_with_the_job(cellar: Cellar) -> None:
     now = cellar.bench.clock.t
-    live, over = await cellar.job("j"), await cellar.job("k", JobState.FAILED, ENDED_SECONDS + 60)
+    live, over = await cellar.job("j"), await cellar.job("k", JobState.FAILED, ENDED_S + 60)
     await cellar.put("just stored", "stored long ago", age=10 * DAY)
     async with cellar.bench.store.transaction() as tx:
         for job, name, age in ((live, "just stored", 60.0), (live, "stored long ago", DAY), (over, "of k", DAY)):
@@ -223,10 +223,10 @@ async def test_uploaded_files_stay_for_a_month_and_as_long_as_a_job_of_their_acc
     now = cellar.bench.clock.t
     job = await cellar.job("j", account_id="alice")
     files = {
-        ("alice", "dataset of j"): FILE_SECONDS + DAY,
-        ("alice", "old"): FILE_SECONDS + 60,
-        ("alice", "new"): FILE_SECONDS - 60,
-        ("bob", "dataset of j"): FILE_SECONDS + DAY,
+        ("alice", "dataset of j"): FILE_S + DAY,
+        ("alice", "old"): FILE_S + 60,
+        ("alice", "new"): FILE_S - 60,
+        ("bob", "dataset of j"): FILE_S + DAY,
     }
     await cellar.put("dataset of j", "old", "new")
     async with cellar.bench.store.transaction() as tx:

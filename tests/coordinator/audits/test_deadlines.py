@@ -8,7 +8,7 @@ import pytest
 from coordinator.domain.rounds import run as runs
 from coordinator.domain.rounds.round import Lost, Round, commands, culprits, fold, look
 from coordinator.domain.rounds.run import Holder, Run
-from coordinator.domain.rounds.straggler_deadline import LATENESS, LEAST_SLACK_SECONDS, deadline, quorum
+from coordinator.domain.rounds.straggler_deadline import LATENESS, LEAST_SLACK_S, deadline, quorum
 from protocol.job.job import TrainingSpec
 from protocol.task import AbandonRound, ApplyRound, BeginRound, Layers, RoundApplied, RoundCommit
 from tests.coordinator.jobs.test_rounds import EPOCH, NUMBER, applied, commit, fresh, holding
@@ -56,7 +56,7 @@ def test_the_deadline_is_the_median_and_so_many_median_deviations() -> None:
 
 def test_those_that_arrive_together_leave_some_slack() -> None:
     assert deadline([100.0, 100.0, 100.0], 4, 4.0) == pytest.approx(110.0)
-    assert deadline([0.1, 0.1], 3, 4.0) == pytest.approx(0.1 + LEAST_SLACK_SECONDS)
+    assert deadline([0.1, 0.1], 3, 4.0) == pytest.approx(0.1 + LEAST_SLACK_S)
 
 
 def test_a_replica_that_is_later_than_the_deadline_is_left_out_and_told_to_apply_the_others() -> None:

@@ -50,7 +50,7 @@ def test_a_home_has_time_for_a_step_and_an_outer_step_of_many_parameters_with_ha
     takes = size / HOME_UP
     assert takes > LEAST, "what was allowed before was no home's upload"
     allowed = answer_time.seconds(AnswerMeans(1e12, up=HOME_UP), Effort(sent=size), LEAST)
-    assert 2 * takes <= allowed <= answer_time.MOST_SECONDS
+    assert 2 * takes <= allowed <= answer_time.MOST_S
 
 
 def test_a_line_that_was_not_measured_counts_as_a_slow_one() -> None:
@@ -74,7 +74,7 @@ def test_every_answer_has_a_least_and_a_longest_time(
     speed: float, up: float | None, down: float | None, effort: Effort, least: float
 ) -> None:
     allowed = answer_time.seconds(AnswerMeans(speed, up, down), effort, least)
-    assert least <= allowed <= max(least, answer_time.MOST_SECONDS)
+    assert least <= allowed <= max(least, answer_time.MOST_S)
 
 
 @given(grown=st.floats(0, 1e12), less=st.floats(0, 1))

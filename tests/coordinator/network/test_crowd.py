@@ -73,12 +73,12 @@ async def test_new_keys_of_an_address_run_out_and_grow_again_and_old_keys_need_n
         bench.parts.nodes.leave(await bench.come(number, HOME))
     with pytest.raises(NodeRefusedError, match="many new keys") as refused:
         await bench.come(8, HOME)
-    assert refused.value.retry_seconds == crowds.NEW_KEY_SECONDS
+    assert refused.value.retry_seconds == crowds.NEW_KEY_S
     async with bench.store.transaction() as tx:
         assert len(await tx.find(NodeRecord)) == 7, "a refused key leaves no row"
     await bench.come(3, HOME)
     await bench.come(9, FARM)
-    bench.clock.t += crowds.NEW_KEY_SECONDS + 1
+    bench.clock.t += crowds.NEW_KEY_S + 1
     await bench.come(8, HOME)
 
 

@@ -191,7 +191,7 @@ def test_large_messages_wait_here_by_the_megabyte_at_most() -> None:
 
 
 async def test_a_silent_stranger_is_let_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signal, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(signal, "HELLO_S", 0.05)
     async with dialled(house) as socket:
         await socket.receive_bytes()
         assert "no Hello within" in (await closing(socket))[1]

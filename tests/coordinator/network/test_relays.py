@@ -82,9 +82,9 @@ async def relay_server() -> AsyncIterator[tuple[RelayServer, str]]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes and looks in quick succession."""
-    monkeypatch.setattr(relays, "PROBE_EVERY_SECONDS", 0.05)
-    monkeypatch.setattr(relay_assignment, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(probes, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(relays, "PROBE_EVERY_S", 0.05)
+    monkeypatch.setattr(relay_assignment, "LOOK_S", 0.02)
+    monkeypatch.setattr(probes, "PROBE_S", 0.5)
 
 
 def relay_of(servers: tuple[OfferedIceServer, ...]) -> list[str]:
@@ -243,7 +243,7 @@ async def _allocates(server: RelayServer, offered: OfferedIceServer) -> None:
 async def test_a_relay_that_stops_reporting_is_not_handed_out(
     config: Config, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relays, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(relays, "REPORT_S", 0.1)
     async with door(config) as at, relay_server() as (_, url):
         found = at.house.parts.relays
         await at.announce(envelope(report(urls=(url,))))
@@ -381,7 +381,7 @@ async def test_a_node_without_measurements_gets_both_relays_and_every_way_to_the
 async def test_credentials_are_good_and_renewed_half_way_through_their_life(
     config: Config, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_assignment, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(relay_assignment, "RENEW_S", 0.2)
     async with two_relays(config) as (at, _, _two), nodes(at.house, 1) as (node,):
         await until(lambda: len(node.ice_servers) >= 3)
         first = node.welcomes[0].ice_servers[0]

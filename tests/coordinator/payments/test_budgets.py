@@ -22,7 +22,7 @@ from coordinator.services.accounts import challenges as challenges_module
 from coordinator.services.accounts import expiry, signin
 from coordinator.services.accounts import passwords as passwords_module
 from coordinator.services.accounts.accounts import IDLE_S, AccountService
-from coordinator.services.accounts.budgets import UNUSED_SECONDS, Bodies, Budgets, LaneBudget, RateBudget
+from coordinator.services.accounts.budgets import UNUSED_S, Bodies, Budgets, LaneBudget, RateBudget
 from coordinator.services.accounts.challenges import Challenges
 from coordinator.services.accounts.passwords import Passwords
 from coordinator.services.accounts.throttle import Throttle
@@ -332,7 +332,7 @@ async def test_who_never_did_anything_is_forgotten_and_who_did_is_not(monkeypatc
     made = [await accounts.create(f"name {number}", Role.SUBMITTER) for number in range(5)]
     await FileOwnership(bench.store, bench.clock).keep(made[1].id, digest("file"), NewUpload(1))
     assert await look() == (0, 0)
-    bench.clock.t += UNUSED_SECONDS + 1
+    bench.clock.t += UNUSED_S + 1
     await accounts.begin_session(made[3].id, "password")
     looks = [await look() for _ in range(3)]  # A few accounts at a time, in an order that their ids make.
     assert [sum(counts) for counts in zip(*looks, strict=True)] == [1, 3]
@@ -351,7 +351,7 @@ async def test_keys_that_were_never_here_have_a_rate_in_sum(monkeypatch: pytest.
     with pytest.raises(NodeRefusedError, match="many new keys are coming"):
         await bench.enter(3, address="192.0.2.3")
     await bench.enter(1, address="192.0.2.9")
-    bench.clock.t += crowds.ALL_NEW_KEY_SECONDS
+    bench.clock.t += crowds.ALL_NEW_KEY_S
     await bench.enter(3, address="192.0.2.3")
 
 

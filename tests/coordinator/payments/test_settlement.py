@@ -16,12 +16,12 @@ from coordinator.errors import FundsError
 from coordinator.services.payments.chain import ChainPort, LedgerChain
 from coordinator.services.payments.escrows import escrow_deadline
 from coordinator.services.payments.outbox_dispatcher import MAX_ATTEMPTS
-from coordinator.services.payments.settlement import CLAIM_SECONDS, MAX_PAYEES_A_ROW, Settlement
+from coordinator.services.payments.settlement import CLAIM_S, MAX_PAYEES_A_ROW, Settlement
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store, Transaction
 from coordinator.store.records import NodeRecord, OutboxRecord
 from ledger.client import Ledger, LedgerConfig, job_bytes
-from ledger.local.chain import SLOT_SECONDS
+from ledger.local.chain import SLOT_S
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.money import Amount
@@ -291,7 +291,7 @@ class LiveRpc(Rpc):
         self._world = world
 
     def call(self, method: str, params: list[Any]) -> Any:
-        self._world.clock.advance(SLOT_SECONDS / 8)
+        self._world.clock.advance(SLOT_S / 8)
         return super().call(method, params)
 
 
@@ -542,7 +542,7 @@ async def test_who_asks_is_paid_what_is_more_than_its_fee_but_not_all_the_time()
     assert bench.fake.escrows[job].paid == {payee(1): 4_000}, "the second one's fee would be more than that"
     await bench.parts.settlement.claim(payee(2))
     assert len(await bench.rows(job, "settle")) == 1
-    bench.clock.t += CLAIM_SECONDS + 1
+    bench.clock.t += CLAIM_S + 1
     await bench.parts.settlement.claim(payee(1))
     await bench.parts.settlement.claim(payee(9))
     await drain(bench)

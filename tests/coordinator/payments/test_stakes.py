@@ -10,7 +10,7 @@ import pytest
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
 from coordinator.services.network.nodes import NodeSession
-from coordinator.services.payments.stakes import MAX_AT_ONCE, POLL_SECONDS, WATCH_SECONDS
+from coordinator.services.payments.stakes import MAX_AT_ONCE, POLL_S, WATCH_S
 from coordinator.store.records import NodeRecord
 from ledger.errors import LedgerUnavailableError
 from tests.coordinator.bench import CONFIG, Bench
@@ -44,7 +44,7 @@ class Counting(Bench):
         await self.later(0.0)
         return session
 
-    async def later(self, seconds: float = WATCH_SECONDS) -> None:
+    async def later(self, seconds: float = WATCH_S) -> None:
         self.clock.t += seconds
         await self.parts.stakes.look()
 
@@ -61,7 +61,7 @@ async def test_a_node_gets_no_work_before_it_has_staked() -> None:
     session = await bench.come(1, stake=LEAST - 1)
     assert bench.able() == []
     bench.fake.stakes[session.node] = LEAST
-    await bench.later(POLL_SECONDS)
+    await bench.later(POLL_S)
     assert bench.able() == [session.node]
     assert (await bench.parts.network.nodes())[0].stake == LEAST
 
@@ -121,7 +121,7 @@ async def test_while_the_ledger_is_silent_nodes_come_in_and_keep_what_they_have_
     assert bench.able() == [], "but who has just come was not looked at yet"
     assert not bench.parts.nodes.short_of_stake(back.node), "which is no reason to take anything away"
     bench.silent = False
-    await bench.later(POLL_SECONDS)
+    await bench.later(POLL_S)
     assert bench.able() == [back.node]
 
 
@@ -135,7 +135,7 @@ async def test_a_slow_ledger_holds_up_neither_greetings_nor_other_work() -> None
         return {}
 
     bench.fake.stakes_of = stakes_of  # type: ignore[method-assign]
-    bench.clock.t += WATCH_SECONDS
+    bench.clock.t += WATCH_S
     looking = asyncio.create_task(bench.parts.stakes.look())
     await asyncio.sleep(0)
     async with asyncio.timeout(5.0):
@@ -151,7 +151,7 @@ async def test_stakes_are_asked_for_together_and_no_more_often_than_needed() -> 
     poor = await bench.come(4, stake=0)
     bench.asked.clear()
     for _ in range(5):
-        await bench.later(POLL_SECONDS)
+        await bench.later(POLL_S)
     assert [names.count(poor.node) for names in bench.asked] == [1] * 5, "who may stake at any moment is looked at soon"
     for session in staked:
         assert sum(names.count(session.node) for names in bench.asked) == 1
@@ -165,13 +165,13 @@ async def test_a_crowd_without_stakes_does_not_keep_the_others_waiting() -> None
         held = await tx.insert(Lease("a" * 32, "b" * 32, holder.node, holder.payout, 1, None, None, bench.clock.t))
     bench.parts.leases.remember(held)
     crowd = [await bench.enter(number) for number in range(2, 2 + 2 * MAX_AT_ONCE)]
-    await bench.later(WATCH_SECONDS)
-    await bench.later(POLL_SECONDS)
+    await bench.later(WATCH_S)
+    await bench.later(POLL_S)
     assert len(bench.asked[-1]) == MAX_AT_ONCE
     assert all(session.stake_known for session in crowd), "everybody had a turn"
     bench.asked.clear()
     for _ in range(5):
-        await bench.later(POLL_SECONDS)
+        await bench.later(POLL_S)
     assert all(len(names) <= MAX_AT_ONCE for names in bench.asked)
     assert sum(holder.node in names for names in bench.asked) == 1, "a lease is watched, whoever else waits"
 

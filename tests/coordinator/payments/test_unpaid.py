@@ -10,7 +10,7 @@ import pytest
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Job, JobState
 from coordinator.errors import FullError, NotFoundError, TooManyError
-from coordinator.services.accounts.budgets import FAULTY_SECONDS, FUND_SECONDS, MAX_FAULTY_JOBS, MAX_PREPARED_EACH
+from coordinator.services.accounts.budgets import FAULTY_S, FUND_S, MAX_FAULTY_JOBS, MAX_PREPARED_EACH
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.jobs import unpaid as unpaid_module
 from coordinator.services.jobs.unpaid import DAY, Unpaid
@@ -91,16 +91,16 @@ async def test_an_account_whose_jobs_failed_by_their_own_files_waits_a_day_since
 
     for _ in range(MAX_FAULTY_JOBS):
         await fail(BOB, "the deadline of 5 hours has passed", 60.0)
-        await fail(EVE, f"{OWN_FAULT}: a tensor", FAULTY_SECONDS + 1.0)
+        await fail(EVE, f"{OWN_FAULT}: a tensor", FAULTY_S + 1.0)
     for number in range(MAX_FAULTY_JOBS):
         await make(ADA)
         await fail(ADA, f"{OWN_FAULT}: a tensor", 600.0 - 60.0 * number)
     with pytest.raises(TooManyError, match="3 jobs of yours failed within a day") as refused:
         await make(ADA)
-    assert refused.value.retry_s == pytest.approx(FAULTY_SECONDS - 600.0)
+    assert refused.value.retry_s == pytest.approx(FAULTY_S - 600.0)
     for account_id in (BOB, EVE):
         await make(account_id)
-    await bench.clock.sleep(FAULTY_SECONDS - 599.0)
+    await bench.clock.sleep(FAULTY_S - 599.0)
     await make(ADA)
 
 
@@ -156,7 +156,7 @@ async def test_a_job_that_nobody_funds_costs_no_fee_and_is_gone_after_two_days()
         stored = await tx.get(Job, job)
         lasting = msgspec.structs.replace(stored, id="9" * 32, state=JobState.RUNNING, escrow=7, deadline=10**12)
         await tx.insert(msgspec.structs.replace(lasting, version=0))
-    bench.clock.t += FUND_SECONDS - 60
+    bench.clock.t += FUND_S - 60
     await ended.look()
     assert (await bench.stored(job)).state is JobState.CREATED
     bench.clock.t += 120

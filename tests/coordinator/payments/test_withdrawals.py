@@ -23,7 +23,7 @@ from coordinator.store.memory import MemoryStore
 from coordinator.store.records import NodeRecord, WithdrawalRecord
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import LedgerUnavailableError
-from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_SECONDS
+from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_S
 from ledger.money import Amount
 from ledger.sponsored import SponsoredTransfer
 from ledger.transfers import TransferCost
@@ -108,7 +108,7 @@ class Town:
         """Withdrawn and followed to its end."""
         sent = await self.withdraw(owner, target, amount)
         assert sent.signature, sent.refused
-        self.world.clock.advance(SLOT_SECONDS)  # Or the next one of the same amount would be the same transaction.
+        self.world.clock.advance(SLOT_S)  # Or the next one of the same amount would be the same transaction.
         await self.desk.follow()
         return sent
 
@@ -118,7 +118,7 @@ class Town:
 
     def age(self) -> None:
         """Let more than a blockhash's life pass on the ledger."""
-        self.world.clock.advance(SLOT_SECONDS * (BLOCKHASH_SLOTS + 2))
+        self.world.clock.advance(SLOT_S * (BLOCKHASH_SLOTS + 2))
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ async def test_everybody_together_has_so_many_lamports_a_day_through_a_restart(t
     await town.done(second, town.world.stranger, 100_000)
     assert reason(await town.offer(second, town.world.stranger, 100_000)) == "everybody's day"
     assert (await town.desk.terms()).lamports_left == 0
-    town.clock.t += rules.DAY_SECONDS + 1
+    town.clock.t += rules.DAY_S + 1
     assert isinstance(await town.offer(second, town.world.stranger, 100_000), WithdrawalOffer)
 
 
@@ -412,7 +412,7 @@ async def test_a_process_that_died_before_sending_sends_after_its_restart(town: 
 
 async def test_what_is_over_is_forgotten_after_a_month(town: Town) -> None:
     await town.done(await town.lender("lender"), town.world.stranger)
-    town.clock.t += 31 * rules.DAY_SECONDS
+    town.clock.t += 31 * rules.DAY_S
     await town.desk.follow()
     assert await town.records() == []
 

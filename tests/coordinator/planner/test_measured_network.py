@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.domain import relays as rules
-from coordinator.domain.network import LIVE_SECONDS, MAX_KEPT, STALE_SECONDS, NetworkMap
+from coordinator.domain.network import LIVE_S, MAX_KEPT, STALE_S, NetworkMap
 from coordinator.domain.pipeline import MAX_ORDERED, arrange, match
 from coordinator.domain.placement import Candidate, choose
 from coordinator.domain.placement.fleet import survey
-from coordinator.domain.relays import FAR_SECONDS, RelayCandidate, live, order, probed
+from coordinator.domain.relays import FAR_S, RelayCandidate, live, order, probed
 from protocol.identity import NodeKey
 from protocol.network import NetworkReport, PeerMeasure, RelayMeasure
 from tests.coordinator.planner.test_placement import SHAPE, TRAINING, node
@@ -85,13 +85,13 @@ def test_what_nobody_has_measured_counts_as_what_others_have() -> None:
 def test_what_is_old_is_forgotten() -> None:
     known = NetworkMap()
     known.learn(A, NetworkReport(up=1.0, relays=told(near=0.01).relays, peers=(peer(B, 0.05),)), 0.0)
-    known.forget(STALE_SECONDS)
+    known.forget(STALE_S)
     assert known.leg(A, NEAR) == 0.01
-    known.learn(A, NetworkReport(), STALE_SECONDS)
-    known.forget(STALE_SECONDS + 1)
+    known.learn(A, NetworkReport(), STALE_S)
+    known.forget(STALE_S + 1)
     assert known.leg(A, NEAR) is None
     assert known.rtt(A, B) is None
-    known.forget(2 * STALE_SECONDS + 1)
+    known.forget(2 * STALE_S + 1)
     assert known.line(A) is None
 
 
@@ -115,7 +115,7 @@ def test_only_links_of_the_last_report_live() -> None:
     known.learn(A, NetworkReport(peers=(peer(B, 0.1), peer(C, 0.1))), 0.0)
     known.learn(A, NetworkReport(peers=(peer(B, 0.2),)), 30.0)
     assert [(node, measure.peer) for node, measure in known.links(30.0)] == [(A, B)]
-    assert list(known.links(31.0 + LIVE_SECONDS)) == []
+    assert list(known.links(31.0 + LIVE_S)) == []
 
 
 def test_a_node_has_no_link_to_itself() -> None:
@@ -155,7 +155,7 @@ def up(name: str, **changes: object) -> RelayCandidate:
         ((A, B), [up(NEAR), up(MIDDLE, expires=100.0)], (NEAR,)),
         ((A, B), [up(NEAR), up(MIDDLE, full=True)], (NEAR, MIDDLE)),
         ((A, C), [up(NEAR, rtt=0.010), up(MIDDLE, rtt=0.2)], (NEAR, MIDDLE)),
-        ((C,), [up(NEAR), up(FAR, rtt=FAR_SECONDS - 0.01)], (FAR, NEAR)),
+        ((C,), [up(NEAR), up(FAR, rtt=FAR_S - 0.01)], (FAR, NEAR)),
         ((C,), [up(NEAR), up(FAR)], (FAR, NEAR)),
         ((A, B), [], ()),
     ],

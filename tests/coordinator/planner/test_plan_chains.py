@@ -232,7 +232,7 @@ def test_a_jobs_plan_goes_round_the_ways_that_lose_most(seed: int) -> None:
     fleet = homes.peers(64, seed)
     network: MeasuredNetwork = LossyWays(fleet)
     candidates = [homes.node(i, i, memory_mb=10**6, flops=fleet.speed[i] * 1e9) for i in range(64)]
-    load = msgspec.structs.replace(homes.load(), layer_operations=homes.LAYER_SECONDS * 1e9)
+    load = msgspec.structs.replace(homes.load(), layer_operations=homes.LAYER_S * 1e9)
     shape = dataclasses.replace(SHAPE, layers=homes.LAYERS)
     found = choose(shape, TRAINING, candidates, 8, 8, network, PlanOptions(1, load=load))
     name = {candidate.node: at for at, candidate in enumerate(candidates)}

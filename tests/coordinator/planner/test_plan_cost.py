@@ -38,7 +38,7 @@ def test_equal_stages_without_lines_take_the_ideal_of_1f1b(stages: int, micro_ba
     found = pace(
         line([1.0] * stages), load(micro_batches, forward_bytes=0.0, backward_bytes=0.0), [6] * stages, range(stages)
     )
-    assert found.step == pytest.approx((micro_batches + stages - 1) * 6 * homes.LAYER_SECONDS)
+    assert found.step == pytest.approx((micro_batches + stages - 1) * 6 * homes.LAYER_S)
 
 
 def test_the_formula_agrees_with_the_schedule_played_event_by_event() -> None:
@@ -72,22 +72,22 @@ def test_latency_costs_what_the_schedule_cannot_hide() -> None:
     far = line([1.0, 1.0], rtt=1.0)
     asked = load(32, forward_bytes=0.0, backward_bytes=0.0)
     found = pace(far, asked, [6, 6], [0, 1])
-    assert found.beat == pytest.approx((2 * 6 * homes.LAYER_SECONDS + 1.0) / 2), "two micro-batches are under way"
+    assert found.beat == pytest.approx((2 * 6 * homes.LAYER_S + 1.0) / 2), "two micro-batches are under way"
     deeper = pace(far, msgspec.structs.replace(asked, ahead=2), [6, 6], [0, 1])
-    assert deeper.beat == pytest.approx(6 * homes.LAYER_SECONDS)
+    assert deeper.beat == pytest.approx(6 * homes.LAYER_S)
 
 
 def test_a_round_of_fixed_time_does_not_wait_for_the_slowest_replica() -> None:
     fleet, asked = line([1.0, 0.5]), load(4, layer_bytes=0.0)
     fixed = msgspec.structs.replace(asked, fixed_time=True)
     waiting, timed = (estimate(fleet, one, [24], [[0], [1]]) for one in (asked, fixed))
-    assert waiting.rate == pytest.approx(2 * asked.tokens / (4 * 24 * homes.LAYER_SECONDS / 0.5))
-    assert timed.rate == pytest.approx(1.5 * asked.tokens / (4 * 24 * homes.LAYER_SECONDS))
+    assert waiting.rate == pytest.approx(2 * asked.tokens / (4 * 24 * homes.LAYER_S / 0.5))
+    assert timed.rate == pytest.approx(1.5 * asked.tokens / (4 * 24 * homes.LAYER_S))
 
 
 def test_a_round_that_the_document_times_is_as_long_for_everybody() -> None:
     fleet, asked = line([1.0, 0.25]), load(4, layer_bytes=0.0, fixed_time=True, round_seconds=100.0)
-    step = 4 * 24 * homes.LAYER_SECONDS
+    step = 4 * 24 * homes.LAYER_S
     found = estimate(fleet, asked, [24], [[0], [1]])
     assert found.seconds == pytest.approx(100.0)
     assert found.rate == pytest.approx(asked.tokens * (1 / step + 1 / (4 * step)))

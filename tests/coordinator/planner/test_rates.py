@@ -90,7 +90,7 @@ async def test_a_queue_raises_the_price_by_an_eighth_in_ten_minutes_at_most() ->
         crowded = msgspec.structs.replace(stored.quote, operations=2e9 * 3600 * 100)  # A hundred hours of both nodes.
         await tx.update(msgspec.structs.replace(stored, state=JobState.RUNNING, quote=crowded))
     assert await rate(bench) == LEAST, "not at once"
-    bench.clock.t += pricing.STEP_SECONDS + 1
+    bench.clock.t += pricing.STEP_S + 1
     assert await rate(bench) == LEAST + LEAST // 8
-    bench.clock.t += 100 * pricing.STEP_SECONDS
+    bench.clock.t += 100 * pricing.STEP_S
     assert await rate(bench) == pricing.MAX_DEMAND * LEAST

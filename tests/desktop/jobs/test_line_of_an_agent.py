@@ -22,7 +22,7 @@ from desktop.agent.jobs.line_limits import (
     show_quantity,
     show_rate,
 )
-from desktop.agent.jobs.traffic_usage import SAVE_SECONDS, LineShare, load_usage
+from desktop.agent.jobs.traffic_usage import SAVE_S, LineShare, load_usage
 from protocol.codec import decode, encode
 from protocol.identity import NodeKey
 from protocol.network import MAX_PEERS_MEASURED, NetworkReport, RelayMeasure
@@ -288,9 +288,9 @@ def test_the_months_count_is_kept_over_a_restart_and_begins_anew_with_the_month(
     first = LineShare(file, LineLimits(month=1000), MAY)
     first.look(MAY)
     first.allowance.on_received("peer", 600, 0.0)
-    first.look(MAY + SAVE_SECONDS - 1)
+    first.look(MAY + SAVE_S - 1)
     assert not file.exists(), "not every moment"
-    first.look(MAY + SAVE_SECONDS)
+    first.look(MAY + SAVE_S)
     assert load_usage(file, MAY) == Usage("2026-05", 600)
     second = LineShare(file, LineLimits(month=1000), MAY)
     assert second.allowance.remaining == 400

@@ -21,7 +21,7 @@ from ledger.connection import Connection
 from ledger.deploy import Deployer, DeployTerms
 from ledger.errors import DeployError
 from ledger.local import genesis
-from ledger.local.chain import SLOT_SECONDS
+from ledger.local.chain import SLOT_S
 from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S, open_chain
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
@@ -176,7 +176,7 @@ class SteppingRpc(Rpc):
         self._world = world
 
     def call(self, method: str, params: list[Any]) -> Any:
-        self._world.clock.advance(SLOT_SECONDS)
+        self._world.clock.advance(SLOT_S)
         return super().call(method, params)
 
 

@@ -98,7 +98,7 @@ def test_a_sequence_longer_than_the_model_is_refused(folder: Path, tmp_path: Pat
 
 
 def test_the_bench_measures_and_names_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.audit.environment.BENCH_SECONDS", 0.05)
+    monkeypatch.setattr("trainer.audit.environment.BENCH_S", 0.05)
     measured = bench(1, "cpu")
     assert measured["flops"] > 1e8
     assert 0 < measured["share"] <= 1

@@ -219,7 +219,7 @@ async def test_a_job_is_submitted_and_funded_with_the_keyboard_alone(
     await page.wait_for_function("() => !document.querySelector('#quote[aria-busy]')")
     await tab_to(page, "button[value=review]")
     await page.keyboard.press("Enter")
-    # The review waits until every row has been looked at, REVIEW_SECONDS at most.
+    # The review waits until every row has been looked at, REVIEW_S at most.
     await page.wait_for_selector("h1:has-text('Is this right?')", timeout=40_000)
     assert "small-llama" in await page.inner_text("main")
     PICTURES.mkdir(parents=True, exist_ok=True)

@@ -153,7 +153,7 @@ async def test_the_json_beside_the_form_is_taken_over_or_refused_beside_it(
 async def test_refused_data_is_told_beside_its_field_together_with_every_other_error(
     house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "REPORT_SECONDS", 60.0)  # As long as the check takes.
+    monkeypatch.setattr(submit, "REPORT_S", 60.0)  # As long as the check takes.
     browser = Form(http, house)
     good, short = await house.dataset(), await house.dataset(b"short")
     asked = {"name": "n", "budget": "9", "tokenizer.kind": "bytes", "action": "review"}

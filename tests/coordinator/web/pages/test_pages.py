@@ -172,7 +172,7 @@ async def test_a_ledger_that_does_not_answer_holds_no_price_up(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(house.cluster, "check_funds", never)
-    monkeypatch.setattr("coordinator.web.pages.submit.FUNDS_SECONDS", 0.05)
+    monkeypatch.setattr("coordinator.web.pages.submit.FUNDS_S", 0.05)
     typed = GOOD | {"csrf": await token(http, house), "dataset.artifact": await house.dataset()}
     async with http.post(f"{house.url}/submit/quote", data=form(typed)) as response:
         assert 'class="price"' in await response.text()
