@@ -33,13 +33,13 @@ from coordinator.services.artifacts.outputs import JobOutputs
 from coordinator.services.artifacts.retention import Keeping
 from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.artifacts.uploads import UploadService
-from coordinator.services.audits.answer_times import Deadlines
 from coordinator.services.audits.auditor_capacity import Watching
-from coordinator.services.audits.boundaries import Boundaries
+from coordinator.services.audits.boundary_checks import Boundaries
 from coordinator.services.audits.canaries import Canaries, Forger
+from coordinator.services.audits.deadlines import Deadlines
 from coordinator.services.audits.disputes import DisputeService, Judge, Referee
+from coordinator.services.audits.late_openings import Returns
 from coordinator.services.audits.operator_audits import Looks
-from coordinator.services.audits.returns import Returns
 from coordinator.services.audits.sampling import Drawing
 from coordinator.services.audits.verification import Verification
 from coordinator.services.core.context import Context
@@ -72,7 +72,7 @@ from coordinator.services.views.market_views import MarketService, nobody_looks
 from coordinator.services.views.network_views import NetworkService
 from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
-from coordinator.web import routes
+from coordinator.web import application
 from coordinator.web.auth import Auth, needs
 from coordinator.web.connections import IDLE_S, Connections
 from coordinator.web.services import Services
@@ -324,7 +324,7 @@ def add_interface(
         parts.doors,
         context.config.data / "downloads",
     )
-    routes.setup(app, services, parts.nodes.authorise, auth, Replays(context.store, context.clock))
+    application.setup(app, services, parts.nodes.authorise, auth, Replays(context.store, context.clock))
 
 
 async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.Event) -> None:

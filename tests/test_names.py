@@ -50,3 +50,18 @@ def test_constants_in_seconds_end_in_one_suffix() -> None:
     files = (file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
     found = {name for file in files for name in others.findall(file.read_text())}
     assert not found, f"write _S: {found}"
+
+
+def root_of(word: str) -> str:
+    """A word without its ending: that of opening, openings and opened."""
+    return re.sub(r"(?<=\w{3})(?:ations?|ings?|ers?|ies|es|ed|s|y|e)$", "", word)
+
+
+def test_no_two_modules_of_a_room_differ_by_an_ending_only() -> None:
+    for room in ROOMS:
+        for folder in sorted({file.parent for file in (ROOT / room).rglob("*.py")}):
+            roots = defaultdict(list)
+            for file in sorted(folder.glob("*.py")):
+                roots["_".join(map(root_of, file.stem.split("_")))].append(file.name)
+            twins = {root: names for root, names in roots.items() if len(names) > 1}
+            assert not twins, f"{folder.relative_to(ROOT)}: {twins}"

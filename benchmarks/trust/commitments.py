@@ -27,7 +27,7 @@ from protocol.job.job import ModelSpec, TrainingSpec
 from protocol.models.boundary_bytes import recorded_bytes
 from protocol.models.model import resolve
 from trainer.audit.environment import configure
-from trainer.audit.trace import RoundTrace, job_digest
+from trainer.audit.step_leaves import RoundTrace, job_digest
 from trainer.data.data import Windows
 from trainer.outer import OuterState
 from trainer.outer.inner_update import update

@@ -5,7 +5,7 @@ from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QMenu, QSystemTrayIcon
 
 from desktop.gui.model import AgentPhase, Snapshot, Status
-from desktop.gui.pausing import PauseMenu
+from desktop.gui.pause_menu import PauseMenu
 from desktop.gui.sentences import Mood, Sentences, money
 from desktop.gui.theme import mood_icon, theme_of
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # MkDocs loads a hook from i
 import msgspec
 
 from coordinator.config import Config
-from coordinator.web.routes import interface
+from coordinator.web.application import interface
 from cottage.cli import _ROLES, main
 from desktop.agent.base.config import Settings
 from desktop.agent.lending.rules import Rules

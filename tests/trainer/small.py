@@ -16,7 +16,7 @@ from protocol.boundary import Kind, PayloadKey, Position, crossings
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
 from protocol.models.model import resolve
 from trainer.audit.opening_file import SegmentEnd, write_opening
-from trainer.audit.trace import RoundTrace, job_digest, made_after
+from trainer.audit.step_leaves import RoundTrace, job_digest, made_after
 from trainer.data.data import TokenFile
 from trainer.errors import TrainerError
 from trainer.outer import Local, OuterState, local_digest, outer_method

@@ -6,8 +6,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from common.budget import MemoryBudget
 from common.errors import StreamBrokenError
+from common.peer_memory import MemoryBudget
 from transport.messages.framing import Ack, Begin, Cancel, Fail, Frame, Grant, More, decode, encode
 from transport.messages.inbox import MessageInbox, ReceivedMessage
 from transport.messages.lanes import Lane

@@ -23,7 +23,7 @@ from protocol.codec import decode as decode_message
 from protocol.codec import encode as encode_message
 from protocol.ids import StepIndex
 from protocol.merkle import MerkleProof, verify_proof
-from trainer.audit.trace import RoundTrace
+from trainer.audit.step_leaves import RoundTrace
 from trainer.errors import OpeningError
 from trainer.files.tensors import file_in_pieces
 from trainer.outer.method import Local, local_digest

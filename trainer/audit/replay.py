@@ -16,8 +16,8 @@ from protocol.contradiction import contradiction
 from protocol.job.job import TrainingSpec
 from protocol.task import AuditReport, Plan, ReplayAcross, ReplayOuter, ReplayStep
 from trainer.audit.opening_file import Opening, SegmentEnd, read_opening
+from trainer.audit.step_leaves import RoundTrace, job_digest, made_after
 from trainer.audit.tolerance import Compared, Distances
-from trainer.audit.trace import RoundTrace, job_digest, made_after
 from trainer.audit.trivial_work import vain
 from trainer.data.data import TokenFile, Windows
 from trainer.errors import CodecError, NonFiniteError, OpeningError

@@ -41,7 +41,7 @@ from protocol.task import (
 )
 from protocol.worker import PeerSend, TensorName
 from trainer.audit.replay import cut_of
-from trainer.audit.trace import RoundTrace, job_digest, made_after
+from trainer.audit.step_leaves import RoundTrace, job_digest, made_after
 from trainer.codecs import encoded_size
 from trainer.codecs.envelope import unwrap, wrap
 from trainer.data.data import heldout_parts

@@ -17,7 +17,7 @@ from protocol.codec import encode as encode_message
 from protocol.task import LeafShown, OpenOuter, OpenStep, ShowLeaf, StepOpened
 from trainer.audit.opening_file import SegmentEnd, write_opening
 from trainer.audit.replay import ending_of, state_before
-from trainer.audit.trace import RoundTrace, made_after
+from trainer.audit.step_leaves import RoundTrace, made_after
 from trainer.data.folder import JobFiles
 from trainer.errors import RoundError
 from trainer.outer import OuterState

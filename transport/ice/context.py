@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from common.budget import MemoryBudget
 from common.clock import Clock
+from common.peer_memory import MemoryBudget
 from protocol.identity import NodeKey
 from transport.ice.ice import IceServer
 from transport.ice.network_profile import Reach

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.budget import MemoryBudget, Ticket
 from common.errors import MalformedFrameError
+from common.peer_memory import MemoryBudget, Ticket
 from transport.messages.flow_window import FlowWindow
 from transport.messages.framing import Ack, Begin, Cancel, Fail, Frame, Grant, More
 from transport.messages.lanes import Lane

@@ -4,8 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from common.budget import Ticket
 from common.errors import StreamBrokenError
+from common.peer_memory import Ticket
 from transport.messages.lanes import Lane
 
 

@@ -12,9 +12,9 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from common.budget import MemoryBudget
 from common.clock import Clock, SystemClock
 from common.errors import PeerNotAllowedError, PeerUnreachableError, SignalError
+from common.peer_memory import MemoryBudget
 from protocol.identity import NodeKey, parse_address
 from transport.ice.context import LinkOptions, OnMessage, OnStream, PeerContext, SendSignal
 from transport.ice.ice import IceServer

@@ -18,7 +18,7 @@ from coordinator.domain.wanted import Kind, Wanted, asked_by, inputs_of, named_b
 from coordinator.errors import GoneError, NotFoundError, TooLargeError, UnavailableError
 from coordinator.services.artifacts.deliveries import Deliveries
 from coordinator.services.artifacts.disk_space import Room
-from coordinator.services.audits.answer_times import most_bytes
+from coordinator.services.audits.deadlines import most_bytes
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes

@@ -12,8 +12,8 @@ import msgspec
 from coordinator.domain.audits import penalty
 from coordinator.domain.job import JobState
 from coordinator.services.audits import credit
+from coordinator.services.audits.audit_outcomes import reject
 from coordinator.services.audits.evidence import correct_outcomes, seal_outcome
-from coordinator.services.audits.penalties import reject
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Condition, col

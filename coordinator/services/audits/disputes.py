@@ -19,7 +19,7 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job
 from coordinator.domain.rounds.run import training_of
 from coordinator.errors import CottageError, StoreAwayError
-from coordinator.services.audits.answer_times import Deadlines
+from coordinator.services.audits.deadlines import Deadlines
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes

@@ -13,12 +13,12 @@ from coordinator.domain.audits import answer_time, auditors, returning, trust
 from coordinator.domain.audits.trust import Audit, AuditorCandidate
 from coordinator.domain.job import JobState
 from coordinator.services.audits import credit
-from coordinator.services.audits.answer_times import Deadlines
+from coordinator.services.audits.audit_outcomes import Penalties
 from coordinator.services.audits.auditor_capacity import LONGEST
-from coordinator.services.audits.boundaries import Boundaries
+from coordinator.services.audits.boundary_checks import Boundaries
 from coordinator.services.audits.conclusions import Conclusion
+from coordinator.services.audits.deadlines import Deadlines
 from coordinator.services.audits.disputes import DisputeService
-from coordinator.services.audits.penalties import Penalties
 from coordinator.services.audits.sampling import auditor_of
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases

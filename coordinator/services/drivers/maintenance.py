@@ -8,7 +8,7 @@ from coordinator.domain.job import LIVE, RESTING, Job, JobAction, JobState
 from coordinator.domain.lease import Lease
 from coordinator.errors import CottageError, FundsError, StoreAwayError
 from coordinator.services.artifacts.models import ModelWorkshop
-from coordinator.services.audits.returns import Returns
+from coordinator.services.audits.late_openings import Returns
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork

@@ -14,7 +14,7 @@ from coordinator.errors import StoreAwayError
 from coordinator.services.accounts.throttle import Throttle
 from coordinator.services.artifacts.access import ArtifactAccess
 from coordinator.services.audits.auditor_capacity import Watching
-from coordinator.services.audits.returns import Returns
+from coordinator.services.audits.late_openings import Returns
 from coordinator.services.audits.verification import Verification
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases

@@ -8,7 +8,7 @@ from desktop.answers import GpuMeter, Meters, UpdateView
 from desktop.gui.charts import Gauge, ProgressLine, Reading
 from desktop.gui.model import AgentPhase, Snapshot, Status, plain
 from desktop.gui.pages.money import EarningsCard
-from desktop.gui.pausing import PauseMenu
+from desktop.gui.pause_menu import PauseMenu
 from desktop.gui.sentences import Sentences
 from desktop.gui.widgets import Card, FlowBox, MoodMark, Rows, Switch, Text, button
 

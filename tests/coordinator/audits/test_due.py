@@ -9,7 +9,7 @@ from coordinator.domain.audits import answer_time
 from coordinator.domain.audits.answer_time import AnswerMeans, Effort
 from coordinator.domain.audits.trust import Audit, Side
 from coordinator.domain.lease import Lease
-from coordinator.services.audits.answer_times import Deadlines, most_bytes
+from coordinator.services.audits.deadlines import Deadlines, most_bytes
 from coordinator.services.core.unit_of_work import UnitOfWork
 from protocol.job.job import TrainingSpec
 from protocol.models.model import ModelShape, inspect_config

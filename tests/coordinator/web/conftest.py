@@ -24,8 +24,8 @@ from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.core.context import Context
 from coordinator.services.jobs.idempotency import Replays
 from coordinator.store.memory import MemoryStore
+from coordinator.web.application import setup
 from coordinator.web.auth import Auth
-from coordinator.web.routes import setup
 from coordinator.web.services import Services
 from tests.coordinator.web.documented import Ears
 from tests.coordinator.web.fake import TOKEN, Cluster, address

@@ -16,7 +16,7 @@ from desktop.gui import lending
 from desktop.gui.app import Desktop
 from desktop.gui.model import AgentPhase
 from desktop.gui.pages.welcome import DONE
-from desktop.gui.pausing import until_tomorrow
+from desktop.gui.pause_menu import until_tomorrow
 from protocol.identity import NodeKey
 from protocol.node import Refused
 from tests.desktop.conftest import assignment, plan_of

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from common.budget import MemoryBudget
 from common.errors import DeliveryFailedError, MalformedFrameError, PeerUnreachableError
+from common.peer_memory import MemoryBudget
 from tests.transport.message_wire import LIMITS, Wire, content
 from transport.messages.framing import CHUNK, MAX_FRAME, MIN_FRAME, Ack, Begin, Fail, More, encode
 from transport.messages.inbox import MAX_PIECES, MAX_REMEMBERED_FAILURES, PIECE_COST, MessageInbox

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.budget import MemoryBudget
 from common.errors import DeliveryFailedError, MalformedFrameError, StreamBrokenError
+from common.peer_memory import MemoryBudget
 from tests.transport.message_wire import LIMITS, Wire, content, poll
 from transport.messages.framing import MAX_FRAME, MAX_PAYLOAD, Ack, Begin, Fail, Grant, More
 from transport.messages.lanes import Lane
