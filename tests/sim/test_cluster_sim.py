@@ -1,12 +1,8 @@
 """The simulated cluster: a small one from end to end, and the mending of broken pipelines."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-import cluster_sim
+from benchmarks.planning import cluster_sim
 
 
 @pytest.mark.parametrize("setup", cluster_sim.SETUPS)
