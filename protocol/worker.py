@@ -65,7 +65,16 @@ class WorkerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     split: Count = 0
 
 
-WorkerMessage = PeerSend | WorkerReport
+class RecordPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="record"):
+    """The payload is what a round's steps, or its outer step, can be opened from by another worker, together with the state that
+    the round began with, which the agent has. It keeps both while the round may be drawn. What follows says that it is done."""
+
+    epoch: Count
+    round: RoundIndex
+    kind: Literal["steps", "outer"]
+
+
+WorkerMessage = PeerSend | WorkerReport | RecordPart
 
 
 # --- agent to worker ----------------------------------------------------------------------------------------------------
@@ -76,6 +85,8 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"
 
     ``keys``: of the files of ``Assign.files``, by name; ``weights_key``: of the files of ``weights_name``, which may come later.
     A file without a key is not encrypted. The keys are nowhere else than in the memory of agent and worker.
+    ``records``: send a ``RecordPart`` of each round. ``restored``: so many ``RestoredPart`` follow at once; there is no
+    other work than to open what they are of.
     """
 
     spec: JobSpec
@@ -87,6 +98,17 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"
     device: Mark = "cpu"
     keys: dict[Annotated[str, Meta(max_length=255)], FileKey] = {}
     weights_key: FileKey | None = None
+    records: bool = False
+    restored: Count = 0
+
+
+class RestoredPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="restored"):
+    """The payload is a ``RecordPart``'s of a worker that died, or what its round began with: the stage's state (none: the job's
+    initial one) and the optimizer's moments (none: zero), which come before."""
+
+    epoch: Count
+    round: RoundIndex
+    kind: Literal["state", "moments", "steps", "outer"]
 
 
 class PeerDeliver(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="peer_deliver"):
@@ -103,7 +125,7 @@ class WorkerCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     split: Count = 0
 
 
-AgentMessage = Setup | PeerDeliver | WorkerCommand
+AgentMessage = Setup | PeerDeliver | WorkerCommand | RestoredPart
 
 
 class PeerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

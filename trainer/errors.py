@@ -10,6 +10,7 @@
     │   └── NonFiniteError          NaN or Inf where training needs numbers
     ├── ScheduleError               stages and micro-batches that no schedule can run
     ├── OperationError              an operation of a step that cannot be recorded, shown or judged
+    ├── RoundRecordError            a record that a round cannot be restored from
     ├── OpeningError                an opened step that does not belong to its commitment
     ├── GroupError                  a torch.distributed process group cannot do what it was asked (a RuntimeError, too)
     │   └── RankLostError           a rank is gone or did not answer in time; ``ranks`` names it
@@ -59,6 +60,10 @@ class ScheduleError(TrainerError):
 
 class OpeningError(TrainerError):
     """An opened step does not belong to its commitment."""
+
+
+class RoundRecordError(TrainerError):
+    """A record of a round is damaged, or of something else."""
 
 
 class OperationError(TrainerError):

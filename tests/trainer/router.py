@@ -10,7 +10,7 @@ import hashlib
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,8 @@ from protocol.task import (
 from protocol.worker import (
     PeerDeliver,
     PeerSend,
+    RecordPart,
+    RestoredPart,
     Setup,
     TensorName,
     WorkerCommand,
@@ -54,6 +56,8 @@ _FORKS.set_forkserver_preload(["trainer.worker.worker", "transformers.models.lla
 NODE: NodeAddress = "1" * 32
 Place = tuple[int, int]
 """(stage, replica)"""
+Restored = Sequence[tuple[RestoredPart, bytes]]
+"""What a worker that is made after another one died is given."""
 
 
 def run_worker(arguments: list[str]) -> None:
@@ -108,6 +112,9 @@ class Handle:
 class Router:
     def __init__(self, folder: Path, spec: JobSpec, job_folder: Path, by_command: bool = False) -> None:
         self.by_command = by_command
+        self.recording = False
+        """Whether workers tell what their rounds could be opened from by others."""
+        self.records: dict[Place, list[tuple[RecordPart, bytes]]] = {}
         self.folder, self.spec, self.job_folder = folder, spec, job_folder
         self.workers: dict[Any, Handle] = {}
         self.artifacts: dict[str, bytes] = {}
@@ -130,15 +137,17 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def start(self, plan: Plan, places: list[Any], lies: dict[Any, str] | None = None) -> None:
+    async def start(
+        self, plan: Plan, places: list[Any], lies: dict[Any, str] | None = None, restored: Restored = ()
+    ) -> None:
         """Start a worker at each place ((stage, replica), or any other name for a spare) and wait until all are ready."""
-        await asyncio.gather(*(self._start(plan, place, (lies or {}).get(place)) for place in places))
+        await asyncio.gather(*(self._start(plan, place, (lies or {}).get(place), restored) for place in places))
         await self.until(lambda: all(self.of(place, TaskReady) for place in places))
 
-    async def _start(self, plan: Plan, place: Any, lie: str | None) -> None:
+    async def _start(self, plan: Plan, place: Any, lie: str | None, restored: Restored) -> None:
         self._count += 1
         if self.by_command and self._count % 2 == 0:
-            await self._start_by_stdio(plan, place, lie)
+            await self._start_by_stdio(plan, place, lie, restored)
             return
         path = self.folder / f"w{self._count}.sock"
         connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
@@ -148,20 +157,25 @@ class Router:
         async with asyncio.timeout(WAIT_S):
             reader, writer = await connected
         server.close()
-        await self._set_up(plan, place, Handle(process, reader, writer))
+        await self._set_up(plan, place, Handle(process, reader, writer), restored)
 
-    async def _start_by_stdio(self, plan: Plan, place: Any, lie: str | None) -> None:
+    async def _start_by_stdio(self, plan: Plan, place: Any, lie: str | None, restored: Restored) -> None:
         arguments = ("-m", "trainer", "worker", "--stdio", *(("--lie", lie) if lie else ()))
         piped = asyncio.subprocess.PIPE
         child = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=piped, stdout=piped)
         assert child.stdin is not None
         assert child.stdout is not None
-        await self._set_up(plan, place, Handle(Process(child=child), child.stdout, child.stdin))
+        await self._set_up(plan, place, Handle(Process(child=child), child.stdout, child.stdin), restored)
 
-    async def _set_up(self, plan: Plan, place: Any, handle: Handle) -> None:
+    async def _set_up(self, plan: Plan, place: Any, handle: Handle, restored: Restored) -> None:
         self.workers[place] = handle
         stage, replica = place if isinstance(place, tuple) else (None, None)
-        await write_frame(handle.writer, Setup(self.spec, plan, stage, replica, str(self.job_folder), 1))
+        setup = Setup(
+            self.spec, plan, stage, replica, str(self.job_folder), 1, records=self.recording, restored=len(restored)
+        )
+        await write_frame(handle.writer, setup)
+        for part, data in restored:
+            await write_frame(handle.writer, part, data)
         task = asyncio.create_task(self._read(place, handle))
         self._tasks.add(task)
 
@@ -178,6 +192,8 @@ class Router:
                     if own:
                         self.moments[place] = own
                     handle.reports.append(message.body)
+                elif isinstance(message, RecordPart):
+                    self.records.setdefault(place, []).append((message, payload))
                 else:
                     assert isinstance(message, PeerSend)
                     await self._route(place, message, payload)

@@ -64,8 +64,8 @@ def write_moments(of: Stage | StageState, next_round: int) -> bytes:
     )
 
 
-def read_moments(data: bytes, anchor: Tensor, round_index: int) -> StageState:
-    """The state of a seat that begins ``round_index`` at ``anchor``.
+def read_moments(data: bytes, anchor: Tensor, round_index: int, *, signed: bool = False) -> StageState:
+    """The state of a seat that begins ``round_index`` at ``anchor``; ``signed``: its second moments may be negative.
 
     Raises:
         WeightsError: broken, of another round or size, or not finite.
@@ -81,7 +81,7 @@ def read_moments(data: bytes, anchor: Tensor, round_index: int) -> StageState:
     if of_round != round_index or steps < 0:
         raise WeightsError("wrong-shape", f"the moments are of round {of_round}, round {round_index} begins")
     first, second = (_checked(tensors, name, (anchor.numel(),)) for name in (FIRST, SECOND))
-    if bool((second < 0).any()):
+    if not signed and bool((second < 0).any()):
         raise WeightsError("not-finite", "a second moment is negative")
     return StageState(anchor.clone(), first, second, steps)
 

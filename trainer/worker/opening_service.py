@@ -6,15 +6,17 @@ piece from what does not change any more.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from common.untrusted_text import untrusted
-from protocol.audit import KEPT_ROUNDS, segment
+from protocol.audit import KEPT_ROUNDS, MAX_AUDIT_BYTES, segment
 from protocol.boundary import Position, crossings
 from protocol.codec import encode as encode_message
 from protocol.task import LeafShown, OpenOuter, OpenStep, ShowLeaf, StepOpened
+from protocol.worker import RecordPart
 from trainer.audit.opening_file import SegmentEnd, write_opening
 from trainer.audit.replay import ending_of, state_before
 from trainer.audit.step_leaves import RoundTrace, made_after
@@ -26,7 +28,10 @@ from trainer.stage.background import Aside
 from trainer.stage.stage import Stage, StageState
 from trainer.worker.inbox import RoundKey
 from trainer.worker.outbox import WorkerOutbox
+from trainer.worker.round_record import write_outer_record, write_steps
 from trainer.worker.thread_guard import guarded
+
+LOG = logging.getLogger("cottage.worker")
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,11 @@ class _Outer:
 
 
 class OpeningService:
-    """The last ``KEPT_ROUNDS`` rounds and outer steps of one member."""
+    """The last ``KEPT_ROUNDS`` rounds and outer steps of one member.
+
+    Attributes:
+        records: whether each goes to the agent as well, before it is said to be done: see ``trainer.worker.round_record``.
+    """
 
     def __init__(self, stage: Stage, files: JobFiles, replica: int, outbox: WorkerOutbox) -> None:
         """Of a member that computes on ``stage``; answers go to ``outbox``."""
@@ -56,10 +65,13 @@ class OpeningService:
         self._aside = Aside()
         self._rounds: dict[RoundKey, _Round] = {}
         self._outers: dict[RoundKey, _Outer] = {}
+        self.records = False
 
     def keep(self, key: RoundKey, trace: RoundTrace, total_steps: int, position: Position) -> list[StageState]:
         """Keep a round that was committed to; of those that make room for it, the states that nobody reads any more."""
         self._rounds[key] = _Round(trace, total_steps, position)
+        if self.records:
+            self._record(RecordPart(*key, "steps"), write_steps(trace, total_steps, position))
         gone = [self._rounds.pop(old) for old in sorted(self._rounds)[:-KEPT_ROUNDS]]
         unread = [old for old in gone if all(opening.done() for opening in old.leaving)]
         return [state for old in unread for state in old.trace.states.values()]
@@ -67,8 +79,18 @@ class OpeningService:
     def keep_outer(self, key: RoundKey, before: OuterState, contributions: dict[int, bytes]) -> None:
         """Keep an outer step."""
         self._outers[key] = _Outer(before, contributions)
+        if self.records:
+            self._record(RecordPart(*key, "outer"), write_outer_record(before.digest(), contributions))
         for old in sorted(self._outers)[:-KEPT_ROUNDS]:
             del self._outers[old]
+
+    def _record(self, part: RecordPart, pieces: list[memoryview]) -> None:
+        """Hand a record over, without a copy of what it is made of."""
+        size = sum(map(len, pieces))
+        if size > MAX_AUDIT_BYTES:
+            LOG.warning("round %d is not recorded: %s bytes are too many", part.round + 1, f"{size:,}")
+            return
+        self._outbox.put(part, *pieces)
 
     def open_step(self, command: OpenStep) -> None:
         """Answer an audit's draw."""
@@ -101,6 +123,10 @@ class OpeningService:
         )
         again = (scratch, kept.position, files.train, self._replica, kept.total_steps)
         state = state_before(trace, first, *again)
+        if state.digest() != trace.leaves[first].before:
+            raise RoundError(
+                f"step {first} of the round comes to another state than it did: it cannot be shown any more"
+            )
         if not command.ending:
             return state, None
         if first not in trace.states:  # It is the scratch stage's own, which goes on.

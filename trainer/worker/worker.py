@@ -31,11 +31,11 @@ from protocol.task import (
     StopTask,
     TaskReady,
 )
-from protocol.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_frame, write_pieces
+from protocol.worker import AgentMessage, PeerDeliver, RestoredPart, Setup, WorkerCommand, read_frame, write_pieces
 from trainer.audit.environment import configure, env_class
 from trainer.audit.replay import OpeningReplayer
 from trainer.data.folder import JobFiles, open_files
-from trainer.errors import OpeningError
+from trainer.errors import OpeningError, RoundRecordError
 from trainer.files.inputs import TRAIN, InputFolder
 from trainer.worker.dispute_player import Player
 from trainer.worker.inbox import Audit, WorkerInbox
@@ -43,6 +43,7 @@ from trainer.worker.logs import ReportHandler
 from trainer.worker.member import StageMember
 from trainer.worker.misbehaviour import Lie, conduct
 from trainer.worker.outbox import WorkerOutbox
+from trainer.worker.restoring import restore
 from trainer.worker.thread_guard import guarded
 from trainer.worker.throttle import slow_down
 
@@ -99,7 +100,8 @@ class Worker:
             LOG.error("no Setup came: %s", error)
             outbox.close()
             return 1
-        well = await loop.run_in_executor(executor, guarded, outbox, lambda: self._build(setup, outbox))
+        parts = await self._restored(reader, setup) if isinstance(setup, Setup) else []
+        well = await loop.run_in_executor(executor, guarded, outbox, lambda: self._build(setup, outbox, parts))
         if well:
             computing = loop.run_in_executor(executor, guarded, outbox, self._compute)
             reading = asyncio.ensure_future(self._read(reader))
@@ -111,7 +113,19 @@ class Worker:
         outbox.close()
         return 0 if well else 1
 
-    def _build(self, setup: object, outbox: WorkerOutbox) -> None:
+    async def _restored(self, reader: asyncio.StreamReader, setup: Setup) -> list[tuple[RestoredPart, bytes]]:
+        """The records that follow a ``Setup``; fewer where the agent goes away."""
+        parts: list[tuple[RestoredPart, bytes]] = []
+        try:
+            for _ in range(setup.restored):
+                message, payload = await read_frame(reader, RestoredPart)
+                assert isinstance(message, RestoredPart)
+                parts.append((message, payload))
+        except (MessageError, EOFError) as error:
+            LOG.error("not all records came: %s", error)
+        return parts
+
+    def _build(self, setup: object, outbox: WorkerOutbox, parts: list[tuple[RestoredPart, bytes]]) -> None:
         if not isinstance(setup, Setup):
             raise MessageError(f"the first message is {type(setup).__name__}, not Setup")
         configure(setup.threads, setup.device)
@@ -137,6 +151,11 @@ class Worker:
             if self._pace:
                 slow_down(self._member.stage, self._pace)
             parameters = self._member.stage.parameter_count
+            if setup.restored:
+                rounds = restore(self._member.openings, self._member.stage, parts)
+                if not rounds:
+                    raise RoundRecordError("nothing could be restored from the records of a worker that died")
+            self._member.openings.records = setup.records
         LOG.info("%s parameters are loaded on %s, %d threads", f"{parameters:,}", setup.device, setup.threads)
         outbox.report(TaskReady(name, parameters))
 
