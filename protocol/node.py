@@ -72,9 +72,16 @@ class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
     auditor: bool = False
 
 
-class HeldLease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+WorkerKind = Literal["lives", "restoring", "restored"]
+
+
+class HeldLease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``worker``: of whoever has the lease. ``restoring``: it died, and another one is being made of the records on the disk, to
+    show what is drawn of the rounds before; ``restored``: it is here, and does nothing else."""
+
     lease: LeaseId
     fence: Fence
+    worker: WorkerKind = "lives"
 
 
 # --- node to coordinator ------------------------------------------------------------------------------------------------
@@ -215,7 +222,7 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="comm
 
 
 class Acknowledged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="acknowledged"):
-    """Every report of this lease up to and including ``seq`` is stored."""
+    """Every report of this lease up to and including ``seq`` is stored: who has a restored worker goes on from there."""
 
     lease: LeaseId
     seq: Count

@@ -226,6 +226,13 @@ PLOTS = (
         LONG,
         formula=_after(21, 42),
     ),
+    Plot("crashes when it is drawn", _cartel(1, "cpu", crash_when_drawn=14.0)),
+    Plot(
+        "crashes when it is drawn, after 21 honest rounds",
+        _cartel(1, "cpu", crash_when_drawn=14.0, honest=21),
+        LONG,
+        formula=_after(21, 42),
+    ),
     Plot("a fresh key after every catch", _cartel(1, "cpu", fresh=True)),
     Plot("forges after 21 honest rounds", _cartel(1, "cpu", honest=21), LONG, formula=_after(21, 42)),
     Plot("a cartel of three that forges after 21", _cartel(3, honest=21), LONG, formula=_after(21, 42)),

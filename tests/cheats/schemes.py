@@ -35,6 +35,7 @@ class Forger(Scheme):
         how: what it forges of a round.
         exit_when_drawn: it leaves instead of opening what is drawn of a forged round.
         cut_when_drawn: seconds for which it cuts its line instead of opening what is drawn of a forged round, again and again.
+        crash_when_drawn: seconds for which its agent is dead instead, with its folder as it was, again and again.
         away: it leaves when it is asked to audit.
         last: it forges in so many last of the job's ``total`` rounds only.
         fresh: it comes back under a new key and wallet whenever it was found, not only where it has to.
@@ -49,6 +50,7 @@ class Forger(Scheme):
     how: Lie = "skips"
     exit_when_drawn: bool = False
     cut_when_drawn: float = 0.0
+    crash_when_drawn: float = 0.0
     away: bool = False
     last: int = 0
     total: int = 0
@@ -95,6 +97,10 @@ class Forger(Scheme):
     def cuts(self, node: SimNode, command: TaskCommand) -> float:
         """Have its line cut rather than be found."""
         return self.cut_when_drawn if self._is_found_by(command) else 0.0
+
+    def crashes(self, node: SimNode, command: TaskCommand) -> float:
+        """Have a crash rather than be found."""
+        return self.crash_when_drawn if self._is_found_by(command) else 0.0
 
     def _is_found_by(self, command: TaskCommand) -> bool:
         return isinstance(command, OpenStep | OpenOuter) and (command.epoch, command.round) in self.forged

@@ -13,6 +13,7 @@ QUICK = frozenset(
         "alone with an invented class",
         "leaves when it is drawn",
         "has its line cut when it is drawn",
+        "crashes when it is drawn",
         "earns its standing in jobs of its own",
         "is paid to another wallet each time",
     }

@@ -1,4 +1,4 @@
-"""Machines whose line is cut just when something was drawn of them: who is back in time opens it and is paid."""
+"""Machines whose line is cut, or that crash, just when something was drawn of them: who is back in time opens it and is paid."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.domain.lease import Lease
 from coordinator.store.records import CommitRecord
 from tests.sim.test_faults import check, read, run_world
-from tests.sim.world import Scheme, SimNode, World
+from tests.sim.world import RESTORE_S, Scheme, SimNode, World
 
 
 @dataclass
@@ -16,6 +16,7 @@ class Wanderer(Scheme):
     """Honest, and away for so long whenever something is to be opened under a lease that it has not left before."""
 
     seconds: float
+    crashing: bool = False
     left: set[str] = field(default_factory=set)
 
     def turn(self, node: SimNode) -> None:
@@ -28,13 +29,18 @@ class Wanderer(Scheme):
         if fresh := (drawn & set(node.tasks)) - self.left:
             self.left |= fresh
             parts.nodes.leave(node.session)
-            node.cut()
+            if self.crashing:
+                node.crash(self.seconds + RESTORE_S)
+            else:
+                node.cut()
             node.away_until = node.world.clock.t + self.seconds
 
 
-async def wandering(seed: int, seconds: float, faults: float) -> tuple[World, list[Audit], list[CommitRecord]]:
+async def wandering(
+    seed: int, seconds: float, faults: float, crashing: bool = False
+) -> tuple[World, list[Audit], list[CommitRecord]]:
     """One of five nodes goes whenever it is drawn: its audits under leases that ran out meanwhile, and their commitments."""
-    scheme = Wanderer(seconds)
+    scheme = Wanderer(seconds, crashing)
     world = World(seed, nodes=5, faults=faults, special={5: {"scheme": scheme}})  # The quickest gets a seat.
     job, stored = await run_world(world, 2, 2)
     await check(world, job, stored)
@@ -56,6 +62,22 @@ async def test_who_is_back_in_time_opens_what_was_drawn_and_is_paid(seed: int, f
     assert any(audit.state == "passed" and audit.absent > 4.0 for audit in audits)
     assert {commit.state for commit in commits} == {"verified"}
     assert world.chain.slashed == {}
+
+
+@pytest.mark.parametrize(("seed", "faults"), [(1, 0.0), (2, 0.0), (3, 0.3), (4, 0.3)])
+async def test_who_crashes_and_is_back_in_time_with_its_folder_opens_and_is_paid(seed: int, faults: float) -> None:
+    world, audits, commits = await wandering(seed, 14.0, faults, crashing=True)
+    assert {audit.blame for audit in audits} == {""}
+    assert {audit.state for audit in audits} <= {"passed", "void"}
+    assert any(audit.state == "passed" and audit.absent > 4.0 for audit in audits)
+    assert {commit.state for commit in commits} == {"verified"}
+    assert world.chain.slashed == {}
+
+
+async def test_who_crashes_and_is_back_too_late_has_left() -> None:
+    _, audits, commits = await wandering(1, 90.0, 0.0, crashing=True)
+    assert {audit.blame for audit in audits} == {"gone"}
+    assert {commit.state for commit in commits} == {"rejected"}
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -38,11 +38,15 @@ from protocol.node import (
     NodeMessage,
     Report,
     Unanswered,
+    WorkerKind,
 )
 from protocol.task import (
     AuditReport,
     BeginRound,
+    OpenOuter,
+    OpenStep,
     Progress,
+    ShowLeaf,
     StepOpened,
     StopTask,
     TaskCommand,
@@ -67,6 +71,8 @@ from tests.coordinator.fakes import (
 from tests.coordinator.rerun import ScriptedJudge
 
 NONCE, HOST = b"n" * 32, "sim"
+UNKNOWN = -1  # How many reports an agent made that died: the coordinator says.
+RESTORE_S = 3.0
 
 
 class CrashError(BaseException):
@@ -168,7 +174,29 @@ class SimNode:
         self.said: dict[str, int] = {}
         self.kept: dict[str, list[Report]] = {}
         self.uploading: deque[tuple[float, str, StepOpened | AuditReport]] = deque()
+        self.restored: dict[
+            str, float
+        ] = {}  # Leases of which only records are here: from when on another worker has them.
+        self.asked: dict[str, list[TaskCommand]] = {}
         self.cut()
+
+    def crash(self, seconds: float) -> None:
+        """The process died, and its folder is there: another one makes workers of the records in so many seconds."""
+        disk = {lease: (self.fences[lease], task) for lease, task in self.tasks.items() if task.roots}
+        self.forget()
+        for lease, (fence, task) in disk.items():
+            self.tasks[lease], self.fences[lease] = task, fence
+            self.kept[lease], self.said[lease], self.asked[lease] = [], UNKNOWN, []
+            self.restored[lease] = self.world.clock.t + seconds
+
+    def held(self) -> tuple[HeldLease, ...]:
+        """What it says that it holds."""
+        return tuple(HeldLease(lease, self.fences[lease], self._worker(lease)) for lease in self.tasks)
+
+    def _worker(self, lease: str) -> WorkerKind:
+        if lease not in self.restored:
+            return "lives"
+        return "restored" if self.world.clock.t >= self.restored[lease] else "restoring"
 
     def cut(self) -> None:
         """The connection is gone, with everything in flight."""
@@ -181,7 +209,7 @@ class SimNode:
         parts = self.world.parts
         if parts is None:
             return
-        held = tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks)
+        held = self.held()
         signature = self.key.sign("cottage-hello", NONCE, HOST.encode())
         hello = Hello(PROTOCOL, self.key.address, self.payout, signature, self.profile, held)
         self.cut()
@@ -199,7 +227,7 @@ class SimNode:
             self.out.append(encode(message))
 
     def beat(self) -> None:
-        self.send(Heartbeat(tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks), self.accepting))
+        self.send(Heartbeat(self.held(), self.accepting))
 
     def work(self) -> None:
         """Workers do what has become possible."""
@@ -208,8 +236,14 @@ class SimNode:
             if lease in self.tasks:
                 self.report(lease, body)
         for lease, task in list(self.tasks.items()):
-            if not self.hung:
+            if self.hung:
+                continue
+            if lease not in self.restored:
                 self.say(lease, task.work())
+            elif self.said[lease] != UNKNOWN and self._worker(lease) == "restored":
+                asked, self.asked[lease] = self.asked[lease], []
+                for command in asked:
+                    self.say(lease, task.act(command))
 
     def obey(self) -> None:
         """Act on the oldest message of the coordinator."""
@@ -230,21 +264,10 @@ class SimNode:
                 self.kept[message.lease], self.said[message.lease] = [], 0
                 self.say(message.lease, task.start())
             case Command():
-                if message.lease not in self.tasks:
-                    return
-                if isinstance(message.body, StopTask):
-                    self.sent_out = self.sent_out or message.body.reason.startswith("audit")
-                    self.drop(message.lease)
-                elif self.scheme is not None and (seconds := self.scheme.cuts(self, message.body)):
-                    self.world._leave(self)
-                    self.cut()
-                    self.away_until = self.world.clock.t + seconds
-                elif self.scheme is not None and self.scheme.leaves(self, message.body):
-                    self.send(Goodbye("another time"))
-                    self.leaving = True
-                elif not self.hung:
-                    self.say(message.lease, self.tasks[message.lease].act(message.body))
+                self._obey(message)
             case Acknowledged():
+                if self.said.get(message.lease) == UNKNOWN:
+                    self.said[message.lease] = message.seq
                 kept = self.kept.get(message.lease, [])
                 self.kept[message.lease] = [report for report in kept if report.seq > message.seq]
             case Beat():
@@ -254,6 +277,29 @@ class SimNode:
                 self.accepting = self.careless or self.lie is not None
             case _:
                 pass
+
+    def _obey(self, message: Command) -> None:
+        if message.lease not in self.tasks:
+            return
+        if isinstance(message.body, StopTask):
+            self.sent_out = self.sent_out or message.body.reason.startswith("audit")
+            self.drop(message.lease)
+        elif self.scheme is not None and (seconds := self.scheme.cuts(self, message.body)):
+            self.world._leave(self)
+            self.cut()
+            self.away_until = self.world.clock.t + seconds
+        elif self.scheme is not None and (seconds := self.scheme.crashes(self, message.body)):
+            self.world._leave(self)
+            self.crash(seconds + RESTORE_S)
+            self.away_until = self.world.clock.t + seconds
+        elif message.lease in self.restored:
+            if isinstance(message.body, OpenStep | OpenOuter | ShowLeaf):
+                self.asked[message.lease].append(message.body)
+        elif self.scheme is not None and self.scheme.leaves(self, message.body):
+            self.send(Goodbye("another time"))
+            self.leaving = True
+        elif not self.hung:
+            self.say(message.lease, self.tasks[message.lease].act(message.body))
 
     def begin_anew(self) -> None:
         """Come back as somebody else: keys and wallets are free."""
@@ -265,6 +311,7 @@ class SimNode:
     def drop(self, lease: str) -> None:
         self.tasks.pop(lease, None)
         self.kept.pop(lease, None)
+        self.restored.pop(lease, None)
 
     def say(self, lease: str, bodies: list[TaskReport]) -> None:
         for body in bodies:
@@ -302,6 +349,10 @@ class Scheme:
 
     def cuts(self, _node: SimNode, _command: TaskCommand) -> float:
         """For how long it cuts its line, instead of doing what it is told; its worker lives on."""
+        return 0.0
+
+    def crashes(self, _node: SimNode, _command: TaskCommand) -> float:
+        """For how long it has its agent and worker dead, instead of doing what it is told; its folder stays."""
         return 0.0
 
     def turn(self, node: SimNode) -> None:
@@ -473,7 +524,10 @@ class World:
             return
         if self._fault("node crash", 0.0008):
             self._leave(node)
-            node.forget()
+            if self.chance.random() < 0.5:
+                node.crash(self.chance.choice((1.0, 10.0)))
+            else:
+                node.forget()  # With its disk.
             node.up = False
             node.hung = False
             node.away_until = self.clock.t + self.chance.choice((0.5, 5.0, 30.0))

@@ -2,9 +2,10 @@
 
 ::
 
-    here --(its line is away)--> away --(back in time, its worker alive)--> here: all that was due is due later by as long
-                                  |
-                                  +--(too long in sum, or back without the worker)--> it has left
+    here --(its line is away, it crashed)--> away --(back in time, with its worker)--> here: all that was due is due later by as
+                                              |                                              long; after a crash that worker is
+                                              |                                              another one, made of records
+                                              +--(too long in sum, or back without)--> it has left
 
 Who leaves on purpose gains nothing by it: nothing of it is paid meanwhile, and what it had committed to stays as it is.
 """

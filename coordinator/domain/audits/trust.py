@@ -123,9 +123,7 @@ class Audit(Told, frozen=True):
         apart: seats (stage, replica) of those whose leaves say otherwise.
         made: the opening that the prover has made, and will show; ``opening``: the one that is here. ``size``: its bytes.
         asked: when the phase that it is in began: see ``domain.audits.answer_time``.
-        asker: the lease under which the prover is asked, where that is another than its own: see ``domain.audits.returning``.
         away, absent: since when the prover cannot answer, and for how long it could not before.
-        excused: the coordinator itself had ended the lease, so the prover is not to blame for what it cannot show.
         ending: the prover shows what the segment came to as well: when it was drawn, nobody else was of its class.
         afar: the auditor at work is of another class.
         watched: only proven nodes audit it beside the operator's own auditors.
@@ -184,10 +182,8 @@ class Audit(Told, frozen=True):
     made: Digest | None = None
     size: int = 0
     asked: float = 0.0
-    asker: str | None = None
     away: float | None = None
     absent: float = 0.0
-    excused: bool = False
     owners: tuple[NodeAddress, ...] = ()
     watched: bool = False
     proven: bool = False

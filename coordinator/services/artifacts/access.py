@@ -84,11 +84,19 @@ class ArtifactAccess:
         held.until, held.files = None, frozenset()
         held.told.clear()
 
+    def restores(self, work: UnitOfWork, lease: Lease) -> None:
+        """A lease ran out, and its holder makes another worker of records: it reads its job's files once more, for so long."""
+        held = self._held.setdefault(lease.id, _Held(lease))
+        self._of_node.setdefault(lease.node, set()).add(lease.id)
+        held.files, held.wanted = inputs_of(work.job), ()
+        held.until = self._context.clock.now() + self._context.config.return_seconds + GRACE_S
+
     def ended(self, lease: Lease) -> None:
         """A lease is over: nothing is stored under it any more, and soon nothing is read."""
         self._forget()
-        if (held := self._held.get(lease.id)) is not None and held.until is None:
-            held.wanted, held.until = (), self._context.clock.now() + GRACE_S
+        until = self._context.clock.now() + GRACE_S
+        if (held := self._held.get(lease.id)) is not None and (held.until is None or held.until > until):
+            held.wanted, held.until = (), until
 
     def _forget(self) -> None:
         now = self._context.clock.now()
@@ -182,7 +190,7 @@ def _wanted(work: UnitOfWork, lease: Lease, commands: Sequence[TaskCommand]) -> 
     openings = [
         Wanted(audit_answer(audit.id), "an opening", most_bytes(work, audit), audit.made)
         for audit in work.audits.values()
-        if audit.unopened and lease.id == (audit.asker or audit.lease)
+        if audit.unopened and lease.id == audit.lease
     ]
     others = [
         Wanted(answers, kind, _most(work, lease, kind)) for answers, kind in filter(None, map(asked_by, commands))

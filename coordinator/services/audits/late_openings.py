@@ -2,7 +2,7 @@
 
 Who comes back under its key and fence, with its worker alive, has the records that an audit asks for. It is given nothing else to
 do until it has opened them, and its word counts for nothing else. Whoever said goodbye, failed, was sent away, or comes back
-without the worker, is not waited for.
+without the worker, is not waited for. Whose worker died, and who has its records, is away until another one is made of them.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,8 +15,13 @@ from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord
+from protocol.node import Acknowledged
 
 Round = tuple[int, int]
+_WHAT = {
+    True: "is back with the records of its rounds, and opens what is drawn",
+    False: "is back after a crash, and makes a worker of the records on its disk",
+}
 OPENED = "what was drawn of it is opened: the lease is over"
 
 
@@ -37,30 +42,41 @@ class Returns:
         self._doors = doors
         self._advance = advance
         self._rounds: dict[str, frozenset[Round]] = {}  # Of leases whose holders are back: what they committed to.
+        self._greeted: set[tuple[str, str]] = set()  # Leases and connections that were told which reports are stored.
 
     async def attend(self, node: str | None = None) -> None:
         """Look at what those that have come back, or this one, have to open."""
-        for lease in self._leases.back_with(node):
-            if lease.id in self._rounds:
+        here = self._leases.back_with(node)
+        for lease in (*here, *self._leases.restoring(node)):
+            session = self._nodes.session(lease.node)
+            fresh = session is not None and lease in here and (lease.id, session.token) not in self._greeted
+            if lease.id in self._rounds and not fresh:
                 continue
             async with self._desk.open(lease.job) as work:
                 await self._advance(work)
-                self._rounds[lease.id] = await _rounds(work, lease)
-                if self._awaits(work, lease):
-                    work.note(
-                        "audit", f"node {lease.node} is back with the records of its rounds, and opens what is drawn"
-                    )
+                if fresh and session is not None and lease.id in work.returned:
+                    self._greeted.add((lease.id, session.token))
+                    session.send(Acknowledged(lease.id, work.returned[lease.id].seq))
+                if lease.id not in self._rounds:
+                    self._rounds[lease.id] = await _rounds(work, lease)
+                    if self._awaits(work, lease):
+                        work.note("audit", f"node {lease.node} {_WHAT[lease in here]}")
 
     def tell(self, work: UnitOfWork) -> None:
         """After each commit: ask those that are back, and let go who has nothing left to open."""
         self._rounds = {lease: rounds for lease, rounds in self._rounds.items() if self._leases.may_return(lease)}
+        self._greeted = {(lease, token) for lease, token in self._greeted if self._leases.may_return(lease)}
+        restoring = self._leases.restoring()
         for lease in self._leases.lost(work.job.id):
-            session = self._nodes.session(lease.node) if self._leases.is_back(lease.id) else None
+            here = self._leases.is_back(lease.id) or lease in restoring
+            session = self._nodes.session(lease.node) if here else None
             if work.job.state not in LIVE or (lease.id in self._rounds and not self._awaits(work, lease)):
                 self._leases.forget(lease.id)
                 self._doors.ended(lease)
                 if session is not None:
                     session.stop(lease, OPENED)
+            elif lease in restoring:
+                self._doors.restores(work, lease)
             elif session is not None and lease.id in self._rounds:
                 commands = work.openings(lease.id)
                 self._doors.opens(work, lease, commands)

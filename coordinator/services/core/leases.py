@@ -5,7 +5,8 @@ and while the whole process stands still (a suspended machine, a loop that is he
 loses its connection and is not back in less than half of a term has died, unless most are cut off together: then it is not they.
 
 A lease that ran out is *lost* for a while: its holder may come back with its worker and open what was drawn of it (``returns``).
-Any other end is final, and so is a return without the worker.
+Any other end is final, and so is a return without the worker. Whoever says that its worker died, and that another one is being
+made of the records on its disk, has its lease run out at once: it is away until that one is there, and no seat waits for it.
 """
 
 from collections.abc import Iterable
@@ -41,6 +42,7 @@ class Leases:
         self._terms: dict[str, Term] = {}
         self._cut: dict[str, float] = {}
         self._lost: dict[str, _Lost] = {}
+        self._restoring: dict[str, str] = {}  # Lease -> node, of those whose worker died and that have its records.
         self._mostly_cut = 0.0
         self._looked = context.clock.now()
         self._attended = 0.0
@@ -87,6 +89,10 @@ class Leases:
         """Whether a node holds anything, or may come back with it."""
         return bool(self.of_node(node) or self._lost_by(node))
 
+    def died(self, lease: str) -> bool:
+        """Whether the holder of a lease has said that its worker died."""
+        return lease in self._restoring
+
     def seated(self) -> tuple[Lease, ...]:
         """Live leases that have a seat; spares have none."""
         return tuple(lease for lease in self._live.values() if lease.seat)
@@ -98,15 +104,30 @@ class Leases:
     def renew(self, node: str, held: Iterable[HeldLease]) -> tuple[str, ...]:
         """Renew what the node names, which is all that it holds; returns what is not its (any more)."""
         now, seconds, named = self._now(), self._context.config.lease_seconds, tuple(held)
-        renewed, gone = rules.renew(self._terms, node, named, now, seconds)
+        renewed, gone = rules.renew(self._terms, node, [pair for pair in named if pair.worker == "lives"], now, seconds)
         self._terms.update(renewed)
-        back = {pair.lease for pair in named if (pair.lease, node, pair.fence) in self._lost_by(node)}
+        died = [pair for pair in named if pair.worker != "lives" and self._is_own(node, pair)]
+        self._restoring = {lease: by for lease, by in self._restoring.items() if by != node} | {
+            pair.lease: node for pair in died
+        }
+        self.expire(pair.lease for pair in died)
+        back = {pair.lease: pair for pair in named if (pair.lease, node, pair.fence) in self._lost_by(node)}
         for lost in [lost for lost in self._lost.values() if lost.lease.node == node]:
-            if lost.lease.id in back:
-                lost.seen, lost.until = now, now + seconds
-            else:
+            pair = back.get(lost.lease.id)
+            if pair is None:
                 self.forget(lost.lease.id)  # Its worker is dead, and what it was to open with it.
-        return tuple(lease for lease in gone if lease not in back)
+            elif pair.worker == "restoring":
+                lost.until = -inf
+            else:
+                lost.seen, lost.until = now, now + seconds
+        unknown = [pair.lease for pair in named if pair.worker != "lives" and pair not in died]
+        return tuple(lease for lease in (*gone, *unknown) if lease not in back)
+
+    def _is_own(self, node: str, pair: HeldLease) -> bool:
+        """Whether a node names a lease that it has, or had until it ran out."""
+        held = self._live.get(pair.lease)
+        live = held is not None and (held.node, held.fence) == (node, pair.fence)
+        return live or (pair.lease, node, pair.fence) in self._lost_by(node)
 
     def _lost_by(self, node: str) -> set[tuple[str, str, int]]:
         lost = [lost.lease for lost in self._lost.values() if lost.lease.node == node]
@@ -122,6 +143,15 @@ class Leases:
         """Lost leases that their holders, or this one, have come back with."""
         now = self._now()
         return tuple(lost.lease for lost in self._lost.values() if lost.until > now and node in (None, lost.lease.node))
+
+    def restoring(self, node: str | None = None) -> tuple[Lease, ...]:
+        """Lost leases whose holders, or this one, are here, and make another worker of their records."""
+        own = [
+            self._lost[lease].lease
+            for lease, by in self._restoring.items()
+            if lease in self._lost and node in (None, by)
+        ]
+        return tuple(lease for lease in own if not self.is_back(lease.id))
 
     def may_return(self, lease: str, ended: Iterable[Lease] = ()) -> bool:
         """Whether a lease is lost and not forgotten; ``ended``: those that have just ended, and are not stored yet."""
@@ -139,6 +169,7 @@ class Leases:
     def forget(self, lease: str) -> None:
         """Nobody is awaited with this lease any more."""
         self._lost.pop(lease, None)
+        self._restoring.pop(lease, None)
 
     def forget_all(self, node: str) -> None:
         """A node has left for good."""

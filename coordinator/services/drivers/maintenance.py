@@ -218,6 +218,8 @@ class Upkeep:
         away, silence = self._leases.was_cut(held.node), self._context.config.lease_seconds
         heard = f"has not been heard of for {silence:g} s"
         why = heard if away is None or away >= silence else f"lost its connection {away:.1f} s ago, is not back"
+        if self._leases.died(held.id):
+            why = "has lost its worker, whose records it has,"
         work.note("lost", f"node {held.node} {why} and is given up")
         work.end(held.id, "expired", "the lease ran out")
         await self._runs.advance(work)

@@ -186,7 +186,8 @@ class Conversation:
         lease = self._leases.get(report.lease) or self._leases.returned(report.lease)
         if lease is None or (lease.node, lease.fence) != (session.node, report.fence):
             self._context.metrics.count("reports_stale_total")
-            session.send(Beat(self._context.config.heartbeat_seconds, (report.lease,)))
+            if report.seq > 0 or not self._leases.may_return(report.lease):  # Its worker may still be on its way.
+                session.send(Beat(self._context.config.heartbeat_seconds, (report.lease,)))
             return
         if report.seq == 0:
             if self._leases.get(lease.id) is not None:
