@@ -29,7 +29,10 @@ _Limits = TypeVar("_Limits")
 
 
 class Task(View, frozen=True, kw_only=True):
-    """One lease. ``stage`` and ``replica`` are None on a spare. ``share``: of the run's tokens that are done."""
+    """One lease. ``stage`` and ``replica`` are None on a spare. ``share``: of the run's tokens that are done.
+
+    ``shown``: after a crash, the last round whose work it shows, and it does nothing else.
+    """
 
     job: ShortText
     job_name: OthersShortText
@@ -41,6 +44,7 @@ class Task(View, frozen=True, kw_only=True):
     step: Count | None = None
     loss: float | None = None
     share: Annotated[float, Meta(ge=0, le=1)] | None = None
+    shown: Count | None = None
 
     @property
     def is_live(self) -> bool:

@@ -92,6 +92,10 @@
         <translation>Dieser Computer zeigte ein Stück seiner Arbeit nicht, als es verlangt wurde, und diese Runde wurde ihm nicht bezahlt. Noch einmal vor {0} kostet {1} % seines Einsatzes.</translation>
     </message>
     <message>
+        <source>Back after a crash: shows the work of round {0} of “{1}”, so that it is paid.</source>
+        <translation>Zurück nach einem Absturz: zeigt die Arbeit der Runde {0} von „{1}“, damit sie bezahlt wird.</translation>
+    </message>
+    <message>
         <source>{0} jobs in a row failed before their first step. This computer&apos;s own test passed, so it goes on lending.</source>
         <translation>{0} Aufträge hintereinander sind vor ihrem ersten Schritt gescheitert. Der eigene Test dieses Computers war in Ordnung, also verleiht er weiter.</translation>
     </message>
@@ -1179,6 +1183,10 @@
         <translation>Verbunden. Gerade braucht niemand diesen Computer.</translation>
     </message>
     <message>
+        <source>Showing its work on “{0}” once more.</source>
+        <translation>Zeigt die Arbeit an „{0}“ noch einmal.</translation>
+    </message>
+    <message>
         <source>Preparing “{0}”.</source>
         <translation>Bereitet „{0}“ vor.</translation>
     </message>
@@ -1213,6 +1221,10 @@
     <message>
         <source>Stage {0}, replica {1}</source>
         <translation>Stufe {0}, Replik {1}</translation>
+    </message>
+    <message>
+        <source>Back after a crash: shows the work of round {0}, so that it is paid</source>
+        <translation>Zurück nach einem Absturz: zeigt die Arbeit der Runde {0}, damit sie bezahlt wird</translation>
     </message>
     <message>
         <source>Fetching its files</source>

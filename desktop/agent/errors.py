@@ -20,6 +20,7 @@
     │   └── StateError                  no peer could give the whole of a stage's state
     └── WorkerError                     the worker of one task ended or misbehaved; the agent goes on
         ├── WorkerProtocolError
+        ├── WorkerDiedError             its process ended without a word
         └── TamperedError               somebody reached into the worker's sandbox
 """
 
@@ -128,6 +129,10 @@ class WorkerError(AgentError):
 
 class WorkerProtocolError(WorkerError):
     """The worker said something that no worker may say."""
+
+
+class WorkerDiedError(WorkerError):
+    """The worker's process ended, and nobody had told it to."""
 
 
 class TamperedError(WorkerError):

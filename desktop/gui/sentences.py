@@ -183,6 +183,9 @@ class Sentences(QObject):
                 Mood.WAITING, self.tr("Waiting for a job."), self.tr("Connected. Nobody needs this computer right now.")
             )
         job = plain(live[0].job_name, 60)
+        if live[0].shown is not None:
+            headline = self.tr("Showing its work on “{0}” once more.").format(job)
+            return Sentence(Mood.LENDING, headline, self._task_state(live[0]) + ".")
         if live[0].state != "running":
             return Sentence(
                 Mood.WAITING, self.tr("Preparing “{0}”.").format(job), self.tr("Fetching its files and starting it.")
@@ -211,6 +214,10 @@ class Sentences(QObject):
 
     def _task_state(self, task: Task) -> str:
         match task.state:
+            case "fetching" | "starting" | "running" if task.shown is not None:
+                return self.tr("Back after a crash: shows the work of round {0}, so that it is paid").format(
+                    task.shown + 1
+                )
             case "fetching":
                 return self.tr("Fetching its files")
             case "starting":

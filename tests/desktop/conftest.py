@@ -85,7 +85,7 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
             SandboxLimits(1024, 1), worker_arguments, command=(sys.executable, str(SCRIPT))
         )
         profile = NodeProfile(name, "test", "cpu", 1024, 1e9, "scripted", chosen.kind)
-        home.jobs.mkdir()
+        home.jobs.mkdir(exist_ok=True)
         home.remember(settings)
         stop = asyncio.Event()
         desk = OwnerApi(home, "test", Handles(lambda on: None if on else stop.set(), stop.set, lambda _: NO_MEANS))

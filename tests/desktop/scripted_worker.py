@@ -3,6 +3,7 @@
 ``python scripted_worker.py worker --socket PATH | --stdio [--lie=WHAT]`` or ``... bench --threads N --device D``. Names of jobs:
 
 exchange    on BeginRound it sends one payload of each kind to its neighbours and reports what it receives
+recording   the same, and tells a record of each round that it begins, and commits to it; restored, it opens what it was given
 checkpoint  answers ApplyRound with its state, and tells the digest of the state that BeginRound brought
 flood       reports without end;  garbage, huge, stranger, forged: breaks the protocol in that way
 hungry      takes memory without end
@@ -32,6 +33,7 @@ from protocol.task import (
     ReplayAcross,
     ReplayStep,
     RoundApplied,
+    RoundCommit,
     RoundHolding,
     StepOpened,
     TaskFailed,
@@ -42,6 +44,8 @@ from protocol.worker import (
     AgentMessage,
     PeerDeliver,
     PeerSend,
+    RecordPart,
+    RestoredPart,
     Setup,
     TensorName,
     WorkerCommand,
@@ -51,6 +55,7 @@ from protocol.worker import (
 )
 
 STATE = b"state of the stage" * 100
+RECORD = b"record of a round" * 100
 PONDERS_S = {"pondering": 3.0, "hasty": 0.0, "silent": 1e6}
 
 
@@ -59,11 +64,15 @@ class Worker:
         self.reader, self.writer, self.setup = reader, writer, setup
         self.name = setup.spec.name
         self.received: dict[str, str] = {}
+        self.given: list[tuple[RestoredPart, bytes]] = []
 
     async def report(self, body: object, payload: bytes = b"") -> None:
         await write_frame(self.writer, WorkerReport(body), payload)
 
     async def run(self) -> None:
+        for _ in range(self.setup.restored):
+            part, data = await read_frame(self.reader, RestoredPart)
+            self.given.append((part, data))
         await self.misbehave()
         parameters = SealedFile(Path(self.setup.folder, "config.json"), self.setup.keys["config.json"]).size
         await self.report(
@@ -72,6 +81,10 @@ class Worker:
         while True:
             message, payload = await read_frame(self.reader, AgentMessage)
             match message:
+                case WorkerCommand(body=OpenStep(audit=audit, round=number)) if self.given:
+                    own = b"|".join(data for part, data in self.given if part.round == number)
+                    named = hashlib.sha256(own).hexdigest() if own else None
+                    await self.report(StepOpened(audit, named, "" if own else "not here"), own)
                 case WorkerCommand(body=BeginRound() as begin):
                     await self.begin(begin, payload)
                 case WorkerCommand(body=ApplyRound(epoch=epoch, round=number, checkpoint=asked)):
@@ -96,6 +109,11 @@ class Worker:
         if payload:
             await self.report(RoundHolding(begin.plan.epoch, begin.round, {0: hashlib.sha256(payload).hexdigest()}))
         await self.report(Progress(begin.plan.epoch, begin.round, 1, 100, 2.5))
+        if self.name == "recording" and self.setup.records:
+            await write_frame(
+                self.writer, RecordPart(begin.plan.epoch, begin.round, "steps"), RECORD + bytes([begin.round])
+            )
+            await self.report(RoundCommit(begin.plan.epoch, begin.round, "ab" * 32, 10, "cd" * 32, 100, 100))
         if self.name != "exchange":
             return
         me = (self.setup.stage, self.setup.replica)

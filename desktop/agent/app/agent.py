@@ -30,6 +30,7 @@ from desktop.agent.errors import GaveUpError, NotConnectedError, SandboxError
 from desktop.agent.hardware import meters
 from desktop.agent.hardware.benchmark import measure_now
 from desktop.agent.hardware.power import PowerCap
+from desktop.agent.jobs.crash_records import CrashRecords
 from desktop.agent.jobs.holdings import Holdings
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
 from desktop.agent.jobs.peer_audits import Accusation
@@ -82,7 +83,9 @@ class Agent:
         self._peers = Peers(parts.key.address, clock)
         courtesy, cache = Courtesy(clock, self._share.allowance, self._peers.links), settings.disk_gb * 10**9
         self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, cache, books.keys, courtesy)
-        self._states = States(parts.key.address, Shelf(parts.home.states, parts.key.seed), self._peers.carry, clock)
+        shelf = Shelf(parts.home.states, parts.key.seed)
+        self._states = States(parts.key.address, shelf, self._peers.carry, clock)
+        self._records = CrashRecords(parts.home.records, parts.key.seed, shelf, settings.coordinator, cache, clock.time)
         self._peers.states = self._states
         self._session = CoordinatorSession(
             settings.coordinator, Introduction(parts.key, settings.payout, parts.profile), self, clock
@@ -106,6 +109,7 @@ class Agent:
             "cuda" if parts.profile.kind == "cuda" else "cpu",
             clock,
             self._accuse if settings.bond > 0 else None,
+            self._records,
         )
         self._holdings = Holdings(tools, self._spawn, self._refuses, self._live, self._session.beat_soon)
         self.ledger: LedgerInfo | None = None
@@ -130,6 +134,7 @@ class Agent:
         try:
             async with self._group as group:
                 await self._keeper.look(self)  # Whoever sits here now is not to see work come and go.
+                await self._return()
                 session = group.create_task(self._session.run(), name="session")
                 background = [
                     group.create_task(self._report_traffic(), name="traffic"),
@@ -159,6 +164,19 @@ class Agent:
             await self._parts.sandbox.aclose()
         if self._gave_up is not None:
             raise self._gave_up
+
+    async def _return(self) -> None:
+        """Take up the leases that a process before this one had when it died, to open what is drawn of them."""
+        try:
+            found = await asyncio.to_thread(self._records.found)
+        except OSError as error:
+            LOG.warning("what is left of a crash cannot be read: %s", error)
+            return
+        for lease in found:
+            if self._keeper.decision.works or self._keeper.decision.state is State.PAUSED:
+                await self._holdings.restore(lease, frozen=not self._keeper.decision.works)
+            else:  # Its owner does not lend now, which ends leases for good.
+                await asyncio.to_thread(self._records.forget, lease.assign)
 
     # --- when the owner lends -------------------------------------------------------------------------------------------
 
@@ -270,10 +288,15 @@ class Agent:
         """A task from its beginning to its end, with what the owner is told of it."""
         assign, began = task.assign, self._parts.clock.time()
         name = printable(assign.spec.name)
-        self._note("job began", f"job {name!r} began", job=assign.job, name=name)
+        if task.restored is None:
+            self._note("job began", f"job {name!r} began", job=assign.job, name=name)
+        else:
+            shown = str(max(task.restored.rounds) + 1)
+            text = f"back after a crash: shows the work of round {shown} of job {name!r}, so that it is paid"
+            self._note("returned", text, job=assign.job, name=name, round=shown)
         await task.run()
         failed = task.state == "failed"
-        trouble = task.reason if failed else ""
+        trouble = task.reason if failed else task.restored.why if task.restored is not None else ""
         seconds = self._parts.clock.time() - began
         coordinator = self._parts.settings.coordinator
         self._books.earnings.record_work(coordinator, assign.lease, assign.job, name, began, seconds, trouble)
@@ -281,7 +304,7 @@ class Agent:
             self._note(
                 "job failed", f"job {name!r} failed: {trouble}", "warning", job=assign.job, name=name, why=trouble
             )
-        else:
+        elif task.restored is None:
             self._note("job ended", f"job {name!r} ended after {seconds / 60:.0f} minutes", job=assign.job, name=name)
         if not failed or task.bridge.progress is not None:
             self._failures = 0
@@ -369,7 +392,7 @@ class Agent:
             self._holdings.end_orphans(self._session.silent())
             for lease, task in list(self._holdings.tasks.items()):
                 report = task.bridge.traffic.report()
-                if task.alive and told.get(lease) != report:
+                if task.alive and task.restored is None and told.get(lease) != report:
                     with contextlib.suppress(NotConnectedError):
                         await self._session.send(task.outbox.lossy(report))
                         told[lease] = report
@@ -431,6 +454,7 @@ class Agent:
         told = (profile, settings.payout) != (self._parts.profile, self._parts.settings.payout)
         self._parts = dataclasses.replace(self._parts, settings=settings, profile=profile)
         self._artifacts.limit(settings.disk_gb * 10**9)
+        self._records.limit = settings.disk_gb * 10**9
         self._cap_power()
         if told:
             await self._session.introduce(Introduction(self._parts.key, settings.payout, profile))

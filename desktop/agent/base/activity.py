@@ -26,6 +26,7 @@ Kind = Literal[
     "update",
     "bond",
     "unanswered",
+    "returned",
 ]
 MAX_KEPT = 5000  # Months of an ordinary node.
 MAX_ASKED = 500

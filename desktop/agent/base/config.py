@@ -159,6 +159,11 @@ class Home:
         return self.path / "states"
 
     @property
+    def records(self) -> Path:
+        """What rounds can be opened from after a crash."""
+        return self.path / "records"
+
+    @property
     def log(self) -> Path:
         """What the agent has said."""
         return self.path / "node.log"

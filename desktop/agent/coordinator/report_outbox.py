@@ -1,5 +1,6 @@
 """What a task has to say, kept until the coordinator has stored it."""
 
+import asyncio
 from collections import deque
 
 from common.clock import Clock
@@ -10,6 +11,7 @@ from protocol.task import TaskReport
 MAX_UNACKNOWLEDGED = 200  # Some five for each round: a coordinator away for forty rounds has forgotten the lease.
 REPORTS_PER_S = 20.0  # A coordinator takes fifty messages a second from a node with all its leases.
 REPORTS_BURST = 150.0
+ALL = 2**63  # Acknowledges whatever there is: nobody asks for it any more.
 LOG_COST = 20.0  # Of a bucket of their own: one message with lines of a log a second, seven at once.
 
 
@@ -49,10 +51,14 @@ class ReportPace:
 class ReportOutbox:
     """The reports of one lease that are not acknowledged, in order."""
 
-    def __init__(self, lease: HeldLease) -> None:
-        """Begin with report 1 of ``lease``."""
+    def __init__(self, lease: HeldLease, *, goes_on: bool = False) -> None:
+        """Begin with report 1 of ``lease``; ``goes_on``: with the one after those of an agent that died, once that is known."""
         self.lease = lease
         self._next = 1
+        self.begins = asyncio.Event()
+        """Set once it is known which number the next report has."""
+        if not goes_on:
+            self.begins.set()
         self._kept: deque[Report] = deque()
 
     def __len__(self) -> int:
@@ -83,6 +89,9 @@ class ReportOutbox:
 
     def acknowledge(self, seq: int) -> None:
         """Forget the reports up to and including ``seq``."""
+        if not self.begins.is_set() and seq < ALL:
+            self._next = max(self._next, seq + 1)
+            self.begins.set()
         while self._kept and self._kept[0].seq <= seq:
             self._kept.popleft()
 

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from desktop.agent.base.log import LOG, printable
+from desktop.agent.coordinator.report_outbox import ALL
+from desktop.agent.jobs.crash_records import FoundLease
 from desktop.agent.jobs.tasks import HeldTask, Tools
 from protocol.node import MAX_LEASES, Acknowledged, Assign, Beat, Command, HeldLease
 from protocol.task import BeginRound, StopTask
@@ -41,6 +43,7 @@ class Holdings:
         self._spawn = spawn
         self._refuses, self._live, self._ended = refuses, live, ended
         self._running: set[asyncio.Task[None]] = set()
+        self._mourned: set[str] = set()  # Jobs of which a worker died: of one that kills them, the second is a failure.
         self.tasks: dict[str, HeldTask] = {}
 
     def alive(self) -> list[HeldTask]:
@@ -79,12 +82,30 @@ class Holdings:
             return
         if known is not None:
             known.stop("the lease was granted anew")
-        task = HeldTask(assign, self._tools)
+        task = HeldTask(assign, self._tools, may_die=assign.job not in self._mourned)
         LOG.info("%s: assigned, job %r", task, printable(assign.spec.name))
-        self.tasks[assign.lease] = task
-        run = self._spawn(self._live(task), f"task-{assign.lease[:8]}")
+        self._begin(task)
+
+    def _begin(self, task: HeldTask) -> None:
+        self.tasks[task.assign.lease] = task
+        run = self._spawn(self._lived(task), f"task-{task.assign.lease[:8]}")
         self._running.add(run)
         run.add_done_callback(self._task_ended)
+
+    async def restore(self, lease: FoundLease, *, frozen: bool = False) -> None:
+        """Open what is drawn of a lease whose agent, or worker, died; ``frozen``: once jobs may compute."""
+        task = HeldTask(lease.assign, self._tools, lease, ready=self._ended)
+        await task.freeze(frozen)
+        LOG.info("%s: its rounds %s are on the disk whole", task, ", ".join(str(n + 1) for n in lease.rounds))
+        self._begin(task)
+
+    async def _lived(self, task: HeldTask) -> None:
+        await self._live(task)
+        if task.died and self._tools.records is not None:
+            self._mourned.add(task.assign.job)
+            found = await asyncio.to_thread(self._tools.records.found_of, task.assign, task.died)
+            if found is not None and self.tasks.get(task.assign.lease) is task:
+                await self.restore(found, frozen=task.frozen)
 
     def _task_ended(self, run: "asyncio.Task[None]") -> None:
         self._running.discard(run)
@@ -112,7 +133,7 @@ class Holdings:
         if task is None:
             return
         task.stop("the lease is gone")
-        task.outbox.acknowledge(2**63)
+        task.outbox.acknowledge(ALL)
         self._forget_ended()
 
     def _forget_ended(self) -> None:

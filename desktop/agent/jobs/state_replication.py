@@ -6,7 +6,6 @@ held against its manifest, and not before: what a failed download has left behin
 """
 
 import asyncio
-import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -97,11 +96,9 @@ class States:
             StateError: no peer that was named could give all of it. What came stays here, and a later try goes on from there.
         """
         digest = kept.manifest
-        manifest = await asyncio.to_thread(self._shelf.manifest, digest)
-        if manifest is not None:
-            data = await asyncio.to_thread(self._shelf.read, digest, slice(0, manifest.size))
-            if hashlib.sha256(data).hexdigest() == manifest.artifact:
-                return data
+        data = await asyncio.to_thread(self._shelf.whole, digest)
+        if data is not None:
+            return data
         peers = [peer for peer in kept.holders if peer != self._address]
         partial = self._partial.get(digest) or await self._begin(digest, peers)
         await self._gather(digest, partial, peers)

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import hmac
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from common.encrypted_files import SealedFile, seal
@@ -23,13 +24,18 @@ _PURPOSE = b"cottage/shelf/1\0"
 
 
 class Shelf:
-    """Files named by their manifests' digests. What an earlier process kept is still there."""
+    """Files named by their manifests' digests. What an earlier process kept is still there.
+
+    Attributes:
+        pinned: what is needed beside the newest, by whoever needs it (``crash_records``).
+    """
 
     def __init__(self, folder: Path, secret: bytes, limit: int = SHELF_BYTES) -> None:
         """Keep at most ``limit`` bytes in ``folder``, readable with the node's ``secret`` only."""
         self._folder = folder
         self._secret = secret
         self._limit = limit
+        self.pinned: dict[str, frozenset[str]] = {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in folder.iterdir():
             if file.suffix not in (_STATE, _MANIFEST):
@@ -74,6 +80,21 @@ class Shelf:
         except (OSError, SealedFileError):
             return b""
 
+    def whole(self, digest: str) -> bytes | None:
+        """A whole state, as it was kept; None where it is not here, or not what it was."""
+        manifest = self.manifest(digest)
+        if manifest is None:
+            return None
+        data = self.read(digest, slice(0, manifest.size))
+        return data if hashlib.sha256(data).hexdigest() == manifest.artifact else None
+
+    def sync(self, digests: Iterable[str]) -> None:
+        """Have these on the disk itself, so that they are there after a power cut."""
+        for path in filter(None, map(self._find, digests)):
+            for file in (path, path.with_suffix(_MANIFEST)):
+                with contextlib.suppress(OSError):
+                    sync_file(file)
+
     def _key(self, digest: str) -> bytes:
         return hmac.digest(self._secret, _PURPOSE + digest.encode(), hashlib.sha256)
 
@@ -84,11 +105,23 @@ class Shelf:
         """Forget the older ones of this seat, then the oldest of all."""
         newest = sorted(self._folder.glob(f"*{_STATE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         own = [path for path in newest if path.name.startswith(f"{owner}.")]
+        pinned = {digest for digests in self.pinned.values() for digest in digests}
         total = 0
         for path in newest:
             total += path.stat().st_size
+            if path.name.split(".")[1] in pinned:
+                continue
             if path in own[KEPT:] or (total > self._limit and path != own[0]):
                 total -= path.stat().st_size
                 for file in (path, path.with_suffix(_MANIFEST)):
                     with contextlib.suppress(FileNotFoundError):
                         file.unlink()
+
+
+def sync_file(path: Path) -> None:
+    """Return once a file, or a folder, is on the disk itself; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

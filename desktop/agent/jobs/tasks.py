@@ -25,7 +25,8 @@ from desktop.agent.base.log import LOG, printable
 from desktop.agent.base.unixsocket import listen
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.report_outbox import LOG_COST, ReportOutbox, ReportPace
-from desktop.agent.errors import AgentError, NotConnectedError, TamperedError, WorkerError
+from desktop.agent.errors import AgentError, NotConnectedError, TamperedError, WorkerDiedError, WorkerError
+from desktop.agent.jobs.crash_records import CrashRecords, FoundLease, RoundStart
 from desktop.agent.jobs.peer_audits import Accusation, Doubts
 from desktop.agent.jobs.peer_router import Peers
 from desktop.agent.jobs.state_replication import States
@@ -33,18 +34,24 @@ from desktop.agent.jobs.weights import StageWeights
 from desktop.agent.jobs.worker_bridge import Bridge, Outside
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
 from protocol.models.weights import WEIGHT_INDEX
-from protocol.node import Assign, HeldLease, Report
+from protocol.node import Assign, HeldLease, Report, WorkerKind
 from protocol.task import (
     FailureCause,
     KeptState,
+    LeafShown,
+    OpeningMade,
+    OpenOuter,
+    OpenStep,
     Progress,
+    ShowLeaf,
+    StepOpened,
     TaskCommand,
     TaskFailed,
     TaskReady,
     TaskReport,
     WorkerLog,
 )
-from protocol.worker import Setup
+from protocol.worker import RecordPart, Setup
 
 CONNECT_S = 180.0  # A worker imports PyTorch before it connects: 5 s on an idle machine, a minute on a crowded one.
 LOOK_S = 0.25  # How often to look whether a worker that has not connected yet is still alive.
@@ -53,6 +60,8 @@ ACKNOWLEDGE_S = 10.0  # To have it stored that somebody reached into a job, befo
 STOP_GRACE_S = 2.0
 READ_AHEAD = 4 << 20  # Of the worker's socket: a payload of megabytes is read in a few pieces, not in hundreds.
 PROGRESS_S = 0.25  # A tiny model takes fifty steps a second; a picture of it four times a second is enough.
+
+MAX_REASON = 1000
 
 TaskState = Literal["fetching", "starting", "running", "ended", "failed"]
 
@@ -72,14 +81,27 @@ class Tools:
     clock: Clock
     accuse: Callable[[Accusation], None] | None = None
     """Puts a bond against what a re-run of a neighbour's step has found; None: nobody is doubted."""
+    records: CrashRecords | None = None
+    """Of rounds, for who comes after a crash; None: no seat is ever held."""
 
 
 @dataclass
 class HeldTask:
-    """One lease. ``run`` it once; ``stop`` ends it without a failure report."""
+    """One lease. ``run`` it once; ``stop`` ends it without a failure report.
+
+    Attributes:
+        restored: what is on the disk of it, where another worker, or agent, had it and died: all that is left to do is to open
+            what is drawn of that.
+        may_die: another worker opens what this one leaves on the disk, should its process end. ``died``: how it did.
+        ready: called once a restored worker is here.
+    """
 
     assign: Assign
     tools: Tools
+    restored: FoundLease | None = None
+    may_die: bool = False
+    died: str = ""
+    ready: Callable[[], None] = lambda: None
     state: TaskState = "fetching"
     reason: str = ""
     tampered: bool = False
@@ -91,8 +113,9 @@ class HeldTask:
 
     def __post_init__(self) -> None:
         """Prepare the door, so that peers and commands can arrive before the worker does."""
-        self.lease = HeldLease(self.assign.lease, self.assign.fence)
-        self.outbox = ReportOutbox(self.lease)
+        seated = self.assign.stage is not None and self.restored is None and self.tools.records is not None
+        self._is_restored = False
+        self.outbox = ReportOutbox(self.lease, goes_on=self.restored is not None)
         self.bridge = Bridge(
             self.assign,
             Outside(
@@ -102,10 +125,16 @@ class HeldTask:
                 self._fetch_state,
                 self._keep,
                 self.report,
+                self._record if seated else None,
             ),
         )
         self._doubts: Doubts | None = None
-        if self.tools.accuse is not None and self.assign.stage is not None and self.assign.replica is not None:
+        if (
+            self.tools.accuse is not None
+            and seated
+            and self.assign.stage is not None
+            and self.assign.replica is not None
+        ):
             seat = (self.assign.stage, self.assign.replica)
             self._doubts = Doubts(self.bridge.plans, seat, secrets.randbelow)
         self._stopping = asyncio.Event()
@@ -120,12 +149,22 @@ class HeldTask:
         self._keys: dict[str, bytes] = {}
 
     @property
+    def lease(self) -> HeldLease:
+        """What the coordinator is told."""
+        worker: WorkerKind = "lives"
+        if self.restored is not None:
+            worker = "restored" if self._is_restored else "restoring"
+        return HeldLease(self.assign.lease, self.assign.fence, worker)
+
+    @property
     def alive(self) -> bool:
         """Whether the lease is to be renewed."""
         return self.state in ("fetching", "starting", "running") and not self._stopping.is_set()
 
     def command(self, body: TaskCommand) -> bool:
-        """Queue a command for the worker; False: the queue is full."""
+        """Queue a command for the worker; False: the queue is full, or a restored worker has nothing to do with it."""
+        if self.restored is not None and not isinstance(body, OpenStep | OpenOuter | ShowLeaf):
+            return False
         if self._doubts is not None:
             self._doubts.told(body)
         return self.bridge.command(body)
@@ -148,6 +187,11 @@ class HeldTask:
             async with self.tools.clock.timeout(ACKNOWLEDGE_S):
                 while self.outbox:
                     await self.tools.clock.sleep(LOOK_S)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the owner's rules hold it."""
+        return self._frozen
 
     async def freeze(self, frozen: bool) -> None:
         """Hold the worker where it is, or let it go on; one that starts later is held from its start."""
@@ -177,6 +221,25 @@ class HeldTask:
         owner = f"{self.assign.job}-{self.assign.stage}-{self.assign.replica}"
         return await self.tools.states.keep(f"{owner}-own" if own else owner, state)
 
+    async def _record(self, part: RecordPart, start: RoundStart, data: bytes) -> None:
+        assert self.tools.records is not None
+        await asyncio.to_thread(self.tools.records.keep, self.assign, part, start, data)
+
+    def _of_restored(self, body: TaskReport) -> TaskReport | None:
+        """What a restored worker may say. It cannot show what is not on the disk: then it has left, as if it were not back."""
+        match body:
+            case TaskReady():
+                LOG.info("%s: the worker is restored from the disk", self)
+                self._is_restored = True
+                self.ready()
+                return None
+            case StepOpened(opening=None, reason=reason):
+                return TaskFailed(untrusted(f"the records on the disk do not show it: {reason}"[:MAX_REASON]))
+            case OpeningMade() | StepOpened() | LeafShown() | TaskFailed():
+                return body
+            case _:
+                return None
+
     async def report(self, body: TaskReport, reliable: bool) -> None:
         """Send a report; a reliable one is kept until the coordinator has it.
 
@@ -185,16 +248,14 @@ class HeldTask:
         """
         if self._told_failure:
             return  # A worker that has given up has nothing more to say.
-        if isinstance(body, Progress) and not self._is_time_for_progress():
+        said = self._of_restored(body) if self.restored is not None else self._in_time(body)
+        if said is None:
             return
-        if isinstance(body, WorkerLog):
-            if not self._log_pace.spares(LOG_COST):
-                self._lines_dropped += len(body.lines) + body.dropped
-                return
-            body = msgspec.structs.replace(body, dropped=body.dropped + self._lines_dropped)
-            self._lines_dropped = 0
+        body = said
         if reliable:
             await self._pace.wait()
+            if not isinstance(body, TaskFailed):  # The coordinator has not heard yet that this worker is here.
+                await self.outbox.begins.wait()
         if isinstance(body, TaskFailed):
             self._told_failure = True
             self.state, self.reason, self.cause = "failed", printable(body.reason), body.cause
@@ -208,6 +269,20 @@ class HeldTask:
         if self._doubts is not None:
             await self._doubt(self._doubts, body)
 
+    def _in_time(self, body: TaskReport) -> TaskReport | None:
+        """A report; None of those that may get lost where there were too many."""
+        if isinstance(body, WorkerLog):
+            return self._spared(body)
+        return None if isinstance(body, Progress) and not self._is_time_for_progress() else body
+
+    def _spared(self, lines: WorkerLog) -> WorkerLog | None:
+        """Lines of the log, with how many were dropped before them; None where these are too many, too."""
+        if not self._log_pace.spares(LOG_COST):
+            self._lines_dropped += len(lines.lines) + lines.dropped
+            return None
+        dropped, self._lines_dropped = self._lines_dropped, 0
+        return msgspec.structs.replace(lines, dropped=lines.dropped + dropped)
+
     def _is_time_for_progress(self) -> bool:
         now = self.tools.clock.now()
         due = now - self._last_progress >= PROGRESS_S
@@ -217,10 +292,18 @@ class HeldTask:
 
     async def run(self) -> None:
         """Live through the whole task; whatever goes wrong in it ends here and is reported."""
-        self.tools.peers.add(self.bridge)
+        if self.restored is None:  # Else it exchanges nothing with anybody.
+            self.tools.peers.add(self.bridge)
         try:
             await self.tools.peers.refresh()
             await self._until_stopped()
+        except WorkerDiedError as error:
+            if self.may_die and self.tools.records is not None and self.tools.records.has(self.assign):
+                LOG.error("%s: %s", self, error)
+                self.state, self.reason = "failed", printable(str(error))
+                self.died = self.reason
+            else:
+                await self._fail(str(error))
         except AgentError as error:
             await self._fail(str(error), isinstance(error, TamperedError))
         except OSError as error:
@@ -232,6 +315,9 @@ class HeldTask:
         finally:
             self.tools.peers.remove(self.bridge)
             await self.tools.peers.refresh()
+            over = self._stopping.is_set() or self.state == "failed"  # Else the agent ends without meaning to.
+            if over and not self.died and self.tools.records is not None:
+                await asyncio.to_thread(self.tools.records.forget, self.assign)
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
             self._folder.with_suffix(".log").unlink(missing_ok=True)
         if self.state != "failed":
@@ -292,6 +378,8 @@ class HeldTask:
         connection = worker.connection if server is None else await self._accept(worker, server)
         reader, writer = await asyncio.open_connection(sock=connection, limit=READ_AHEAD)
         spec = self.assign
+        records = self.tools.records if self.restored is not None else None
+        parts = [] if records is None else await asyncio.to_thread(records.parts, spec)
         setup = Setup(
             spec.spec,
             spec.plan,
@@ -302,10 +390,12 @@ class HeldTask:
             self.tools.device,
             self._keys,
             self.bridge.weights.key if self.bridge.weights is not None else None,
+            records=self.bridge.outside.record is not None,
+            restored=len(parts),
         )
         self.state = "running"
         try:
-            await self.bridge.serve(reader, writer, setup)
+            await self.bridge.serve(reader, writer, setup, parts)
         except EOFError:
             if not self._told_failure:
                 raise await self._last_words(worker) from None
@@ -356,7 +446,7 @@ class HeldTask:
 
 
 def _error_of(ended: Exit) -> WorkerError:
-    return TamperedError(ended.reason) if ended.tampered else WorkerError(ended.reason)
+    return TamperedError(ended.reason) if ended.tampered else WorkerDiedError(ended.reason)
 
 
 def _place(cached: Path, target: Path) -> None:

@@ -7,7 +7,7 @@ places of its own job's plan; anything that no worker may say ends its task (``W
 import asyncio
 import hashlib
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,6 +16,7 @@ from desktop.agent.base.budget import ByteBudget
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOG
 from desktop.agent.errors import ArtifactError, PeerStateError, UnwantedError, WorkerError, WorkerProtocolError
+from desktop.agent.jobs.crash_records import RoundStart, RoundStarts
 from desktop.agent.jobs.routing import Plans, RoutingVerdict
 from desktop.agent.jobs.weights import StageWeights
 from protocol.artifacts import audit_answer, inputs_answer, state_answer
@@ -47,6 +48,8 @@ from protocol.worker import (
     PeerDeliver,
     PeerHeader,
     PeerSend,
+    RecordPart,
+    RestoredPart,
     Setup,
     WorkerCommand,
     WorkerMessage,
@@ -67,8 +70,10 @@ MAX_COMMANDS = 256  # The coordinator sends a command again if it has no effect;
 DELIVERY_WAIT_S = 20.0  # A peer's message waits so long for a busy worker, then the peer keeps it and tries again.
 
 
-Reports = asyncio.Queue[tuple[TaskReport, bytes, int]]
-"""A report, what it carries, and where that is split."""
+Reports = asyncio.Queue[tuple[TaskReport | RecordPart, bytes, int]]
+"""A report or a record, what it carries, and where that is split."""
+Restored = Sequence[tuple[RestoredPart, Callable[[], bytes]]]
+"""What another worker is given of one that died; what is to be read takes a thread."""
 
 
 class WorkerBusyError(WorkerError):
@@ -102,6 +107,7 @@ class Outside:
         fetch_state: a stage's state from the peers that keep it.
         keep: puts a stage's state, or (True) its optimizer's moments, where peers can have it; returns its manifest's digest.
         report: passes a report on; False: it may get lost.
+        record: keeps what a round can be opened from after a crash, and what that began with. None: such records are not kept.
     """
 
     send_peer: Callable[["Bridge", PeerSend, bytes], Awaitable[None]]
@@ -110,6 +116,7 @@ class Outside:
     fetch_state: Callable[[KeptState], Awaitable[bytes]]
     keep: Callable[[bytes, bool], Awaitable[str]]
     report: Callable[[TaskReport, bool], Awaitable[None]]
+    record: Callable[[RecordPart, RoundStart, bytes], Awaitable[None]] | None = None
 
 
 @dataclass
@@ -132,6 +139,7 @@ class Bridge:
         self._early: deque[tuple[str, PeerHeader, bytes]] = deque()
         self._early_bytes = 0
         self._reports: Reports = asyncio.Queue()
+        self._starts = RoundStarts()
         self._newest = (-1, -1)
         self._superseded = asyncio.Event()
         self._dispute = ""
@@ -207,8 +215,10 @@ class Bridge:
 
     # --- the socket -----------------------------------------------------------------------------------------------------
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, setup: Setup) -> None:
-        """Talk with the connected worker until it closes its socket.
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, setup: Setup, restored: Restored = ()
+    ) -> None:
+        """Talk with the connected worker until it closes its socket; ``restored`` follows the ``Setup``.
 
         Raises:
             EOFError: the worker closed its socket.
@@ -217,16 +227,18 @@ class Bridge:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._write(writer, setup), name="to-worker")
+                group.create_task(self._write(writer, setup, restored), name="to-worker")
                 group.create_task(self._pass_commands(), name="commands")
                 group.create_task(self._pass_reports(), name="reports")
                 group.create_task(self._read(reader, group), name="from-worker")
         except BaseExceptionGroup as errors:
             raise main_error(errors, EOFError) from None
 
-    async def _write(self, writer: asyncio.StreamWriter, setup: Setup) -> None:
+    async def _write(self, writer: asyncio.StreamWriter, setup: Setup, restored: Restored) -> None:
         try:
             await write_frame(writer, setup)
+            for part, read in restored:
+                await write_frame(writer, part, await asyncio.to_thread(read))
             while True:
                 message, payload, held = await self._to_worker.get()
                 await write_frame(writer, message, payload)
@@ -246,6 +258,7 @@ class Bridge:
                     parts = await self._state_for(body)
                     if parts is not None:
                         self._put_command(body, b"".join(parts), len(parts[0]) if parts[1] else 0)
+                        await self._keep_start(body.round, *parts)
                 case ReplayStep() | ReplayAcross() | ReplayOuter() | BisectQuery():
                     try:
                         await self._pass_opened(body)
@@ -313,6 +326,19 @@ class Bridge:
             state = await self.outside.fetch(begin.state)
         return state, own
 
+    async def _keep_start(self, round_index: int, state: bytes, own: bytes) -> None:
+        """Have what a round begins with here, too, where it came from others: a record of the round needs it."""
+        self._starts.set(round_index, None)
+        if self.outside.record is None:
+            return
+        try:
+            kept = await self.outside.keep(state, False)
+            moments = await self.outside.keep(own, True) if own else None
+        except OSError as error:
+            LOG.warning("what round %d begins with is not kept, nor is its record: %s", round_index + 1, error)
+        else:
+            self._starts.set(round_index, RoundStart(kept, moments))
+
     async def _read(self, reader: asyncio.StreamReader, group: asyncio.TaskGroup) -> None:
         while True:
             try:
@@ -322,6 +348,9 @@ class Bridge:
             match message:
                 case PeerSend():
                     await self._start_send(message, payload, group)
+                case RecordPart():
+                    await self._unreported.take(len(payload))
+                    self._reports.put_nowait((message, payload, 0))
                 case WorkerReport(body=Progress() as progress):
                     self.progress = progress
                     await self.outside.report(progress, False)
@@ -357,7 +386,26 @@ class Bridge:
     async def _pass_reports(self) -> None:
         """Hand reports on in order."""
         while True:
-            await self._pass_report(*await self._reports.get())
+            body, payload, split = await self._reports.get()
+            if isinstance(body, RecordPart):
+                await self._keep_record(body, payload)
+            else:
+                await self._pass_report(body, payload, split)
+
+    async def _keep_record(self, part: RecordPart, payload: bytes) -> None:
+        """Have a record on the disk before it is said that its round, or outer step, is done; without one, all else goes on."""
+        start = self._starts.of(part.round)
+        try:
+            if self.outside.record is not None and start is not None:
+                await self.outside.record(part, start, payload)
+        except OSError as error:
+            LOG.warning(
+                "round %d is not kept on the disk: a crash would cost it, should it be looked at: %s",
+                part.round + 1,
+                error,
+            )
+        finally:
+            self._unreported.give(len(payload))
 
     async def _pass_report(self, body: TaskReport, payload: bytes, split: int) -> None:
         """Store what a report carries, and hand it on; an answer that nobody waits for any more goes no further."""
@@ -380,6 +428,7 @@ class Bridge:
             own = await self.outside.keep(payload[split:], True) if 0 < split < len(payload) else None
             payload = payload[:split] if own else payload
             body = msgspec.structs.replace(body, kept=await self.outside.keep(payload, False), moments=own)
+            self._starts.set(body.round + 1, RoundStart(body.kept, own))
             if body.checkpoint is None:
                 return body
         digest = await asyncio.to_thread(lambda: hashlib.sha256(payload).hexdigest())

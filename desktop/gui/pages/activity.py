@@ -15,7 +15,7 @@ from desktop.gui.sentences import moment, money
 from desktop.gui.widgets import Card, ChoiceButtons, Text, button
 
 SIGNS = {"info": "·", "warning": "!", "error": "✕"}
-JOBS = frozenset({"job began", "job ended", "job failed", "jobs failed"})
+JOBS = frozenset({"job began", "job ended", "job failed", "jobs failed", "returned"})
 MONEY = frozenset({"earned", "paid"})
 
 
@@ -116,7 +116,7 @@ class ActivityPage(QWidget):
         match event.kind:
             case "started" | "ended" | "update":
                 return self._program(event.kind, detail)
-            case "job began" | "job ended" | "job failed" | "jobs failed":
+            case "job began" | "job ended" | "job failed" | "jobs failed" | "returned":
                 return self._job(event.kind, detail)
             case "earned":
                 return self.tr("{0} verified.").format(_amount(detail))
@@ -147,6 +147,9 @@ class ActivityPage(QWidget):
                 return self.tr("Work on “{0}” ended.").format(name)
             case "job failed":
                 return self.tr("Work on “{0}” failed: {1}").format(name, detail.get("why", ""))
+            case "returned":
+                back = self.tr("Back after a crash: shows the work of round {0} of “{1}”, so that it is paid.")
+                return back.format(detail.get("round", ""), name)
             case _:
                 return self.tr(
                     "{0} jobs in a row failed before their first step. This computer's own test passed, so it goes on lending."

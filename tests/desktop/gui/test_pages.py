@@ -319,6 +319,19 @@ def test_notifications_tell_what_is_new_and_only_what_is_wanted(opened: Opened) 
     assert len(said) == 2
 
 
+def test_who_is_back_after_a_crash_is_told_that_its_round_is_shown(opened: Opened) -> None:
+    event = ActivityEvent(1, 1e9, "info", "returned", "", {"name": "a", "round": "12"})
+    assert (
+        opened.desktop.window.activity.words(event)
+        == "Back after a crash: shows the work of round 12 of “a”, so that it is paid."
+    )
+    opened.docs["status"] = status(tasks=[task(shown=11, state="starting")])
+    words = "Back after a crash: shows the work of round 12, so that it is paid"
+    home = opened.desktop.window.home
+    wait_for(lambda: words in home.task.text(), "what the task does")
+    assert "Showing its work on “tiny-llama” once more." in home.headline.text()
+
+
 def test_who_did_not_show_its_work_is_told_what_another_time_costs_in_both_languages(
     opened: Opened, app: QApplication
 ) -> None:
