@@ -26,7 +26,7 @@ from protocol.codec import MessageError
 from protocol.codec import decode as decode_message
 from protocol.codec import encode as encode_message
 from protocol.ids import Count, Digest, ReplicaIndex, StepIndex
-from trainer.audit.trace import RoundTrace
+from trainer.audit.step_leaves import RoundTrace
 from trainer.errors import RoundRecordError, WeightsError
 from trainer.files.tensors import bytes_of
 from trainer.outer.method import Local, OuterMethod, OuterState, local_digest
