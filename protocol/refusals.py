@@ -74,8 +74,8 @@ def malformed(said: str, data: bytes) -> str:
     at = int(found[1]) if found else 0
     if not said.startswith("JSON"):
         return f"it is no message, from byte {at:,} on"
-    near = data[at : at + 20].decode(errors="replace")
-    return f"it is no JSON, from byte {at:,} on: {near!r}"
+    line, near = data.count(b"\n", 0, at) + 1, data[at : at + 20].decode(errors="replace")
+    return f"it is no JSON, from line {line:,} on: {near!r}"
 
 
 def _wanted(text: str) -> str:

@@ -83,7 +83,13 @@ def _affordable() -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    found = MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft - RESERVED_FILES)
+    found = MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft - RESERVED_FILES))
     if found < MAX_CONNECTIONS:
-        LOG.warning("%d connections fit, since the system grants %d open files: raise the limit for more", found, soft)
-    return max(1, found)
+        LOG.warning(
+            "connections at a time: %d, since the system grants %d open files and %d are kept for database and tools: "
+            "raise the limit for more (ulimit -n)",
+            found,
+            soft,
+            RESERVED_FILES,
+        )
+    return found

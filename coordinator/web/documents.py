@@ -52,7 +52,7 @@ async def read_document(request: web.Request, kind: type[T]) -> T:
         )
     if isinstance(document, JobSpec | NewJob):
         spec = document if isinstance(document, JobSpec) else document.spec
-        check_plain(spec.model.config)
+        check_plain(spec.model.config, "model.config")
     return document  # type: ignore[no-any-return]
 
 
@@ -92,45 +92,48 @@ def parse_yaml(data: bytes) -> Any:
     return value
 
 
-def check_plain(value: Any) -> None:
+def check_plain(value: Any, where: str = "") -> None:
     """See that plain data would survive a round trip through JSON and a database.
 
+    Args:
+        where: the field that they are of.
     Raises:
         InvalidError: too deep or too large, a number that is not finite or beyond 64 bits, a zero character, another type.
     """
-    queue: list[tuple[Any, int]] = [(value, 0)]
+    queue: list[tuple[Any, int, str]] = [(value, 0, where)]
     count = 0
     while queue:
-        item, depth = queue.pop()
+        item, depth, place = queue.pop()
         count += 1
         if depth > MAX_DEPTH or count + len(queue) > MAX_ENTRIES:
             raise InvalidError(
                 f"the document is deeper than {MAX_DEPTH} levels or has more than {MAX_ENTRIES:,} entries"
             )
         if isinstance(item, dict):
-            queue += [(part, depth + 1) for pair in item.items() for part in pair]
+            queue += [(key, depth + 1, place) for key in item]
+            queue += [(part, depth + 1, f"{place}.{str(key)[:40]}".lstrip(".")) for key, part in item.items()]
         elif isinstance(item, list):
-            queue += [(part, depth + 1) for part in item]
+            queue += [(part, depth + 1, f"{place}[{number}]") for number, part in enumerate(item)]
         else:
-            _check_scalar(item)
+            _check_scalar(item, f"{place}: " if place else "")
 
 
-def _check_scalar(item: Any) -> None:
+def _check_scalar(item: Any, at: str) -> None:
     match item:
         case None | bool():
             return
         case str():
             if "\0" in item:
-                raise InvalidError(f"a text holds a zero character: {item[:40]!r}")
+                raise InvalidError(f"{at}a text holds a zero character: {item[:40]!r}")
         case int():
             if not -(2**63) <= item < 2**63:
-                raise InvalidError(f"a number of {item.bit_length()} bits: at most 63 are taken")
+                raise InvalidError(f"{at}a number of {item.bit_length()} bits: at most 63 are taken")
         case float():
             if not math.isfinite(item):
-                raise InvalidError(f"the number {item}: only finite numbers are taken")
+                raise InvalidError(f"{at}the number {item}: only finite numbers are taken")
         case _:
             raise InvalidError(
-                f"a value of type {type(item).__name__} ({str(item)[:40]!r}): write it as text, in quotes"
+                f"{at}a value of type {type(item).__name__} ({str(item)[:40]!r}): write it as text, in quotes"
             )
 
 

@@ -83,10 +83,10 @@ def test_a_value_that_does_not_fit_is_refused_in_words(document: Any, said: str)
     [
         (b"", "it is empty"),
         (b'{"name":', "it is cut off: its end is missing"),
-        (b'{"flag": true,}', "it is no JSON, from byte 14 on: '}'"),
-        (b'{"inner": {"steps": NaN}}', "it is no JSON, from byte 20 on: 'NaN}}'"),
+        (b'{"flag": true,}', "it is no JSON, from line 1 on: '}'"),
+        (b'{"inner":\n {"steps": NaN}}', "it is no JSON, from line 2 on: 'NaN}}'"),
         (b'{"name": "\xff"}', "it holds text that is not UTF-8"),
-        (b"<html>sign in</html>", "it is no JSON, from byte 0 on: '<html>sign in</html>'"),
+        (b"<html>sign in</html>", "it is no JSON, from line 1 on: '<html>sign in</html>'"),
     ],
 )
 def test_bytes_that_are_no_json_are_refused_in_words(data: bytes, said: str) -> None:

@@ -6,13 +6,15 @@ The same bytes in give the same bytes out. Every k-th piece of text is held out,
 import hashlib
 import itertools
 import json
+import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from protocol.job.end_tokens import END_OF_TEXT, EndingError, EndTokenChoice, ending
 from protocol.job.job import TOKENISED, TokenizerSpec
@@ -25,6 +27,7 @@ from trainer.formats.source import Dataset
 BYTE_SPECIALS = (END_OF_TEXT, "<|begin|>", "<|pad|>")  # With 256 bytes a vocabulary of 259, as TokenizerSpec states.
 MAX_TOKENIZER_TRAINING_CHARACTERS = 64 << 20  # Merges hardly change beyond; keeps memory and minutes bounded.
 MAX_TOKENIZER_BYTES = 64 << 20
+LOG = logging.getLogger(__name__)
 _BATCH = 256  # Pieces encoded at a time: a few megabytes of text.
 
 
@@ -80,6 +83,7 @@ def prepare(
     made = make_tokenizer(tokenizer, tokenizer_file, read, called=called)
     end = ending_of(tokenizer, made, ends).token
     out.mkdir(parents=True, exist_ok=True)
+    named = called or (tokenizer_file.name if tokenizer_file else "the tokenizer")
     writers = _Writer(out / "train.bin.part"), _Writer(out / "heldout.bin.part")
     try:
         if form in TOKENISED:
@@ -87,7 +91,7 @@ def prepare(
             ids = id_pieces(dataset, made.get_vocab_size(with_added_tokens=True), piece_tokens)
             rows, characters = _copy(ids, heldout, *writers), 0
         else:
-            rows, characters = _tokenize(made, read(), None if form == "text" else end, heldout, *writers)
+            rows, characters = _tokenize(made, named, read(), None if form == "text" else end, heldout, *writers)
         _check_lengths(dataset.name, sequence, *writers)
     except BaseException:
         for writer in writers:
@@ -139,15 +143,45 @@ class _Writer:
         self._path.unlink(missing_ok=True)
 
 
+def encoded(tokenizer: Tokenizer, texts: Sequence[str], called: str) -> list[Encoding]:
+    """The tokens of texts.
+
+    Args:
+        called: what the tokenizer's owner calls its file.
+    Raises:
+        DataError: it has no token for what it does not know, and a text has such; or it fails otherwise.
+    """
+    try:
+        found: list[Encoding] = tokenizer.encode_batch(texts, add_special_tokens=False)
+    except Exception as error:  # The library raises plain Exception for whatever a tokenizer cannot do.
+        LOG.warning("a tokenizer failed: %s", error)
+        if re.search(r"\bunk|missing \[?unk", str(error), re.IGNORECASE):
+            raise DataError(
+                "bad-tokenizer",
+                f"{called} has no token for unknown words, and the dataset has words that it does not know: add one to its "
+                "vocabulary and name it as unk_token (unk_id), or choose another tokenizer, such as tokenizer.kind bytes",
+            ) from error
+        raise DataError(
+            "bad-tokenizer", f"{called} cannot split the dataset's text: choose another, such as tokenizer.kind bytes"
+        ) from error
+    return found
+
+
 def _tokenize(
-    tokenizer: Tokenizer, texts: Iterator[str], end: str | None, heldout: float, train: _Writer, held: _Writer
+    tokenizer: Tokenizer,
+    called: str,
+    texts: Iterator[str],
+    end: str | None,
+    heldout: float,
+    train: _Writer,
+    held: _Writer,
 ) -> tuple[int, int]:
     """Encode all pieces, each with one ``end`` after it; returns rows and characters."""
     every = max(2, round(1 / heldout))
     closing = None if end is None else tokenizer.token_to_id(end)
     rows = characters = 0
     while batch := list(itertools.islice(texts, _BATCH)):
-        for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
+        for text, encoding in zip(batch, encoded(tokenizer, batch, called), strict=True):
             ids = encoding.ids
             if closing is not None and ids[-1:] != [closing]:  # Some texts have their own end already.
                 ids = [*ids, closing]

@@ -196,6 +196,7 @@ def _words(kind: Any) -> str:
         "maps": ("is_map",),
         "times": ("is_temporal",),
         "true and false": ("is_boolean",),
+        "nothing (every row is null)": ("is_null",),
     }
     for words, tests in kinds.items():
         if any(getattr(pa.types, test)(kind) for test in tests):

@@ -26,7 +26,7 @@ def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> It
     if said_delimiter(head):
         next(lines)
     records = _records(csv.reader(lines, delimiter=delimiter, strict=True))
-    header = next(records, None)
+    header = next((record for record in records if record != []), None)  # Some begin with empty lines.
     if isinstance(header, DataError):
         raise header
     if header is None:
@@ -81,6 +81,10 @@ def _fault(said: str) -> DataError:
 def _column(header: list[str], field: str, name: str) -> int:
     if header.count(field) == 1:
         return header.index(field)
+    if not any(header):
+        raise DataError(
+            "bad-table", f"{name} names no column in its first line: write the names there, {field!r} among them"
+        )
     listed = ", ".join(map(shown, header[:10])) + (" and others" if len(header) > 10 else "")
     if field in header:
         raise DataError("bad-table", f"{name} has several columns {field!r}: give one of them another name")

@@ -7,9 +7,11 @@ import asyncio
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import resource
+import signal
 import sys
 import tempfile
 import zipfile
@@ -46,6 +48,14 @@ NAMELESS = "the dataset"  # An artifact's own name is a digest, which says nothi
 NAMELESS_TOKENIZER = "the tokenizer's file"
 EXIT_REFUSED = 3  # The tool's own word that its input is at fault; anything else is the tool's fault.
 
+LOG = logging.getLogger(__name__)
+
+_DOING = {
+    "prepare": "making the dataset ready",
+    "check": "checking the dataset",
+    "assemble": "putting the model together",
+    "generate": "trying the model",
+}
 _THREADS = re.compile(r"\|threads-(\d{1,4})$")
 """How an environment class ends, see ``trainer.audit.environment``."""
 
@@ -336,10 +346,11 @@ class TrainerTools:
         if process.returncode == EXIT_REFUSED:
             raise InvalidError(_complaint(complaint), "prompt" if arguments[0] == "generate" else "dataset")
         if process.returncode != 0:
-            tail = complaint[-500:].decode(errors="replace")
-            if os.strerror(errno.EFBIG) in tail:
+            whole = complaint[-MAX_DIAGNOSIS:].decode(errors="replace")
+            if os.strerror(errno.EFBIG) in whole[-500:]:
                 raise FullError(f"the disk has no room for what {arguments[0]} makes of it: {room:,} bytes", RETRY_S)
-            raise UnavailableError(f"trainer {arguments[0]} ended with {process.returncode}: {tail}")
+            LOG.error("trainer %s ended with %d: %s", arguments[0], process.returncode, whole)
+            raise UnavailableError(_crashed(arguments[0], process.returncode, whole))
         return printing.result()
 
     def _limit(self, room: int) -> None:
@@ -383,13 +394,22 @@ def _record_of(path: Path) -> bytes:
             return b""
 
 
+def _crashed(verb: str, status: int | None, complaint: str) -> str:
+    """For whoever asked: the tool's own text has this machine's paths, and goes into the log."""
+    doing = _DOING.get(verb, "this")
+    if status == -signal.SIGKILL or "MemoryError" in complaint[-500:]:
+        return f"{doing} needs more memory than there is for it here: try a smaller file, or ask the operator"
+    return f"{doing} failed, and the coordinator's log says why: try again, choose other files, or tell its operator"
+
+
 def _complaint(text: bytes) -> str:
     """The tool's own words: the last line is JSON with a ``detail``."""
     lines = text[-MAX_DIAGNOSIS:].decode(errors="replace").strip().splitlines()
     try:
         detail = json.loads(lines[-1])["detail"]
     except (IndexError, ValueError, KeyError, TypeError):
-        detail = lines[-1] if lines else "the data cannot be used"
+        LOG.error("a tool refused its input without a reason: %s", "\n".join(lines))
+        detail = "the data cannot be used"
     return str(detail)[:2000]
 
 

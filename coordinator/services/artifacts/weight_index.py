@@ -57,9 +57,9 @@ def check_fit(config: Mapping[str, Any], files: Sequence[tuple[str, Path]]) -> s
     for name, path in files:
         for key, tensor in check_weights(path, name).items():
             if key in found:
-                raise InvalidError(
-                    f"tensor {key[:80]!r} is in {found[key][0]} and in {name}: give each shard once", "weights"
-                )
+                first = found[key][0]
+                where = f"in {first} and in {name}" if first != name else f"in two files of the same content, {name}"
+                raise InvalidError(f"tensor {key[:80]!r} is {where}: give each shard once", "weights")
             found[key] = (name, tensor)
     taken: set[str] = set()
     for parameter, shape in tensors_of(config).all().items():

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import docker
 import requests
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound, TLSParameterError
 
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.errors import NoEngineError, NoImageError, SandboxError
@@ -50,6 +50,15 @@ NO_ENGINE = (
     "your files and network. Install it (Debian and Ubuntu: apt-get install docker.io; Windows and macOS: Docker Desktop), "
     "start it, let this user use it (usermod -aG docker $USER, then log in again), or point DOCKER_HOST to one."
 )
+ADDRESSES = "write it as unix:///var/run/docker.sock or tcp://HOST:PORT, or leave it out for this system's engine"
+_NO_ADDRESS = (
+    DockerException,
+    requests.exceptions.InvalidSchema,
+    requests.exceptions.InvalidURL,
+    ValueError,
+    NameError,
+)
+"""What the library makes of such a one; the last where ssh:// lacks a package."""
 TAMPERED = "somebody on this computer reached into the job's container, so the job was ended"
 NO_IMAGE = (
     "the engine has no image {image!r}: take the signed one with `cottage node image`, or make your own with "
@@ -349,8 +358,16 @@ def connect(timeout: float | None = ENGINE_TIMEOUT_S) -> Any:
     address = os.environ.get("DOCKER_HOST") or USUAL_ENGINE
     try:
         return docker.from_env(timeout=timeout)
-    except (DockerException, requests.RequestException) as error:
-        raise NoEngineError(NO_ENGINE.format(address=address, error=_root_cause(error))) from error
+    except TLSParameterError as error:
+        folder = os.environ.get("DOCKER_CERT_PATH") or "~/.docker"
+        raise NoEngineError(
+            f"DOCKER_TLS_VERIFY and DOCKER_CERT_PATH ask for TLS, and {printable(folder)} holds no usable ca.pem, cert.pem and "
+            "key.pem: put them there, or unset both"
+        ) from error
+    except (DockerException, requests.RequestException, ValueError) as error:
+        if isinstance(_root(error), _NO_ADDRESS):
+            raise NoEngineError(f"DOCKER_HOST is {printable(address)!r}, no engine's address: {ADDRESSES}") from error
+        raise NoEngineError(NO_ENGINE.format(address=printable(address), error=_root_cause(error))) from error
 
 
 def _ask(change: Callable[[], None]) -> None:
@@ -379,8 +396,13 @@ def _explain(error: Exception) -> str:
     return f"the Docker engine failed: {text}"
 
 
-def _root_cause(error: BaseException) -> str:
+def _root(error: BaseException) -> BaseException:
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
+    return error
+
+
+def _root_cause(error: BaseException) -> str:
+    error = _root(error)
     said = error.strerror if isinstance(error, OSError) else None
     return printable(said or str(error)) or type(error).__name__

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import zipfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from common.clock import SystemClock
 from coordinator.errors import InvalidError, UnavailableError
@@ -50,6 +52,58 @@ async def test_a_tokenizer_that_is_none_is_told_of_by_its_name(tmp_path: Path, c
     assert refused.value.detail.startswith(f"{name} is no tokenizer.json: it has no vocabulary")
     with pytest.raises(InvalidError, match=r"^the tokenizer's file is no tokenizer\.json: it has no vocabulary"):
         await workshop.inspect(CheckRequest(asked.dataset, asked.tokenizer), lambda _: None, "data.txt")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"all": 0, "work": 1}, unk_token="[UNK]"),
+        models.WordPiece({"all": 0, "work": 1}, unk_token="[UNK]"),
+        models.Unigram([("all", -1.0), ("work", -2.0)]),
+        models.BPE({"a": 0, "l": 1}, [], unk_token="[UNK]"),
+    ],
+)
+async def test_a_tokenizer_without_a_token_for_unknown_words_is_told_as_that(
+    tmp_path: Path, model: models.Model
+) -> None:
+    artifacts, workshop = tools(tmp_path)
+    asked = await document(artifacts, tmp_path, b"all work and no play\n" * 500)
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    file = await artifacts.put_file(tmp_path / "tokenizer.json")
+    asked = msgspec.structs.replace(asked, tokenizer=TokenizerSpec("file", file=file))
+    with pytest.raises(InvalidError) as refused:
+        await workshop.prepare(asked, "data.txt", {file: "mine.json"})
+    assert refused.value.detail == (
+        "mine.json has no token for unknown words, and the dataset has words that it does not know: add one to its "
+        "vocabulary and name it as unk_token (unk_id), or choose another tokenizer, such as tokenizer.kind bytes"
+    )
+
+
+CRASHES = {
+    "echo 'File \"/srv/secret/prepare.py\", line 150' >&2; echo 'Exception: oh' >&2; exit 1": "making the dataset ready failed, "
+    "and the coordinator's log says why: try again, choose other files, or tell its operator",
+    "echo '  /srv/secret/prepare.py' >&2; echo MemoryError >&2; exit 1": "making the dataset ready needs more memory than there "
+    "is for it here: try a smaller file, or ask the operator",
+    "echo /srv/secret/prepare.py >&2; kill -9 $$": "making the dataset ready needs more memory than there is for it here: "
+    "try a smaller file, or ask the operator",
+}
+
+
+@pytest.mark.parametrize("script", CRASHES)
+async def test_a_tool_that_crashes_is_told_in_a_sentence_and_the_log_has_the_rest(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifacts, workshop = tools(tmp_path)
+    asked = await document(artifacts, tmp_path, b"all work and no play\n" * 500)
+    (tmp_path / "tool").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "tool").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "tool"))
+    with pytest.raises(UnavailableError) as failed:
+        await workshop.prepare(asked)
+    assert failed.value.detail == CRASHES[script]
+    assert "/srv/secret/prepare.py" in caplog.text
 
 
 async def test_a_dataset_becomes_the_files_of_every_worker(tmp_path: Path) -> None:

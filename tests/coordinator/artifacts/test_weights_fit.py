@@ -379,6 +379,14 @@ def test_a_tensor_in_two_files_is_told_with_both(tmp_path: Path) -> None:
         check_fit(config, files)
 
 
+def test_two_files_of_the_same_content_are_told_as_that(tmp_path: Path) -> None:
+    config = resolved("llama")
+    file = kept(tmp_path, made_for(config))
+    said = r"is in two files of the same content, a\.safetensors: give each shard once"
+    with pytest.raises(InvalidError, match=said):
+        check_fit(config, [("a.safetensors", file)] * 2)
+
+
 def test_an_upload_is_refused_under_its_own_name(tmp_path: Path) -> None:
     fits = made_for(resolved("llama"))
     for spoil in (_adapter, _cut, _damaged, _fp8):

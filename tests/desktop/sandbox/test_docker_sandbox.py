@@ -13,11 +13,11 @@ import docker
 import pytest
 
 from desktop.agent.base.unixsocket import listen
-from desktop.agent.errors import SandboxError
+from desktop.agent.errors import NoEngineError, SandboxError
 from desktop.agent.sandbox import docker as docker_sandbox
 from desktop.agent.sandbox import toolkit
 from desktop.agent.sandbox.base import SOCKET_NAME, SandboxLimits
-from desktop.agent.sandbox.docker import DockerSandbox
+from desktop.agent.sandbox.docker import DockerSandbox, connect
 from desktop.agent.sandbox.restrictions import (
     PROFILE,
     container_faults,
@@ -280,6 +280,27 @@ async def test_no_engine_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SandboxError, match=r"no Docker engine answers at unix://.*apt-get install docker.io"):
         await sandbox.check()
     await sandbox.aclose()
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://[::1", "tcp://[::1]:99999", "tcp://host:port", "tcp://", "nonsense", "fd://", "npipe://x", " "]
+)
+def test_an_address_that_is_none_is_told_with_one_that_is(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", address)
+    with pytest.raises(NoEngineError) as refused:
+        connect()
+    assert str(refused.value) == (
+        f"DOCKER_HOST is {address!r}, no engine's address: write it as unix:///var/run/docker.sock or tcp://HOST:PORT, "
+        "or leave it out for this system's engine"
+    )
+
+
+def test_keys_of_an_engine_that_are_not_there_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
+    with pytest.raises(NoEngineError, match=f"and {tmp_path} holds no usable ca.pem, cert.pem and key.pem"):
+        connect()
 
 
 WEAKER: dict[str, dict[str, Any]] = {

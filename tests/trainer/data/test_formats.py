@@ -137,6 +137,19 @@ def test_nulls_and_empty_texts_are_left_out(tmp_path: Path) -> None:
     assert list(pieces(Dataset.of(tmp_path / "a.parquet"))) == ["a", "b"]
 
 
+@pytest.mark.parametrize("before", [b"\n", b"\r\n\n\n"])
+def test_empty_lines_before_the_names_of_columns_are_skipped(before: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(before + b"id,text\n1,one\n2,two\n")
+    assert list(pieces(Dataset.of(tmp_path / "a.csv", "csv"))) == ["one", "two"]
+
+
+def test_a_first_line_without_names_is_told_as_that(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b",\nx,y\n")
+    with pytest.raises(DataError) as refused:
+        list(pieces(Dataset.of(tmp_path / "a.csv", "csv")))
+    assert refused.value.detail == "a.csv names no column in its first line: write the names there, 'text' among them"
+
+
 def test_another_column_can_hold_the_text(tmp_path: Path) -> None:
     pq.write_table(pa.table({"content": ["a", "b"], "text": [1, 2]}), tmp_path / "a.parquet")
     assert list(pieces(Dataset.of(tmp_path / "a.parquet", text_field="content"))) == ["a", "b"]

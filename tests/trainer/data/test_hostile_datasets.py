@@ -246,6 +246,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     ),
     "trailing.json": (b'[{"text": "a"}]\nand more', "trailing.json is not JSON: at byte 17 stands 'and more'"),
     "column.csv": (b"id,body\n1,a\n2,b\n", "column.csv has no column 'text': its first line names 'id', 'body'"),
+    "null.parquet": (
+        parquet_bytes(pa.table({"text": pa.nulls(3)})),
+        "column 'text' of null.parquet holds nothing (every row is null), not text: name another column",
+    ),
     "twice.csv": (b"text,text,n\na,b,1\na,b,1\n", "twice.csv has several columns 'text'"),
     "width.csv": (b"id,text\n" + b"1,fine\n" * 9 + b"2,a, b\n", "row 10 of width.csv has 3 fields, the first line 2"),
     "open.csv": (
