@@ -25,6 +25,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _ZONE = re.compile(r"[A-Za-z0-9._~-]{1,40}")
 _UNBRACKETED = re.compile(r"^[a-z+]+://[^/\[\]@]*:[^/\[\]@]*:", re.IGNORECASE)
 _PORT = re.compile(r"^[a-z+]+://[^/\[\]]*:[0-9]+(?:[/?#]|$)", re.IGNORECASE)
+_AUTHORITY_END = re.compile(r"[/?#]")
 _SECRET = re.compile(r"//[^/@]*@")
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -57,12 +58,20 @@ def parse_url(text: str, schemes: Collection[str] = HTTP, *, users: bool = False
         raise UrlError(f"{shown} is no address of a server: write it as {wanted}")
     if not users and (url.user is not None or url.password is not None):
         raise UrlError(f"{shown} has a user name in it: leave out what stands before the @")
+    if (digits := _port_in(text)) and not (digits.isascii() and digits.isdecimal()):  # Python reads 1_8470 and ٣, too.
+        raise UrlError(f"{shown} is no address of a server: ports are numbers of 1 to 65535")
     if port == 0:
         raise UrlError(f"{shown} names port 0, at which nobody answers: name the server's port")
     try:
         return url.with_host(parse_host(url.raw_host)).with_fragment(None)
     except UrlError as error:
         raise UrlError(f"{shown} is no address of a server: {error}") from error
+
+
+def _port_in(text: str) -> str:
+    """The port as an address writes it; empty where it names none."""
+    place = _AUTHORITY_END.split(text.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
+    return place.rpartition("]")[2].partition(":")[2]
 
 
 def parse_host(text: str) -> str:

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from common.regular_file import irregular
 from common.untrusted_text import untrusted
 from coordinator.client.account import AccountCalls
 from coordinator.client.archive import unpack
@@ -340,7 +341,11 @@ class Client(AccountCalls, PublicCalls):
             progress: called with the bytes that the coordinator holds, and the whole length.
             resume: id of an upload that another process began.
             begun: called with the upload before its first bytes go: whoever keeps its id can go on with it.
+        Raises:
+            ClientError: it is a pipe, a device or a folder.
         """
+        if what := irregular(path):
+            raise ClientError(f"{path} {what}")
         length = path.stat().st_size
         if length == 0:
             raise ProblemError(422, "invalid", f"{path.name} is empty: choose a file with something in it", purpose)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from common.console import Terminal
+from common.regular_file import irregular
 from common.terminal import say
 from protocol.file_formats import HEAD_BYTES, WORDS, ContentError, FileContent, recognise, remarks, settle
 from protocol.job.job import MAX_SHARDS, DatasetFormat
@@ -32,6 +33,7 @@ def format_of(path: Path, wanted: str | None, text_field: str, out: Terminal, as
         near = difflib.get_close_matches(wanted, CHOICES, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise DatasetError(f"dataset.format is {wanted[:60]!r}, no format: {hint}There are {', '.join(CHOICES)}")
+    check_regular(path)
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     content = recognise(head, len(head) < HEAD_BYTES, path.name, text_field)
@@ -45,6 +47,16 @@ def format_of(path: Path, wanted: str | None, text_field: str, out: Terminal, as
     for remark in remarks(content, path.name, chosen):
         say(f"cottage: {remark}", error=True)
     return chosen
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe, a device or a folder before anything waits for what it says.
+
+    Raises:
+        DatasetError: it is one. OSError: nothing is there.
+    """
+    if what := irregular(path):
+        raise DatasetError(f"{path} {what}")
 
 
 def _chosen(content: FileContent, name: str, out: Terminal) -> str:
@@ -63,6 +75,7 @@ def shards(path: Path) -> tuple[list[Path], list[Path]]:
         DatasetError: there are none, or a shard that the index or the other shards' numbers name is not there.
     """
     if not path.is_dir():
+        check_regular(path)
         return [path], []
     found = sorted(path.glob("*.safetensors"))
     if not found:
@@ -87,6 +100,8 @@ def shards(path: Path) -> tuple[list[Path], list[Path]]:
         )
     if gone := next((one for one in chosen if not one.exists()), None):
         raise DatasetError(f"{gone} is a link to a file that is not there: download the model anew")
+    for one in chosen:
+        check_regular(one)
     return chosen, [one for one in found if one not in chosen]
 
 
@@ -115,6 +130,8 @@ def missing_shards(names: Collection[str]) -> list[str]:
 
 def _named(index: Path) -> set[str]:
     """The files that an index names; none where there is none that can be read."""
+    if not index.is_file():  # A pipe would never answer.
+        return set()
     try:
         weights = json.loads(index.read_bytes())["weight_map"]
         return {name for name in weights.values() if isinstance(name, str)}

@@ -8,6 +8,7 @@ from coordinator.client.datasets import DatasetError
 
 CONFIG, GENERATION, SETTINGS = "config.json", "generation_config.json", "tokenizer_config.json"
 TOKENIZER, TEMPLATE, NAMES = "tokenizer.json", "chat_template.jinja", "special_tokens_map.json"
+TEMPLATES = "additional_chat_templates"  # A folder of templates with names, as ``tool_use.jinja``.
 MAX_FILE_BYTES = 16 << 20  # Gemma 3 lists 6,000 unused tokens in its tokenizer_config.json: 1.2 MB.
 
 
@@ -28,8 +29,10 @@ def model_files(folder: Path, model: dict[str, Any]) -> list[str]:
 
 
 def tokenizer_files(folder: Path, tokenizer: dict[str, Any]) -> list[str]:
-    """The same for a document's ``tokenizer``: names of special tokens, and the chat template.
+    """The same for a document's ``tokenizer``: names of special tokens, and the chat templates.
 
+    Templates in files of their own stand for all that ``tokenizer_config.json`` has, as in transformers
+    (``PreTrainedTokenizerBase._from_pretrained``); several are a list with names, which it reads back as the same.
     ``added_tokens_decoder`` stays behind: it repeats ``tokenizer.json``.
     """
     if "settings" in tokenizer:
@@ -38,9 +41,12 @@ def tokenizer_files(folder: Path, tokenizer: dict[str, Any]) -> list[str]:
     settings = {**(found[NAMES] or {}), **(found[SETTINGS] or {})}
     settings.pop("added_tokens_decoder", None)
     taken = [name for name, content in found.items() if content is not None]
-    if (folder / TEMPLATE).is_file():
-        settings.setdefault("chat_template", _text(folder / TEMPLATE))
-        taken.append(TEMPLATE)
+    files = {"default": folder / TEMPLATE} if (folder / TEMPLATE).is_file() else {}
+    files |= {path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja")) if path.is_file()}
+    if files:
+        named = [{"name": name, "template": _text(path)} for name, path in files.items()]
+        settings["chat_template"] = named[0]["template"] if [*files] == ["default"] else named
+        taken += [str(path.relative_to(folder)) for path in files.values()]
     if settings:
         tokenizer["settings"] = settings
     return taken

@@ -250,7 +250,12 @@ def _family(config: Mapping[str, Any]) -> str:
         raise ModelConfigError(f"model_type {family!r} is not supported: use one of {', '.join(FAMILIES)}")
     architectures = config.get("architectures")
     if architectures is not None and architectures != [FAMILIES[family]]:
+        wanted = FAMILIES[family]
+        named = architectures[0] if isinstance(architectures, list) and len(architectures) == 1 else None
+        why = "only models that continue a text are trained"
+        if isinstance(named, str) and named.endswith("Model") and named != wanted:
+            why = "that is a model without its head, and without one it cannot continue a text"
         raise ModelConfigError(
-            f"architectures {architectures!r} is not supported for {family}: use ['{FAMILIES[family]}']"
+            f"architectures {architectures!r} is not supported for {family}, {why}: use ['{wanted}']"
         )
     return family

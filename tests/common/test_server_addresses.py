@@ -52,6 +52,13 @@ REFUSED = {
     "http://name:0": "port 0",
     "http://name:65536": "1 to 65535",
     "http://name:99999/path": "1 to 65535",
+    **{
+        f"http://{host}:{port}": "1 to 65535"
+        for host in ("name", "[::1]")
+        for port in ("1_8470", "+18470", "٣", "8４70")
+    },
+    "http://name:1_8470/path:8470": "1 to 65535",
+    "http://name:+1?port=:2": "1 to 65535",
     "http://name:x": "http://HOST",
     "http://na me": "spaces",
     "http://name\n:80": "spaces",
@@ -102,7 +109,8 @@ def test_a_pair_of_host_and_port_is_taken_apart_and_written_again(text: str, pai
 
 
 @pytest.mark.parametrize(
-    "text", ["mail.example", "::1:25", "[::1]", "name:", "name:x", "name:65536", ":25", "", "[::1]25"]
+    "text",
+    ["mail.example", "::1:25", "[::1]", "name:", "name:x", "name:65536", ":25", "", "[::1]25", "n:1_8", "n:+8", "n:٣"],
 )
 def test_a_pair_without_a_port_is_refused(text: str) -> None:
     with pytest.raises(UrlError):

@@ -11,6 +11,8 @@ from protocol.models.hf_classes import CLASSES, VERSION
 PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
 BEGIN, END = "<!-- begin: the table of keys, written by tests/support/config_table.py -->", "<!-- end -->"
 
+LOOKED_AT = frozenset({"model_type", "architectures"})  # Before any other key, and not kept.
+
 
 def cell(family: str, key: str) -> str:
     """One family and one key; empty where only a config without the key is trained."""
@@ -41,8 +43,12 @@ def table() -> str:
     lines += [f"| `{key}` | {' | '.join(row)} |" for key, row in cells.items() if key not in alike]
     taken = ", ".join(f"`{key}`" for key, value in alike.items() if value == "taken")
     fixed = "; ".join(f"`{key}`: {value}" for key, value in alike.items() if value != "taken")
-    harmless = ", ".join(f"`{key}`" for key in sorted(config_keys.HARMLESS - set(rows)))
+    harmless = ", ".join(f"`{key}`" for key in sorted(config_keys.HARMLESS - set(rows) - LOOKED_AT))
+    architectures = ", ".join(f"`{known.architecture}`" for known in CLASSES.values())
     rest = (
+        "`model_type` names the family, and `architectures` is left out, `null`, or a list of the family's one: "
+        f"{architectures}. "
+        "Another is refused: a base model (such as `LlamaModel`) has no head in its weights, and a classifier has another one.",
         f"Taken by all families: {taken}.",
         f"By none, and only these values leave its arithmetic alone: {fixed}.",
         f"Harmless whatever they say: {harmless}.",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
+from common.regular_file import irregular
 from common.zstd import Zstd, ZstdDataError
 from protocol.file_formats import (
     HEAD_BYTES,
@@ -59,12 +60,14 @@ class Dataset:
         """Bytes of the file, packed as it is.
 
         Raises:
-            DataError: missing, empty, or more than ``MAX_DATASET_BYTES``.
+            DataError: missing, no regular file, empty, or more than ``MAX_DATASET_BYTES``.
         """
         try:
-            size = self.path.stat().st_size
+            size, what = self.path.stat().st_size, irregular(self.path)
         except OSError as error:
             raise DataError("missing-file", f"{self.name} cannot be read: {error.strerror}") from error
+        if what:
+            raise DataError("missing-file", f"{self.name} {what}")
         if size == 0:
             raise DataError("empty-dataset", f"{self.name} is empty: upload a file with text in it")
         if size > MAX_DATASET_BYTES:

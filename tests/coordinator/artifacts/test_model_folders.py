@@ -1,26 +1,54 @@
 """``--weights FOLDER``: what lies beside the weights goes with the job, and comes back with the model."""
 
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from common.console import Terminal
 from coordinator.client import cli
 from coordinator.client.cli import CliUsageError
+from coordinator.client.client import Client
 from coordinator.client.datasets import DatasetError
+from coordinator.client.errors import ClientError
 from coordinator.client.folders import MAX_FILE_BYTES, tokenizer_files
 from coordinator.client.options import parser
 from coordinator.web.pages.forms import fill, read
 from protocol import codec
-from protocol.job.job import MAX_SETTINGS_BYTES, JobSpec
+from protocol.job.job import MAX_SETTINGS_BYTES, JobSpec, TokenizerSpec
 from tests.support.special_tokens import CHATML, KNOWN, written
+from trainer.errors import DataError
+from trainer.formats.source import Dataset
 
 KNOWN_NAME = "qwen 2.5 instruct"
 CONFIG = {"model_type": "qwen2", "hidden_size": 64, "eos_token_id": 2}
 GENERATION = {"eos_token_id": [2, 0], "top_p": 0.8}
 DATASET = {"artifact": "1" * 64}
+IRREGULAR = {
+    "pipe": "is a pipe, and its content is read more than once: save it as a file, and name that",
+    "socket": "is a socket, and .*: save it as a file",
+    "device": "is a device or a terminal, and .*: save it as a file",
+    "folder": "is a folder: name one file in it",
+}
+
+
+def irregular_path(kind: str, tmp_path: Path) -> Path:
+    path = tmp_path / "odd"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(str(path))
+        case "device":
+            return Path("/dev/null")
+        case _:
+            path.mkdir()
+    return path
 
 
 class Uploads:
@@ -101,6 +129,61 @@ async def test_templates_and_names_in_files_of_their_own_are_settings_too(tmp_pa
     part: dict[str, Any] = {}
     assert tokenizer_files(made, part) == ["special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja"]
     assert part["settings"] == settings | {"chat_template": CHATML, "cls_token": "<|im_start|>"}
+
+
+@pytest.mark.parametrize("in_config", [None, "of the config", [{"name": "old", "template": "of the config"}]])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"chat_template.jinja": "of the file"},
+        {"chat_template.jinja": "of the file", "additional_chat_templates/tool_use.jinja": "for tools"},
+        {"additional_chat_templates/rag.jinja": "for papers", "additional_chat_templates/tool_use.jinja": "for tools"},
+        {"chat_template.jinja": "of the file", "additional_chat_templates/default.jinja": "for tools"},
+        {"additional_chat_templates/notes.txt": "none"},
+    ],
+    ids=lambda files: " ".join(files),
+)
+async def test_transformers_finds_the_chat_templates_of_a_folder_again(
+    files: dict[str, str], in_config: Any, tmp_path: Path
+) -> None:
+    settings = KNOWN[KNOWN_NAME].settings | {"chat_template": in_config}
+    made = folder(tmp_path, tokenizer_config={key: value for key, value in settings.items() if value is not None})
+    (made / "additional_chat_templates").mkdir()
+    for name, text in files.items():
+        (made / name).write_text(text)
+    part: dict[str, Any] = {"kind": "file", "file": "2" * 64}
+    taken = tokenizer_files(made, part)
+    replaced = {"chat_template.jinja"} if "additional_chat_templates/default.jinja" in files else set()
+    assert set(taken) - {"tokenizer_config.json"} == {name for name in files if name.endswith(".jinja")} - replaced
+    finished = tmp_path / "finished"  # As trainer.export writes them: the settings as they came.
+    written(KNOWN[KNOWN_NAME], finished)
+    kept = codec.convert(part, TokenizerSpec).settings
+    (finished / "tokenizer_config.json").write_text(json.dumps(kept))
+    before, after = (AutoTokenizer.from_pretrained(one) for one in (made, finished))
+    assert after.chat_template == before.chat_template
+    if "chat_template.jinja" in files:
+        assert "of the config" not in json.dumps(kept)
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+async def test_what_cannot_be_read_twice_is_refused_before_anything_waits_for_it(kind: str, tmp_path: Path) -> None:
+    pipe, model = irregular_path(kind, tmp_path), folder(tmp_path)
+    for argv in (("--data", str(pipe)), ("--weights", str(pipe))):
+        if "weights" in argv[0] and kind == "folder":
+            continue  # A model's folder is what may be named there.
+        with pytest.raises(DatasetError, match=f"{pipe} {IRREGULAR[kind]}"):
+            await document(tmp_path, {"model": {"config": CONFIG}}, *argv)
+    async with Client("http://127.0.0.1:9") as client:
+        for purpose in ("dataset", "tokenizer", "weights"):
+            with pytest.raises(ClientError, match=f"{pipe} {IRREGULAR[kind]}"):
+                await client.upload(pipe, purpose)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=f"data.jsonl {IRREGULAR[kind]}"):
+        Dataset.of(pipe, name="data.jsonl").look()
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").symlink_to(pipe)
+    os.mkfifo(model / "model.safetensors.index.json")
+    with pytest.raises(DatasetError, match=IRREGULAR[kind]):
+        await document(tmp_path, {}, "--weights", str(model))
 
 
 async def test_a_folder_with_a_damaged_file_names_it(tmp_path: Path) -> None:

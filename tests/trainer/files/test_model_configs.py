@@ -140,7 +140,14 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"model_type": "bert"}, "model_type 'bert' is not supported: use one of llama"),
         ({"model_type": None}, "model_type None"),
         ({"model_type": ["llama"]}, "model_type"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            r"\['LlamaForSequenceClassification'\] is not supported for llama, only models that continue a text .*: "
+            r"use \['LlamaForCausalLM'\]",
+        ),
+        ({"architectures": ["LlamaModel"]}, "without its head, .*: use "),
+        ({"architectures": [7]}, "only models that continue a text"),
+        ({"architectures": "LlamaForCausalLM"}, "only models that continue a text"),
         ({"auto_map": {"AutoModel": "x.py"}}, "auto_map is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"num_experts": 8}, "num_experts is not supported"),
