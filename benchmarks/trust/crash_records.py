@@ -4,7 +4,7 @@ The last of two stages does some of a round's steps; the round's record is made 
 does for it (``trainer.worker.round_record``), the way over a Unix socket, and what the agent does (``crash_records``: sealed and
 written) are timed apart. States and moments are on the shelf in any case: their bytes are shown beside.
 
-    python benchmarks/crash_records.py [--rounds 5]
+    python -m benchmarks.trust.crash_records [--rounds 5]
 """
 
 import argparse
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from _common import publish
-from _replica import llama
 
+from benchmarks.common import publish
+from benchmarks.learning._replica import llama
 from common.encrypted_files import OVERHEAD, SEGMENT
 from desktop.agent.jobs.crash_records import CrashRecords, RoundStart
 from desktop.agent.jobs.state_store import Shelf
