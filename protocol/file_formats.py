@@ -209,7 +209,8 @@ def remarks(content: FileContent, name: str, chosen: str) -> list[str]:
     last, packed = ending(name)
     promised = ENDINGS.get(last, frozenset())
     if promised and chosen not in promised:
-        said.append(f"{name} is {WORDS[chosen]}, whatever its ending says, and is read as that")
+        otherwise = "; if it is a text as it stands, choose the format text" if "text" in promised else ""
+        said.append(f"{name} is {WORDS[chosen]}, whatever its ending says, and is read as that{otherwise}")
     if packed and not content.packing:
         said.append(f"{name} is not packed, whatever its ending says")
     likely = content.formats[0] if content.formats else chosen
@@ -236,8 +237,17 @@ def ending(name: str) -> tuple[str, Packing]:
 
 def packing_of(head: bytes) -> Packing:
     """How a file is packed."""
+    if head and not (head := _past_skippable(head)):
+        return "zstd"  # What is packed begins beyond the look; LZ4's programs write no such frames.
     found: Packing = next((packing for magic, packing in _PACKINGS.items() if head.startswith(magic)), "")
     return "" if found == "bzip2" and head[4:10] not in _BZIP2_BLOCKS else found
+
+
+def _past_skippable(head: bytes) -> bytes:
+    """What comes after frames that zstd and LZ4 pass over, as pzstd writes one first; empty where that is not looked at."""
+    while head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5 and len(head) >= 8:
+        head = head[8 + int.from_bytes(head[4:8], "little") :]
+    return head
 
 
 def unpacked(head: bytes, packing: Packing) -> tuple[bytes | None, Literal["ended", "more", "open", "unknown"]]:
@@ -247,6 +257,7 @@ def unpacked(head: bytes, packing: Packing) -> tuple[bytes | None, Literal["ende
     """
     try:
         made = _unpacker(packing)
+        head = (_past_skippable(head) if packing == "zstd" else head) or head
         data = made.decompress(head, HEAD_BYTES + 1)
         return data, "open" if not made.eof else "more" if made.unused_data else "ended"
     except ImportError:
@@ -330,6 +341,7 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said
 
 
 def _other(head: bytes) -> str:
+    head = _past_skippable(head)
     for magic, what in _OTHERS.items():
         certain = not magic.isalnum() or has_controls(head[:4096].decode("latin-1"))  # "ORC" begins many a story.
         if head.startswith(magic) and certain:
@@ -358,7 +370,7 @@ def _binary(head: bytes, last: str) -> FileContent:
 
 
 def _formats(text: str, whole: bool, last: str, text_field: str) -> tuple[DatasetFormat, ...]:
-    begin = text.lstrip("\ufeff \t\r\n")
+    begin = text.replace("\n\ufeff", "\n").lstrip("\ufeff \t\r\n")  # Joined files have marks within.
     if begin.startswith("{") and (found := _objects(begin, whole, text_field)):
         return (found,)
     if begin.startswith("[") and (found := _arrays(begin, whole)):
@@ -391,9 +403,17 @@ def _objects(text: str, whole: bool, text_field: str) -> DatasetFormat | None:
         )
         text_itself = objects[0].get(text_field)
         return "json" if isinstance(text_itself, dict) or (nested and not isinstance(text_itself, str)) else "jsonl"
+    if _separated(text, whole, dict):
+        return "jsonl"
     if not _KEY.match(text):
         return None
     return "jsonl" if "\n" not in text and _opens_with_text(text) else "json"
+
+
+def _separated(text: str, whole: bool, kind: type) -> bool:
+    """Whether the first of several lines, and most of them, are values of a kind, be there a comma after each."""
+    found = [isinstance(_loaded(line.rstrip().removesuffix(",")), kind) for line in _lines(text, whole)]
+    return len(found) > 1 and found[0] and 2 * sum(found) > len(found)
 
 
 def _opens_with_text(text: str) -> bool:
@@ -413,6 +433,8 @@ def _arrays(text: str, whole: bool) -> DatasetFormat | None:
     if all(_is_ids(line) for line in lines[:-1] or lines):
         return "ids"
     inner = text[1:].lstrip()
+    if inner[:1] in ('"', "[", "{") and _separated(text, whole, list):
+        return "jsonl"  # Each row is refused with what it should be.
     if inner.startswith("{"):
         return "json" if _KEY.match(inner) else None
     if inner.startswith("["):
@@ -494,7 +516,7 @@ def _records(text: str, whole: bool, delimiter: str) -> Iterator[list[str]]:
         lines = lines[1:]
     if not whole and len(lines) > 1:
         lines.pop()
-    rows = csv.reader(lines, delimiter=delimiter)
+    rows = csv.reader((line.lstrip("\ufeff") for line in lines), delimiter=delimiter)
     for _ in range(MAX_RECORDS):
         try:
             row = next(rows, None)

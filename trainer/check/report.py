@@ -136,6 +136,9 @@ class _Reader:
         self._equal, self._alike, self._tokens = equal, alike, tokens
         self._plain = form == "text"
         self._foreign = Foreign()
+        self._as_it_is = (
+            dataset.encoding(dataset.look()) == "utf-8"
+        )  # Else what rows hold was decoded: no bytes of the file.
         self._scanner = Scanner()
         self._chance = random.Random(0)  # noqa: S311 - which rows are shown
         self._rows = self._usable = self._characters = self._bytes = self._longest = self._longest_row = 0
@@ -154,7 +157,8 @@ class _Reader:
             self._rows = row.number
             if isinstance(row.text, DataError):
                 self._note(row.text.code, row.number, row.text.detail.replace(self._name, ""))
-                self._foreign.bad(row.raw)
+                if self._as_it_is and row.text.code == "bad-encoding":
+                    self._foreign.bad(row.raw)
             elif not row.text.strip():
                 self._note("empty", row.number, "")
                 self._characters += len(row.text) if self._plain else 0
@@ -242,6 +246,8 @@ class _Reader:
             )
         if faulty and refused:
             rows = f"{faulty:,} of {self._rows:,} rows cannot be read"
+            if faulty == self._counts["bad-character"]:  # In UTF-16 the file may be cut.
+                return f"{rows}: {self._places['bad-character'][0].shown}"
             return f"{rows}: mend the file, or leave those rows out (dataset.faulty skip)"
         return ""
 

@@ -13,6 +13,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from trainer.errors import DataError
+from trainer.formats.documents import alone
 from trainer.formats.fields import kind_of
 from trainer.formats.rows import MAX_ROW_BYTES, long_row, not_json, place, too_deep
 from trainer.formats.source import Dataset, opened
@@ -73,7 +74,7 @@ def _rows(name: str, file: BinaryIO, vocabulary: int) -> Iterator[Ids]:
         where = place(number, name)
         if len(line) > MAX_ROW_BYTES:
             raise long_row(where)
-        if not line.strip():
+        if not (line := alone(line)):
             continue
         row = _array(line, where)
         if any(type(entry) is not int or abs(entry) >= 2**62 for entry in row):

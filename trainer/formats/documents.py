@@ -6,6 +6,7 @@ is one bad row.
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Final, Literal
@@ -36,10 +37,17 @@ def json_lines(stream: SourceStream, field: str, name: str, encoding: str) -> It
             while not line.endswith(b"\n") and (line := stream.readline(BLOCK)):
                 pass
             yield DatasetRow(number, stream.since(), long_row(place(number, name)))
-        elif line.strip():
+        elif line := alone(line):
             yield made(number, stream.since(), line, field, name, encoding)
         else:
             yield DatasetRow(number, stream.since(), "")
+
+
+def alone(line: bytes) -> bytes:
+    """What a line holds: without the mark that files have before they are joined, and the comma that an array has after it."""
+    while line.startswith(BOM_UTF8):  # Of empty files, too.
+        line = line.removeprefix(BOM_UTF8)
+    return line.strip().removesuffix(b",")
 
 
 def made(number: int, size: int, value: bytes, field: str, name: str, encoding: str) -> DatasetRow:
@@ -170,6 +178,9 @@ def _rows(scanner: "_Scanner", stream: SourceStream, field: str, name: str, enco
         yield _row(scanner.value(MAX_ROW_BYTES), number, stream, field, name, encoding)
         if scanner.take(b",]") == b"]":
             return
+        if scanner.peek() == b"]":  # A comma after the last row means nothing else.
+            scanner.take(b"]")
+            return
 
 
 def _row(value: bytes | None, number: int, stream: SourceStream, field: str, name: str, encoding: str) -> DatasetRow:
@@ -196,9 +207,20 @@ class _Scanner:
             found = _WRITTEN.search(self._held, self._at)
             if found is not None:
                 self._at = found.start()
-                return found[0]
+                if found[0] != BOM_UTF8[:1] or not self._mark():
+                    return found[0]
+                continue
             if not self._more():
                 return b""
+
+    def _mark(self) -> bool:
+        """Go past the mark that a file had before it was joined to another; whether one stands here."""
+        if len(self._held) - self._at < len(BOM_UTF8):
+            rest, passed = self._held[self._at :], self._passed + self._at
+            self._held, self._at, self._passed = rest + self._stream.read(BLOCK), 0, passed
+        found = self._held.startswith(BOM_UTF8, self._at)
+        self._at += len(BOM_UTF8) if found else 0
+        return found
 
     def expect(self, wanted: bytes) -> bytes:
         """The next byte, which must be one of those that are wanted; it stays."""
@@ -240,6 +262,9 @@ class _Scanner:
         while True:
             self.value(0)
             if self.take(b",]") == b"]":
+                return
+            if self.peek() == b"]":
+                self.take(b"]")
                 return
 
     def _to(self, kept: "_Kept") -> bytes:
@@ -293,7 +318,10 @@ class _Scanner:
         here = self._held[self._at : self._at + 40].decode("utf-8", "replace")
         stands = f"stands {shown(here)}" if here else "the file ends"
         where = f"at byte {self._passed + self._at + 1:,} {stands}, where {wanted} should be"
-        return DataError("bad-json", f"{self._name} is not JSON: {where}; write it anew, or as JSON lines")
+        return DataError(
+            "bad-json",
+            f"{self._name} is not JSON: {where}; write it anew, or as JSON lines, or choose the format text if it is none",
+        )
 
 
 class _Kept:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from trainer.errors import DataError
 
 MAX_ROW_BYTES = 64 << 20  # One document; a whole book has 1 MB.
+NO_CHARACTER, HALF, CUT = "\udc80", "\ud800", "\ud840"
+"""What stands in UTF-8 for bytes of another encoding: of no character, of half a one, and of one at the end of the file."""
 SHOWN = 40  # Characters of a name or of what stands at a wrong place.
 
 
@@ -40,6 +42,13 @@ def long_row(where: str) -> DataError:
 def bad_encoding(where: str, error: UnicodeDecodeError, encoding: str) -> DataError:
     """Bytes that are no characters of the encoding that the file is read in."""
     if encoding != "utf-8":  # The bytes that are looked at here are not the file's own.
+        mark = error.object[error.start : error.start + 2]  # Three bytes, of which a block may have two.
+        if mark == CUT.encode("utf-8", "surrogatepass")[:2]:
+            ends = f"{where} breaks off within a character: the file, in {encoding}, is cut at its end; fetch it anew"
+            return DataError("bad-character", ends)
+        if mark == HALF.encode("utf-8", "surrogatepass")[:2]:
+            half = f"{where} has half a character, in {encoding}: its other half was cut off"
+            return DataError("bad-character", f"{half}; write it anew, or leave such rows out")
         what = (
             f"{where} has bytes that are no characters in {encoding}: name another encoding, or save the file as UTF-8"
         )

@@ -28,6 +28,7 @@ from protocol.file_formats import (
 )
 from protocol.job.job import DatasetFormat, DatasetSpec
 from trainer.errors import DataError
+from trainer.formats.rows import CUT, HALF, NO_CHARACTER
 
 MAX_DATASET_BYTES = 200 << 30  # As much as an upload may have, and as much as it may unpack to.
 MAX_RATIO = 300  # Text packs to a fifth or a tenth; logs that repeat themselves to a hundredth.
@@ -265,7 +266,9 @@ class _InUtf8(io.RawIOBase):
 
 def _unreadable(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeDecodeError)
-    return "\udc80", error.end
+    if error.reason in ("truncated data", "unexpected end of data", "incomplete multibyte sequence"):
+        return CUT, error.end
+    return HALF if error.encoding.startswith("utf-16") or "surrogate" in error.reason else NO_CHARACTER, error.end
 
 
 codecs.register_error(_UNREADABLE, _unreadable)

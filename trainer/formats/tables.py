@@ -48,7 +48,7 @@ def _lines(stream: SourceStream, name: str) -> Iterator[str]:
         number += 1
         if len(line) == MAX_ROW_BYTES:
             raise long_row(f"line {number:,} of {name}")
-        yield line
+        yield line.lstrip("\ufeff")  # Of a file that was joined to others.
     text.detach()  # Whoever opened the stream closes it.
 
 
