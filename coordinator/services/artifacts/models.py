@@ -350,7 +350,10 @@ class TrainerTools:
             if os.strerror(errno.EFBIG) in whole[-500:]:
                 raise FullError(f"the disk has no room for what {arguments[0]} makes of it: {room:,} bytes", RETRY_S)
             LOG.error("trainer %s ended with %d: %s", arguments[0], process.returncode, whole)
-            raise UnavailableError(_crashed(arguments[0], process.returncode, whole))
+            words = _crashed(arguments[0], process.returncode, whole)
+            if arguments[0] in ("prepare", "check") and _hit_bound(whole):  # The same files would hit it each time.
+                raise InvalidError(words, "dataset")
+            raise UnavailableError(words)
         return printing.result()
 
     def _limit(self, room: int) -> None:
@@ -394,11 +397,17 @@ def _record_of(path: Path) -> bytes:
             return b""
 
 
+def _hit_bound(complaint: str) -> bool:
+    """Whether a tool wanted more memory than ``_limit`` grants: in the words of Python, of Rust (tokenizers), or of C++."""
+    return any(words in complaint[-2000:] for words in ("MemoryError", "memory allocation of", "bad_alloc"))
+
+
 def _crashed(verb: str, status: int | None, complaint: str) -> str:
     """For whoever asked: the tool's own text has this machine's paths, and goes into the log."""
     doing = _DOING.get(verb, "this")
-    if status == -signal.SIGKILL or "MemoryError" in complaint[-500:]:
-        return f"{doing} needs more memory than there is for it here: try a smaller file, or ask the operator"
+    if status == -signal.SIGKILL or _hit_bound(complaint):
+        way = "try a smaller file or another tokenizer, or ask the operator"
+        return f"{doing} needs more memory than there is for it here: {way}"
     return f"{doing} failed, and the coordinator's log says why: try again, choose other files, or tell its operator"
 
 
