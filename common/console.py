@@ -7,6 +7,7 @@ from typing import TextIO
 from rich.console import Console, ConsoleOptions, RenderableType  # noqa: TID251 - the door itself
 from rich.segment import Segment
 
+from common.terminal import writable
 from common.untrusted_text import untrusted_lines
 
 _SHOWN = re.compile(r"[\n -~]*")
@@ -29,4 +30,4 @@ class Terminal(Console):
                 style = style.update_link(None)  # None is ours: some parts of rich take markup whatever we say.
             if _SHOWN.fullmatch(text) is None:
                 text = untrusted_lines(text, len(text))
-            yield Segment(text, style)
+            yield Segment(writable(text, self.encoding), style)

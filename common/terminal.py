@@ -9,25 +9,52 @@ from typing import Any
 
 import msgspec
 
+from common.system_words import in_words
 from common.untrusted_text import untrusted, untrusted_lines
 
 
 def say(text: str, error: bool = False) -> None:
     """Print text of our own, which may have several lines, as it is: never wrapped, so that programs can read it."""
     stream = sys.stderr if error else sys.stdout
-    stream.write(f"{untrusted_lines(text)}\n")
+    if stream is None:
+        return  # Whoever started us has closed it: nobody wants to read.
+    stream.write(f"{writable(untrusted_lines(text), stream.encoding)}\n")
     stream.flush()
 
 
+def writable(text: str, encoding: str | None) -> str:
+    """``text`` as a terminal of this encoding can show it: ``?`` stands for what it has no character for."""
+    try:
+        text.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return text.encode(encoding or "utf-8", "replace").decode(encoding or "utf-8")
+    return text
+
+
+def somebody_answers() -> bool:
+    """Whether somebody can be asked: standard input is a terminal, and not closed."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def given_line() -> str:
+    """The next line of standard input; empty where it is closed."""
+    return "" if sys.stdin is None else sys.stdin.readline()
+
+
 def complain(who: str, why: object) -> None:
-    """Print what went wrong, on one line of standard error. ``who``: the command."""
-    say(f"{who}: {untrusted(why)}", error=True)
+    """Print what went wrong, on one line of standard error. ``who``: the command; of the system's errors, our words."""
+    said = in_words(why) if isinstance(why, BaseException) else why
+    say(f"{who}: {untrusted(said)}", error=True)
 
 
 def say_json(value: Any, indent: int = 0) -> None:
     """Print one JSON document: on one line, or indented. What does not show is escaped, as JSON allows in all its texts."""
     text = msgspec.json.encode(value)
-    say(escaped(msgspec.json.format(text, indent=indent).decode() if indent else text.decode()))
+    document = escaped(msgspec.json.format(text, indent=indent).decode() if indent else text.decode())
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if writable(document, encoding) != document:
+        document = "".join(char if char.isascii() else _code(char) for char in document)
+    say(document)
 
 
 def escaped(document: str) -> str:

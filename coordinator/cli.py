@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import ipaddress
 import logging
 import os
 import sys
@@ -12,7 +11,9 @@ from pathlib import Path
 from common import gc_tuning
 from common.errors import BadAddressError, IceConfigError, KeyFileError, UrlError
 from common.log_lines import log_to
+from common.options import decimal, host, network, port, whole
 from common.shutdown_signals import on_end
+from common.system_words import reason
 from common.terminal import complain, say
 from common.urls import is_loopback, parse_url, split
 from coordinator.app import serve
@@ -132,8 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     default = Config(Path(), "")
     add("--data", type=Path, required=True, help="folder for the database, keys and files")
-    add("--host", default=default.host, help="address to listen on (%(default)s)")
-    add("--port", type=_port, default=default.port, help="port, 0 for any (%(default)s)")
+    add("--host", type=host, default=default.host, help="address to listen on (%(default)s)")
+    add("--port", type=port, default=default.port, help="port, 0 for any (%(default)s)")
     add("--ready-file", type=Path, help="write the base address here once it serves")
     add("--ledger-url", help="JSON-RPC of the ledger")
     add("--ledger-program", help="market program, where the ledger does not tell")
@@ -230,7 +231,7 @@ def _add_notices(parser: argparse.ArgumentParser) -> None:
     add("--smtp-password-file", type=Path, metavar="FILE", help="its password")
     add(
         "--webhook-network",
-        type=ipaddress.ip_network,
+        type=network,
         action="append",
         default=[],
         metavar="CIDR",
@@ -327,7 +328,7 @@ def _secret(option: str, file: Path) -> str:
     try:
         secret = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{option} {file} cannot be read: {error}") from error
+        raise SettingError(f"{option} {file} cannot be read: {reason(error)}") from error
     if not secret:
         raise SettingError(f"{option} {file} is empty: anyone could relay, or sign in")
     return secret
@@ -367,44 +368,37 @@ def _stun_url(text: str) -> str:
 
 
 def _rate(text: str) -> float:
-    value = float(text)
+    value = decimal(text)
     if not 0 <= value <= 1e6:
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 0 to 1,000,000 Mbit/s")
     return value * BYTES_PER_MEGABIT
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    value = decimal(text)
     if not 0 < value <= 3600:
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose more than 0, at most 3600")
     return value
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = decimal(text)
     if not 0 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 0 to 3600")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = whole(text)
     if not 0 <= value < 2**63:
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose a number from 0")
     return value
 
 
 def _at_least_one(text: str) -> int:
-    value = int(text)
+    value = whole(text)
     if not 1 <= value <= MAX_REPLICAS:
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 1 to {MAX_REPLICAS}")
-    return value
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port: choose 0 to 65535")
     return value
 
 

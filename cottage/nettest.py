@@ -16,6 +16,7 @@ import platformdirs
 from common.clock import SystemClock
 from common.console import Terminal
 from common.errors import IceConfigError, TransportError
+from common.system_words import reason
 from common.terminal import complain, say, say_json
 from desktop.agent.cli.nettest_screen import show, show_link, with_bar
 from protocol.codec import MessageError, decode_json
@@ -126,7 +127,7 @@ async def relays(options: argparse.Namespace) -> list[Target]:
     try:
         options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise NettestUsageError(f"--home {options.home} cannot be used: {error.strerror}") from error
+        raise NettestUsageError(f"--home {options.home} cannot be used: {reason(error)}") from error
     return await ask_relays(coordinator, NodeKey.load_or_generate(options.home / "node.key"), SystemClock())
 
 
@@ -135,7 +136,7 @@ def _read_secret(path: Path) -> str:
         with path.open() as file:
             return file.read(MAX_SECRET).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise NettestUsageError(f"cannot read the secret in {path}: {error}") from error
+        raise NettestUsageError(f"cannot read the secret in {path}: {reason(error)}") from error
 
 
 class _Settings(msgspec.Struct):
@@ -151,7 +152,7 @@ def _settled_coordinator(home: Path) -> str:
     except FileNotFoundError:
         settings = _Settings()
     except (OSError, MessageError) as error:
-        raise NettestUsageError(f"{file} cannot be used: {error}") from error
+        raise NettestUsageError(f"{file} cannot be used: {reason(error)}") from error
     if not settings.coordinator:
         raise NettestUsageError(
             "which relays? Give --coordinator URL, or --relay turn:HOST:PORT and --relay-secret-file FILE"

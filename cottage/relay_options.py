@@ -14,6 +14,8 @@ from pathlib import Path
 import platformdirs
 
 from common.errors import UrlError
+from common.options import decimal, port, whole
+from common.system_words import reason
 from common.urls import join, split
 from transport.relay.announce import check_coordinator
 from transport.relay.datagrams import family_of
@@ -141,14 +143,14 @@ def _parser() -> argparse.ArgumentParser:
     reach("--listen", action="append", metavar="IP", help="address of this machine (its main ones); may be repeated")
     reach("--external-ip", action="append", default=[], metavar="IP", help="public address, behind a cloud's NAT")
     reach("--host", default="", metavar="NAME", help="name that nodes use instead of addresses; TLS needs one")
-    reach("--port", type=_port, default=STUN_PORT, help="UDP and TCP, 0 for any (%(default)s)")
-    reach("--nat-port", type=_port, default=NAT_PORT, help="second UDP port, to tell NAT kinds (%(default)s)")
+    reach("--port", type=port, default=STUN_PORT, help="UDP and TCP, 0 for any (%(default)s)")
+    reach("--nat-port", type=port, default=NAT_PORT, help="second UDP port, to tell NAT kinds (%(default)s)")
     reach("--no-nat-port", action="store_true", help="do without it")
-    reach("--tls-port", type=_port, default=TLS_PORT, help="TLS, with --cert and --key (%(default)s)")
+    reach("--tls-port", type=port, default=TLS_PORT, help="TLS, with --cert and --key (%(default)s)")
     reach("--cert", type=Path, metavar="FILE", help="certificate chain (PEM); read again on SIGHUP")
     reach("--key", type=Path, metavar="FILE", help="its key (PEM)")
-    reach("--min-port", type=_port, default=49152, help="first port to relay from (%(default)s)")
-    reach("--max-port", type=_port, default=65535, help="last one; 0 for any (%(default)s)")
+    reach("--min-port", type=port, default=49152, help="first port to relay from (%(default)s)")
+    reach("--max-port", type=port, default=65535, help="last one; 0 for any (%(default)s)")
     who = parser.add_argument_group("who may use it").add_argument
     who("--secret-file", type=Path, default=home / "secret", help="shared with the coordinator; made if absent")
     who("--realm", default="cottage", help="name in the protocol (%(default)s)")
@@ -208,7 +210,7 @@ def _secret(path: Path) -> str:
     except FileExistsError:
         return _read_secret(path)
     except OSError as error:
-        raise OptionsError(f"cannot write the secret to {path}: {error.strerror}") from error
+        raise OptionsError(f"cannot write the secret to {path}: {reason(error)}") from error
     secret = secrets.token_urlsafe(32)
     with os.fdopen(descriptor, "w") as file:
         file.write(secret + "\n")
@@ -221,7 +223,7 @@ def _read_secret(path: Path) -> str:
             mode = os.fstat(file.fileno()).st_mode
             secret = file.read(2 * MAX_SECRET_CHARS).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionsError(f"cannot read the secret in {path}: {error}") from error
+        raise OptionsError(f"cannot read the secret in {path}: {reason(error)}") from error
     if sys.platform != "win32" and mode & 0o077:
         raise OptionsError(f"{path} is readable by others: run chmod 600 {path}")
     if not MIN_SECRET_CHARS <= len(secret) <= MAX_SECRET_CHARS or not secret.isascii() or not secret.isprintable():
@@ -234,8 +236,9 @@ def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key)
     except OSError as error:  # ssl.SSLError is one.
-        reason = error.strerror or str(error)
-        raise OptionsError(f"cannot use the certificate {certificate} with the key {key}: {reason}") from error
+        own = isinstance(error, ssl.SSLError)
+        why = "they are no certificate and key in PEM that belong together" if own else reason(error)
+        raise OptionsError(f"cannot use the certificate {certificate} with the key {key}: {why}") from error
     return context
 
 
@@ -253,22 +256,15 @@ def _host_port(text: str) -> Address:
         raise OptionsError(f"--metrics: {error}, such as 127.0.0.1:9641") from error
 
 
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port: choose 0 to 65535")
-    return value
-
-
 def _count(text: str) -> int:
-    value = int(text)
+    value = whole(text)
     if not 1 <= value <= 60_000:
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 1 to 60000, there are no more ports")
     return value
 
 
 def _rate(text: str) -> float:
-    value = float(text)
+    value = decimal(text)
     if not 0 <= value <= 1_000_000:
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 0 (no limit) to 1000000 Mbit/s")
     return value

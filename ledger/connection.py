@@ -31,6 +31,7 @@ from solders.transaction_status import (
 
 from common.errors import UrlError
 from common.http_sessions import ProxyError, proxy_for
+from common.system_words import reason
 from common.urls import parse_url
 from ledger.errors import AddressError, LedgerAnswerError, LedgerUnavailableError, TransactionFailedError
 from ledger.failures import explain
@@ -241,8 +242,10 @@ class Connection:
             return await request()
         except SolanaRpcException as error:
             cause = error.__cause__ or error
+            if isinstance(cause, httpx2.HTTPStatusError):
+                raise LedgerUnavailableError(self._stranger(f"HTTP {cause.response.status_code}")) from error
             asked = "does the proxy reach it" if self._way else "is the ledger running"
-            raise LedgerUnavailableError(f"{self.url} does not answer{self._way} ({cause!r}): {asked}?") from error
+            raise LedgerUnavailableError(f"{self.url} does not answer{self._way} ({_why(cause)}): {asked}?") from error
         except RPCException as error:
             raise self._translate(error.args[0]) from error
         except SolanaJsonRpcError as error:
@@ -251,7 +254,11 @@ class Connection:
                 raise LedgerAnswerError(message) from error
             raise LedgerAnswerError(f"{self.url} answered: {error}") from error
         except (ValueError, SerdeJSONError) as error:  # Those of pydantic and json derive from ValueError.
-            raise LedgerAnswerError(f"{self.url} answers nothing that Solana's RPC would: {error}") from error
+            raise LedgerAnswerError(self._stranger("something else than JSON-RPC")) from error
+
+    def _stranger(self, answer: str) -> str:
+        said = f"at {self.url} answers something that is no Solana ledger: {answer}"
+        return f"{said}; see whether address and port are the ledger's"
 
     def _translate(self, message: Any) -> Exception:
         if isinstance(message, SendTransactionPreflightFailureMessage):
@@ -259,6 +266,16 @@ class Connection:
         if isinstance(message, NodeUnhealthyMessage):
             return LedgerUnavailableError(f"{self.url} is behind the cluster: try again later")
         return LedgerAnswerError(f"{self.url} answered: {getattr(message, 'message', message)}")
+
+
+def _why(error: BaseException) -> str:
+    """Why nobody was reached, in the system's words where it has some below the library's."""
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError) and below.errno is not None:
+            return reason(below)
+        below = below.__cause__ or below.__context__
+    return "no answer in time" if isinstance(error, httpx2.TimeoutException) else str(error) or "the connection broke"
 
 
 class _Client(AsyncClient):

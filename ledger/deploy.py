@@ -23,6 +23,8 @@ from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
+from common.options import whole
+from common.system_words import in_words
 from common.terminal import say
 from ledger.addresses import parse_address
 from ledger.connection import Connection
@@ -315,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         done = asyncio.run(_run(arguments))
     except (LedgerError, OSError) as error:
-        say(f"{error}\nRun the same command again to go on.", error=True)
+        say(f"{in_words(error)}\nRun the same command again to go on.", error=True)
         return 1
     say(f"program {done.program}\nsBPF version {done.version}, SHA-256 {done.sha256}")
     say(f"upgrade authority {done.authority or 'none'}")
@@ -355,7 +357,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--mint", help="token whose terms to set")
     parser.add_argument("--treasury", help="token account that receives slashed stake")
     for name, value in DEFAULT_TERMS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=int, default=value, help=f"default {value}")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", dest=name, type=whole, default=value, help=f"default {value}"
+        )
     return parser
 
 

@@ -11,6 +11,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from common.errors import BadAddressError, BadSignatureError, KeyFileError
+from common.system_words import reason
 from protocol import base58
 
 ADDRESS_BYTES = 32
@@ -143,7 +144,7 @@ class NodeKey:
             _write_private(draft, text)
             _move_without_overwriting(draft, path)
         except OSError as error:
-            raise KeyFileError(f"cannot write the key to {path}: {error.strerror}") from error
+            raise KeyFileError(f"cannot write the key to {path}: {reason(error)}") from error
         finally:
             with contextlib.suppress(OSError):
                 draft.unlink()
@@ -160,7 +161,7 @@ class NodeKey:
                 mode = os.fstat(file.fileno()).st_mode
                 text = file.read(MAX_KEY_FILE_BYTES + 1)
         except OSError as error:
-            raise KeyFileError(f"cannot read the key {path}: {error.strerror}") from error
+            raise KeyFileError(f"cannot read the key {path}: {reason(error)}") from error
         if sys.platform != "win32" and mode & 0o077:
             raise KeyFileError(f"{path} is readable by others: run chmod 600 {path}, and make a new key if it leaked")
         return _parse_key(text, path)

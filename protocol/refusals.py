@@ -28,6 +28,8 @@ _TYPES = {
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _UNITS = {"str": "characters", "bytes": "bytes", "array": "entries", "object": "entries"}
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_LIBRARY = ("Expected `", "Invalid ", "Number out of range", "`")
+"""How the library's own sentences begin; others are ours, of a ``__post_init__``."""
 _HEXADECIMAL = re.compile(r"\^\[0-9a-f\]\{(\d+)\}\$")
 
 
@@ -37,8 +39,12 @@ class Refusal:
 
     field: str
     words: str
+    own: bool = False
+    """The words are a whole sentence of ours, of a type that checks itself."""
 
     def __str__(self) -> str:
+        if self.own:
+            return f"{self.field}: {self.words}" if self.field else self.words
         place = self.field.replace("[...]", " (one of its entries)")
         return f"{place or 'it'} {self.words}"
 
@@ -58,6 +64,8 @@ def refusal(said: str, kind: Any, value: Any = None) -> Refusal:
         return Refusal(f"{field}.{found[1]}".lstrip("."), "is missing: give it")
     if found := re.fullmatch(r"Invalid (?:enum )?value (.*)", text, re.DOTALL):
         return Refusal(field, f"is {found[1][:SHOWN_CHARACTERS]}: {_choice(found[1], here, kind, field)}")
+    if not text.startswith(_LIBRARY):
+        return Refusal(field, text, own=True)
     wanted = _wanted(text)
     held = _value_at(value, field)
     shown = _shown(held, text)
@@ -76,6 +84,16 @@ def malformed(said: str, data: bytes) -> str:
         return f"it is no message, from byte {at:,} on"
     line, near = data.count(b"\n", 0, at) + 1, data[at : at + 20].decode(errors="replace")
     return f"it is no JSON, from line {line:,} on: {near!r}"
+
+
+def yaml_place(error: Exception) -> str:
+    """Where a document stops being YAML, to end a sentence with; empty where the library does not say."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return (
+            ": it is no text, or a value in it is none" if not isinstance(error, RecursionError) else ": it is too deep"
+        )
+    return f" from line {mark.line + 1:,}, character {mark.column + 1:,} on: see to colons, indents and closing brackets there"
 
 
 def _wanted(text: str) -> str:

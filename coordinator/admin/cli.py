@@ -12,7 +12,8 @@ from rich.table import Table
 
 from common.clock import SystemClock
 from common.console import Terminal
-from common.terminal import complain, say, say_json
+from common.options import whole
+from common.terminal import complain, given_line, say, say_json
 from coordinator.config import Config
 from coordinator.domain.account import ROLE_SCOPES, Account, Principal, Role, Scope
 from coordinator.errors import CottageError
@@ -114,7 +115,7 @@ async def _key(accounts: AccountService, options: argparse.Namespace) -> None:
 
 def _password(options: argparse.Namespace) -> str:
     if options.password_stdin:
-        return sys.stdin.readline().rstrip("\n")
+        return given_line().rstrip("\n")
     return getpass.getpass(f"Password of {options.name}: ")
 
 
@@ -163,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=[scope.value for scope in Scope],
         help="what it may; may be repeated (all that the account may)",
     )
-    key.add_argument("--days", type=int, default=90, help="until it expires; 0: never (%(default)s)")
+    key.add_argument("--days", type=whole, default=90, help="until it expires; 0: never (%(default)s)")
     return parser
 
 

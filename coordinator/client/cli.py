@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import getpass
-import json
 import re
 import shlex
 import sys
@@ -16,10 +15,11 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from common.console import Terminal
-from common.terminal import complain, say, say_json
+from common.terminal import complain, given_line, say, say_json, somebody_answers
 from coordinator.client.client import Client, JobUpdate
 from coordinator.client.compare import compare_table, comparison
 from coordinator.client.datasets import DatasetError, format_of, shards
+from coordinator.client.documents import DocumentError, read_document
 from coordinator.client.errors import ClientError, CoordinatorAddressError, ProblemError, UnreachableError
 from coordinator.client.folders import CONFIG, TOKENIZER, model_files, tokenizer_files
 from coordinator.client.login import LoginFileError, remember, token_for
@@ -49,7 +49,6 @@ from protocol.rest import api
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
 EXIT_SIGNED_OUT = 4
 _EVENTS_SHOWN = 5
-_FLOAT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
 class CliUsageError(Exception):
@@ -74,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say("cottage: `cottage login` keeps an API key; one is made on the coordinator's account page", error=True)
             return EXIT_SIGNED_OUT
         return EXIT_REFUSED
-    except (CliUsageError, DatasetError, LoginFileError, OSError) as error:
+    except (CliUsageError, DatasetError, DocumentError, LoginFileError, OSError) as error:
         complain("cottage", error)
         return EXIT_USAGE
     except KeyboardInterrupt:
@@ -242,14 +241,14 @@ async def _send(
 
 
 def _format(path: Path, options: argparse.Namespace, out: Terminal) -> str:
-    return format_of(path, options.format, options.text_field, out, sys.stdin.isatty() and not options.json)
+    return format_of(path, options.format, options.text_field, out, somebody_answers() and not options.json)
 
 
 def _ask_key(options: argparse.Namespace, out: Terminal) -> str:
     if options.token:
         return str(options.token)
-    if not sys.stdin.isatty():
-        return sys.stdin.readline().strip()
+    if not somebody_answers():
+        return given_line().strip()
     out.print(f"Make a key at {options.server}/account, then paste it here.", soft_wrap=True)
     return getpass.getpass("API key: ").strip()
 
@@ -337,7 +336,7 @@ async def _download(client: Client, options: argparse.Namespace, out: Terminal) 
 
 async def _document(client: Client, options: argparse.Namespace, out: Terminal) -> dict[str, Any]:
     """The job document as plain data, with what was uploaded for it put in."""
-    document = _read(options.document)
+    document = read_document(options.document)
     if options.weights is not None:
         await _upload_weights(client, document, options, out)
     for path, purpose, place, key in (
@@ -353,7 +352,7 @@ async def _document(client: Client, options: argparse.Namespace, out: Terminal) 
                 _say_taken(path.parent, tokenizer_files(path.parent, part))
             else:
                 said, field = part.get("format"), str(part.get("text_field", "text"))
-                ask = sys.stdin.isatty() and not options.json
+                ask = somebody_answers() and not options.json
                 part["format"] = format_of(path, None if said is None else str(said), field, out, ask)
             part[key] = await _upload(client, path, purpose, part, options, out)
     return document
@@ -404,29 +403,6 @@ async def _upload(
             lambda done, _total: bar.update(task, completed=done),
         )
     return upload.artifact
-
-
-def _read(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
-    if path.suffix == ".json":
-        try:
-            document = json.loads(data)
-        except ValueError as error:
-            raise CliUsageError(f"{path}: {error}") from error
-    else:
-        import yaml  # Only here: a program that uses the SDK needs none.
-
-        class Loader(yaml.SafeLoader):
-            """Reads ``3e-3`` as a number, as the coordinator does."""
-
-        Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
-        try:
-            document = yaml.load(data, Loader=Loader)  # noqa: S506 - a subclass of the safe loader
-        except yaml.YAMLError as error:
-            raise CliUsageError(f"{path}: {error}") from error
-    if not isinstance(document, dict):
-        raise CliUsageError(f"{path}: a job document is a table with name, model, dataset and budget")
-    return document
 
 
 def _bar(out: Terminal, options: argparse.Namespace) -> Progress:

@@ -1,10 +1,11 @@
 """The small files beside a model's weights or its tokenizer, as Hugging Face folders have them, for the job document."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from common.system_words import reason
 from coordinator.client.datasets import DatasetError
+from protocol.codec import MessageError, decode_json
 
 CONFIG, GENERATION, SETTINGS = "config.json", "generation_config.json", "tokenizer_config.json"
 TOKENIZER, TEMPLATE, NAMES = "tokenizer.json", "chat_template.jinja", "special_tokens_map.json"
@@ -56,9 +57,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        value = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{path} is no JSON: {error}") from error
+        value = decode_json(_text(path), Any, 2 * MAX_FILE_BYTES)
+    except MessageError as error:
+        raise DatasetError(f"{path}: {error}") from error
     if not isinstance(value, dict):
         raise DatasetError(f"{path} is no table of settings: it begins with {{ and ends with }}")
     return value
@@ -70,4 +71,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DatasetError(f"{path} is not UTF-8: {error}") from error
+        raise DatasetError(f"{path}: {reason(error)}") from error

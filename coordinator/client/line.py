@@ -57,7 +57,7 @@ class HttpLine:
 
         async def once() -> T:
             async with self.request("GET", path) as response:
-                found: T = decode(await read(response, MAX_ANSWER_BYTES), kind)
+                found: T = decode(await read(response, MAX_ANSWER_BYTES), kind, self._base)
                 return found
 
         return await self.again(once, attempts)
@@ -74,7 +74,7 @@ class HttpLine:
         async def once() -> T:
             async with self.request(method, path, data=data, headers=sent, timeout=WORK_S) as response:
                 answer = await read(response, MAX_ANSWER_BYTES)
-                found: Any = None if kind is None else decode(answer, kind)
+                found: Any = None if kind is None else decode(answer, kind, self._base)
                 return found  # type: ignore[no-any-return]
 
         return await self.again(once)
@@ -88,7 +88,7 @@ class HttpLine:
 
             async def once(here: str = here) -> tuple[tuple[T, ...], str]:
                 async with self.request("GET", here) as response:
-                    items = decode(await read(response, MAX_ANSWER_BYTES), whole)
+                    items = decode(await read(response, MAX_ANSWER_BYTES), whole, self._base)
                     following = response.links.get("next")
                 return items, "" if following is None else str(following["url"]).partition(_ROOT)[2]
 
@@ -149,7 +149,7 @@ class HttpLine:
                 method, f"{self._base}{_ROOT}{path}", data=data, headers=sent, timeout=limits, allow_redirects=False
             ) as response:
                 if response.status >= 400:
-                    raise _problem(response, await read(response, MAX_EVENT_BYTES))
+                    raise _problem(self._base, response, await read(response, MAX_EVENT_BYTES))
                 if response.status >= 300:
                     raise UnreachableError(
                         f"{self._base} sends on to {response.headers.get('Location', '')[:200]!r}: use that address"
@@ -163,7 +163,7 @@ class HttpLine:
             way = through(parse_url(self._base))
             raise UnreachableError(f"{self._base} does not answer{way} ({why(error)}): is it running?") from error
         except (aiohttp.ClientError, ValueError) as error:
-            raise UnreachableError(f"{self._base} does not answer as a coordinator does: {error}") from error
+            raise UnreachableError(f"{_stranger(self._base)}: no HTTP") from error
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None or self._opened.closed:
@@ -181,8 +181,8 @@ async def read(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return bytes(body)
 
 
-def decode(data: bytes, kind: Any) -> Any:
-    """An answer as a type.
+def decode(data: bytes, kind: Any, base: str = "") -> Any:
+    """An answer as a type. ``base``: whose, for the message.
 
     Raises:
         UnreachableError: it is not one that a coordinator gives.
@@ -190,7 +190,11 @@ def decode(data: bytes, kind: Any) -> Any:
     try:
         return codec.decode_json(data, kind, MAX_ANSWER_BYTES)
     except codec.MessageError as error:
-        raise UnreachableError(f"the answer is not one that a coordinator of this version gives: {error}") from error
+        if data.lstrip()[:1] == b"<":
+            way = "is the address right, and does this network ask to sign in first?"
+            raise UnreachableError(f"{_stranger(base or 'this address')}: a web page; {way}") from error
+        said = f"the answer of {base or 'the coordinator'} is not one that this version knows: {error}"
+        raise UnreachableError(f"{said}; see whether the address is a coordinator's") from error
 
 
 def is_passing(error: ClientError) -> bool:
@@ -198,12 +202,18 @@ def is_passing(error: ClientError) -> bool:
     return isinstance(error, UnreachableError) or (isinstance(error, ProblemError) and error.status in _LATER)
 
 
-def _problem(response: aiohttp.ClientResponse, body: bytes) -> ClientError:
+def _stranger(base: str) -> str:
+    return f"at {base} answers something that is no Cottage coordinator"
+
+
+def _problem(base: str, response: aiohttp.ClientResponse, body: bytes) -> ClientError:
     after = response.headers.get("Retry-After", "")
     wait = float(after) if after.isascii() and after.isdigit() and len(after) < 7 else None
     try:
         found = msgspec.json.decode(body, type=api.Problem)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        text = f"HTTP {response.status}: {body[:200].decode('utf-8', 'replace')}"
+        text = f"{_stranger(base)}: HTTP {response.status}; see whether address and port are the coordinator's"
+        if response.status >= 500:  # Of what stands before a coordinator.
+            text = f"the coordinator at {base} does not answer (HTTP {response.status}): is it running?"
         return ProblemError(response.status, "http", text, retry_after=wait)
     return ProblemError(response.status, found.code, found.detail, found.field, wait)

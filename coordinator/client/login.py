@@ -61,7 +61,7 @@ def _read() -> dict[str, str]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except msgspec.MsgspecError as error:
-        raise LoginFileError(f"{path} is damaged ({error}): delete it and run `cottage login` again") from error
+        raise LoginFileError(f"{path} is damaged: delete it and run `cottage login` again") from error
 
 
 def _name(server: str) -> str:

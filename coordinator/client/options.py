@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from common.options import decimal
+from common.options import whole as whole_number
 from coordinator.client.books import AUDIT_STATES, KINDS
 from coordinator.client.datasets import CHOICES
 from coordinator.client.login import TOKEN_VARIABLE
@@ -121,7 +123,7 @@ def _looking(commands: Any, common: argparse.ArgumentParser) -> None:
         help="of the least important; default: info",
     )
     logs.add_argument(
-        "--limit", type=int, default=200, metavar="N", help="at most so many, the newest; default: %(default)s"
+        "--limit", type=whole_number, default=200, metavar="N", help="at most so many, the newest; default: %(default)s"
     )
     logs.add_argument("--follow", action="store_true", help="then every line as it comes, until the job is over")
     points = _add(commands, "checkpoints", [common], "the newest stored states of a job's model")
@@ -131,12 +133,14 @@ def _looking(commands: Any, common: argparse.ArgumentParser) -> None:
     trial = _add(commands, "try", [common], "continue a text with a job's newest checkpoint")
     _job(trial)
     trial.add_argument("prompt", metavar="TEXT", help="how the text begins")
-    trial.add_argument("--tokens", type=int, default=100, metavar="N", help="tokens to add; default: 100")
+    trial.add_argument("--tokens", type=whole_number, default=100, metavar="N", help="tokens to add; default: 100")
     trial.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T", help="0 is the likeliest text; default: 0.8"
+        "--temperature", type=decimal, default=0.8, metavar="T", help="0 is the likeliest text; default: 0.8"
     )
-    trial.add_argument("--seed", type=int, default=0, metavar="N", help="another one, another text; default: 0")
-    trial.add_argument("--round", type=int, metavar="N", help="of another checkpoint than the newest")
+    trial.add_argument(
+        "--seed", type=whole_number, default=0, metavar="N", help="another one, another text; default: 0"
+    )
+    trial.add_argument("--round", type=whole_number, metavar="N", help="of another checkpoint than the newest")
     budget = _add(commands, "budget", [common], "raise a job's cap; one that paused for it goes on")
     _job(budget)
     budget.add_argument("amount", type=_amount, metavar="AMOUNT", help="tokens to add, such as 2.50")
@@ -147,7 +151,9 @@ def _account(commands: Any, common: argparse.ArgumentParser) -> None:
     _add(commands, "logout", [common], "forget it")
     keys = _add(commands, "keys", [common], "list, make and revoke API keys")
     keys.add_argument("--new", metavar="NAME", help="make a key of this name; its text is shown once")
-    keys.add_argument("--days", type=int, default=90, metavar="N", help="days until a new key expires; default: 90")
+    keys.add_argument(
+        "--days", type=whole_number, default=90, metavar="N", help="days until a new key expires; default: 90"
+    )
     keys.add_argument(
         "--scope",
         action="append",
@@ -179,7 +185,7 @@ def _books(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _limit(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many; default: 20")
+    command.add_argument("--limit", type=whole_number, default=20, metavar="N", help="at most so many; default: 20")
 
 
 def _add(commands: Any, name: str, parents: Sequence[argparse.ArgumentParser], text: str) -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.options import whole
 from common.terminal import say
 from coordinator.client.client import Client
 from coordinator.client.errors import ClientError, complain
@@ -80,13 +81,13 @@ def parser() -> argparse.ArgumentParser:
         "The coordinator then has it audited: the bond comes back with a part of the slash, or goes to whom it accused.",
     )
     parser.add_argument("job", help="the job's id, 32 hexadecimal digits")
-    parser.add_argument("--round", type=int, required=True, help="counted from 0, as the interface counts")
-    parser.add_argument("--stage", type=int, required=True)
-    parser.add_argument("--replica", type=int, required=True)
+    parser.add_argument("--round", type=whole, required=True, help="counted from 0, as the interface counts")
+    parser.add_argument("--stage", type=whole, required=True)
+    parser.add_argument("--replica", type=whole, required=True)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--step", type=int, help="within the round, counted from 0")
+    what.add_argument("--step", type=whole, help="within the round, counted from 0")
     what.add_argument("--outer", action="store_true", help="the round's outer step")
-    parser.add_argument("--epoch", type=int, help="needed where the round was done more than once")
+    parser.add_argument("--epoch", type=whole, help="needed where the round was done more than once")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--records", type=Path, metavar="FOLDER", help="keep the records here")
     source.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="records that somebody kept")

@@ -15,6 +15,7 @@ from coordinator.web.auth import principal
 from coordinator.web.http import MAX_JSON_BYTES, read_body
 from protocol import codec
 from protocol.job.job import JobSpec
+from protocol.refusals import yaml_place
 from protocol.rest.api import NewJob
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ def parse_yaml(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise InvalidError(f"the YAML document is not UTF-8 at byte {error.start:,}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidError(f"the YAML document cannot be read: {' '.join(str(error).split())[:400]}") from error
+        raise InvalidError(f"the YAML document cannot be read{yaml_place(error)}") from error
     check_plain(value)
     return value
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from common.options import whole
+
 MAX_NODES = 32  # Each node is an agent and a worker of some 400 MB; more than this is no demo for one PC.
 DEFAULT_TOKENS = 400_000
 
@@ -75,9 +77,9 @@ def _parser() -> argparse.ArgumentParser:
         "Python's own library, verify each other's work and are paid for it.",
         epilog="The keys of the --json document are explained in docs/reference/demo.md.",
     )
-    parser.add_argument("--nodes", type=int, default=4, help="provider nodes (4)")
-    parser.add_argument("--stages", type=int, default=2, help="pipeline stages (2); nodes // stages are the replicas")
-    parser.add_argument("--tokens", type=int, default=DEFAULT_TOKENS, help=f"tokens to train on ({DEFAULT_TOKENS:,})")
+    parser.add_argument("--nodes", type=whole, default=4, help="provider nodes (4)")
+    parser.add_argument("--stages", type=whole, default=2, help="pipeline stages (2); nodes // stages are the replicas")
+    parser.add_argument("--tokens", type=whole, default=DEFAULT_TOKENS, help=f"tokens to train on ({DEFAULT_TOKENS:,})")
     parser.add_argument(
         "--sandbox",
         choices=("docker", "process"),
@@ -93,8 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="no screen; one JSON document at the end")
     parser.add_argument("--fault", choices=("kill-node", "kill-coordinator"), help="kill -9 one in mid-run")
     parser.add_argument("--dir", type=Path, default=Path("build/demo"), help="folder for data, logs and the model")
-    parser.add_argument("--seed", type=int, default=7, help="seed of weights and sample order (7)")
-    parser.add_argument("--audits", type=int, default=1, help="commitments audited each round (1)")
+    parser.add_argument("--seed", type=whole, default=7, help="seed of weights and sample order (7)")
+    parser.add_argument("--audits", type=whole, default=1, help="commitments audited each round (1)")
     parser.add_argument("--no-reference", action="store_true", help="skip the same training in one process")
     parser.add_argument(
         "--lie",

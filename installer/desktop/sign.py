@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from common.errors import TransportError
+from common.options import whole
 from desktop.agent.updates.manifest import MANIFEST, Package, UpdateManifest, parts
 from protocol.codec import MessageError, convert
 from protocol.identity import NodeKey
@@ -39,9 +40,9 @@ def main() -> int:
     key.set_defaults(run=_key)
     made = words.add_parser("manifest", help="print a signed manifest of packages of one version")
     made.add_argument("--key", type=Path, required=True, help="the file that `key` made")
-    made.add_argument("--number", type=int, required=True, help="greater than that of the manifest before")
+    made.add_argument("--number", type=whole, required=True, help="greater than that of the manifest before")
     made.add_argument("--minimum", required=True, help="the oldest version that may update itself to this one")
-    made.add_argument("--days", type=int, default=DAYS, help=f"until it expires ({DAYS})")
+    made.add_argument("--days", type=whole, default=DAYS, help=f"until it expires ({DAYS})")
     made.add_argument("packages", type=Path, nargs="+")
     made.set_defaults(run=_manifest)
     options = parser.parse_args()

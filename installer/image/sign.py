@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from common.errors import TransportError
+from common.options import whole
 from desktop.agent.errors import UnsignedImageError
 from desktop.agent.sandbox.statement import SandboxImage, sign
 from protocol.codec import MessageError, convert
@@ -36,9 +37,9 @@ def main() -> int:
         prog="python -m installer.image.sign", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--key", type=Path, required=True, help="the release key's file")
-    parser.add_argument("--number", type=int, required=True, help="greater than that of the statement before")
+    parser.add_argument("--number", type=whole, required=True, help="greater than that of the statement before")
     parser.add_argument("--name", required=True, help="what it is called, such as cottage-trainer:0.2.0")
-    parser.add_argument("--days", type=int, default=DAYS, help=f"until it expires ({DAYS})")
+    parser.add_argument("--days", type=whole, default=DAYS, help=f"until it expires ({DAYS})")
     parser.add_argument("archive", type=Path, help="as docker save writes it")
     options = parser.parse_args()
     try:

@@ -20,6 +20,8 @@ from pathlib import Path
 from aiohttp import web
 
 from common.log_lines import log_to
+from common.options import host, port
+from common.system_words import reason
 from common.terminal import say
 from common.urls import join, url_of
 from ledger.local.genesis import open_chain
@@ -34,8 +36,10 @@ SHUTDOWN_S = 1.0  # Requests take milliseconds; idle keep-alive connections need
 def parser() -> argparse.ArgumentParser:
     """The options of ``cottage ledger serve``."""
     parser = argparse.ArgumentParser(prog="python -m ledger.local", description="Serve the embedded ledger.")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anybody who reaches it may mint")
-    parser.add_argument("--port", type=int, default=8899, help="0 picks a free port")
+    parser.add_argument(
+        "--host", type=host, default="127.0.0.1", help="address to listen on; anybody who reaches it may mint"
+    )
+    parser.add_argument("--port", type=port, default=8899, help="0 picks a free port")
     parser.add_argument("--db", type=Path, required=True, help="SQLite file, created on the first start")
     parser.add_argument("--ready-file", type=Path, help="receives the URL once requests are answered")
     return parser
@@ -54,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return asyncio.run(_serve(store, arguments))
         except OSError as error:
-            say(f"{join(arguments.host, arguments.port)} cannot be served: {error}", error=True)
+            say(f"{join(arguments.host, arguments.port)} cannot be served: {reason(error)}", error=True)
             return EXIT_UNUSABLE
 
 

@@ -130,6 +130,24 @@ def test_a_job_document_names_the_nearest_words(document: Any, said: str) -> Non
     assert str(refused.value).startswith(said)
 
 
+def test_the_words_of_a_type_that_checks_itself_stay_as_they_are() -> None:
+    class Span(msgspec.Struct):
+        first: int
+        last: int
+
+        def __post_init__(self) -> None:
+            if self.last < self.first:
+                raise ValueError(f"it ends at {self.last}, before {self.first}: swap them")
+
+    class Holder(msgspec.Struct):
+        span: Span
+
+    with pytest.raises(MessageError) as refused:
+        convert({"span": {"first": 2, "last": 1}}, Holder)
+    assert str(refused.value) == "span: it ends at 1, before 2: swap them"
+    assert (refused.value.field, refused.value.words) == ("span", "it ends at 1, before 2: swap them")
+
+
 def test_secrets_and_long_texts_are_not_repeated() -> None:
     class Login(msgspec.Struct):
         key: Annotated[str, Meta(max_length=8)]

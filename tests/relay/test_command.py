@@ -99,7 +99,7 @@ async def test_tls_is_served_with_the_given_certificate_and_a_new_one_is_read_on
         (["--listen", "relay.example.org"], "no IP address"),
         (["--listen", "127.0.0.1", "--external-ip", "2001:db8::1"], "no --listen address of its family"),
         (["--cert", "/nowhere"], "both --cert and --key"),
-        (["--cert", "/nowhere", "--key", "/nowhere"], "No such file"),
+        (["--cert", "/nowhere", "--key", "/nowhere"], "no such file"),
         (["--min-port", "2000", "--max-port", "1999"], "cannot be relayed"),
         (["--min-port", "80"], "choose within 1024-65535"),
         (["--allow-peers", "192.168.1.1/24"], "expected a network"),

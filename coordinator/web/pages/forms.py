@@ -11,6 +11,7 @@ import msgspec
 from coordinator.client.text import amount, parse_amount
 from coordinator.errors import CottageError, InvalidError
 from coordinator.web.documents import check_plain
+from coordinator.web.http import MAX_JSON_BYTES
 from protocol import codec
 from protocol.ids import NodeAddress, is_id
 from protocol.job.job import (
@@ -333,8 +334,8 @@ def read_document(text: str, typed: Mapping[str, str]) -> dict[str, str]:
         InvalidError: no JSON, or no job; the message names the place.
     """
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = codec.decode_json(text, Any, MAX_JSON_BYTES)
+    except codec.MessageError as error:
         raise InvalidError(f"this is no JSON: {error}", "document") from error
     check_plain(document)
     if not isinstance(document, dict):
@@ -426,9 +427,9 @@ def _read_table(values: Mapping[str, str], name: str, part: dict[str, Any], erro
         return
     file = _TABLES[name]
     try:
-        table = json.loads(values[name])
-        check_plain(table)
-    except (ValueError, RecursionError) as error:
+        table = codec.decode_json(values[name], Any, MAX_JSON_BYTES)
+        check_plain(table, name)
+    except codec.MessageError as error:
         errors[name] = f"not a {file}: {error}"
     except CottageError as error:
         errors[name] = error.detail

@@ -20,6 +20,7 @@ from mnemonic import Mnemonic
 from msgspec import Meta
 
 from common.errors import TransportError
+from common.system_words import reason
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import detect, total_memory_mb
 from desktop.agent.errors import SettingsError
@@ -78,7 +79,7 @@ def write(home: Home, file: Path, passphrase: str) -> str:
     except FileExistsError:
         raise SettingsError(f"{file} exists: a backup is never overwritten; choose another name") from None
     except OSError as error:
-        raise SettingsError(f"{file} cannot be written: {error.strerror}") from error
+        raise SettingsError(f"{file} cannot be written: {reason(error)}") from error
     return key.address
 
 
@@ -92,7 +93,7 @@ def read(file: Path, passphrase: str) -> BackupContent:
         with file.open("rb") as source:
             sealed: Sealed = decode_json(source.read(MAX_FILE + 1), Sealed)
     except OSError as error:
-        raise SettingsError(f"{file} cannot be read: {error.strerror}") from error
+        raise SettingsError(f"{file} cannot be read: {reason(error)}") from error
     except MessageError as error:
         raise SettingsError(f"{file} is no backup of a node: {error}") from error
     try:
@@ -142,7 +143,7 @@ def make_room(home: Home, key: NodeKey) -> None:
         try:
             file.rename(home.path / f"node-{there.address}.key")
         except OSError as error:
-            raise SettingsError(f"{file} cannot be put aside: {error.strerror}") from error
+            raise SettingsError(f"{file} cannot be put aside: {reason(error)}") from error
 
 
 def restore_key(home: Home, key: NodeKey) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from common.system_words import reason
 from desktop.agent.app import status
 from desktop.agent.base.config import Home
 from desktop.agent.base.log import LOG
@@ -76,7 +77,7 @@ def why_not(program: str, version: str, home: Home, arguments: Sequence[str]) ->
         process = subprocess.Popen([program, *arguments, TRIAL], start_new_session=True, stdin=subprocess.DEVNULL)
     except OSError as error:
         signal.signal(signal.SIGTERM, previous)
-        return f"{program}: {error.strerror}"
+        return f"{program}: {reason(error)}"
     try:
         return _judged(process, version, home, asked) or _ended(process, home)
     finally:

@@ -19,6 +19,7 @@ import msgspec
 
 from common.clock import SystemClock, within
 from common.shutdown_signals import on_end
+from common.system_words import reason
 from desktop.agent.app import startup
 from desktop.agent.app.agent import Agent
 from desktop.agent.app.autostart import MOVED, UNIT, AtLogin
@@ -330,7 +331,7 @@ def _remembered(home: Home) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise SettingsError(f"{home.switch} cannot be read: {error.strerror}") from error
+        raise SettingsError(f"{home.switch} cannot be read: {reason(error)}") from error
 
 
 def _remember(home: Home, on: bool) -> None:

@@ -14,6 +14,7 @@ from msgspec import Meta
 from yarl import URL
 
 from common.errors import TransportError, UrlError
+from common.system_words import reason
 from common.urls import parse_url
 from desktop.agent.base.file_lock import HeldError, held, holder
 from desktop.agent.base.gpu import Chosen, total_memory_mb
@@ -121,7 +122,7 @@ class Home:
             chosen.mkdir(parents=True, exist_ok=True, mode=0o700)
             return cls(chosen.resolve())
         except OSError as error:
-            raise SettingsError(f"--home {chosen} cannot be used: {error.strerror}") from error
+            raise SettingsError(f"--home {chosen} cannot be used: {reason(error)}") from error
 
     @staticmethod
     def usual() -> Path:
@@ -242,7 +243,7 @@ class Home:
         except FileNotFoundError:
             return Settings()
         except (OSError, MessageError) as error:
-            raise SettingsError(f"{file} cannot be used: {error}. Correct it or delete it") from error
+            raise SettingsError(f"{file} cannot be used: {reason(error)}. Correct it or delete it") from error
         return settings
 
     def remember(self, settings: Settings) -> None:
@@ -252,7 +253,7 @@ class Home:
             draft.write_bytes(encode_json(settings))
             draft.replace(self.path / "settings.json")
         except OSError as error:
-            raise SettingsError(f"{draft} cannot be written: {error.strerror}") from error
+            raise SettingsError(f"{draft} cannot be written: {reason(error)}") from error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import TransportError
+from common.system_words import reason
 from desktop.agent.errors import AgentError
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.identity import NodeKey, verify
@@ -107,7 +108,7 @@ class DocumentKind(Generic[T]):
             draft.write_bytes(data)
             draft.replace(file)
         except OSError as error:
-            raise self.error(f"{draft} cannot be written: {error.strerror}") from error
+            raise self.error(f"{draft} cannot be written: {reason(error)}") from error
 
 
 def digest_of(content: SignedContent) -> str:

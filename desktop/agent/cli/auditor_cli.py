@@ -20,6 +20,7 @@ import platformdirs
 
 from common import gc_tuning
 from common.console import Terminal
+from common.options import whole
 from common.shutdown_signals import on_end
 from common.terminal import complain
 from desktop.agent.app.auditor import look
@@ -101,9 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", type=Path, metavar="DIR", help="folder for key, cache and log (the user's data folder)")
     add("--key", type=Path, metavar="FILE", help="the key, made where there is none (node.key in the data folder)")
     add("--name", default="auditor", help="how it is called on pages (%(default)s)")
-    add("--threads", type=int, default=1, help="processors' worth of computing, and part of the class (%(default)s)")
-    add("--memory-mb", type=int, default=0, help="memory for steps that are run again (half)")
-    add("--gpu", type=int, default=0, metavar="N", help="which GPU; -1: the processor (the first, where there is one)")
+    add("--threads", type=whole, default=1, help="processors' worth of computing, and part of the class (%(default)s)")
+    add("--memory-mb", type=whole, default=0, help="memory for steps that are run again (half)")
+    add(
+        "--gpu", type=whole, default=0, metavar="N", help="which GPU; -1: the processor (the first, where there is one)"
+    )
     add(
         "--sandbox",
         choices=get_args(SandboxKind),

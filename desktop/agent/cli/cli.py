@@ -20,6 +20,7 @@ from rich.table import Table
 
 from common import gc_tuning
 from common.console import Terminal
+from common.options import whole
 from common.terminal import complain, say, say_json
 from common.untrusted_text import untrusted
 from desktop.agent.app import restart, status, support
@@ -123,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         ask.set_defaults(run=action)
     logs = words.add_parser("logs", help="what the agent has said, over restarts")
     logs.add_argument("--home", type=Path, help="the agent's folder")
-    logs.add_argument("-n", "--lines", type=int, default=100, help="how many lines, from the end (100)")
+    logs.add_argument("-n", "--lines", type=whole, default=100, help="how many lines, from the end (100)")
     logs.add_argument("-f", "--follow", action="store_true", help="and what it says from now on, until Ctrl-C")
     logs.add_argument(
         "--support", action="store_true", help="a report for somebody who helps, without anything private"
@@ -145,8 +146,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--payout", metavar="ADDRESS", help="the wallet that is paid (the node's own)")
     add("--sandbox", choices=get_args(SandboxKind), help=_SANDBOX_HELP)
     add("--image", help=f"the sandbox image ({DEFAULT_IMAGE})")
-    add("--threads", type=int, help="processors' worth of computing (all)")
-    add("--memory-mb", type=int, help="memory for jobs (half)")
+    add("--threads", type=whole, help="processors' worth of computing (all)")
+    add("--memory-mb", type=whole, help="memory for jobs (half)")
     add("--stake", metavar="AMOUNT", help="tokens to stake, such as 25 or 12.5")
     add("--floor", metavar="AMOUNT", help="the least tokens to work for, for 10^15 operations, such as 0.002 (any)")
     add(

@@ -3,10 +3,10 @@
 import argparse
 import getpass
 import os
-import sys
 from pathlib import Path
 
-from common.terminal import say
+from common.system_words import reason
+from common.terminal import given_line, say
 from desktop.agent.app import backup
 from desktop.agent.base.config import Home
 from desktop.agent.errors import SettingsError
@@ -64,7 +64,7 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
         try:
             return file.read_text().split("\n", 1)[0]
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{file} cannot be read: {error}") from error
+            raise SettingsError(f"{file} cannot be read: {reason(error)}") from error
     passphrase = _secret("Passphrase: ")
     if twice and _secret("Once more: ") != passphrase:
         raise SettingsError("the two passphrases differ")
@@ -73,5 +73,5 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
 
 def _secret(prompt: str) -> str:
     if not os.isatty(0):
-        return sys.stdin.readline().rstrip("\n")
+        return given_line().rstrip("\n")
     return getpass.getpass(prompt)

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from common.console import Terminal
+from common.options import decimal, whole
 from common.terminal import say, say_json
 from desktop.agent.app import status
 from desktop.agent.base.config import Home
@@ -45,19 +46,19 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--idle",
-        type=int,
+        type=whole,
         metavar="MINUTES",
         help="lend once nobody has touched the computer for so long; 0: always (5)",
     )
     add("--battery", choices=("on", "off"), help="lend on battery (off)")
     add("--games", choices=("on", "off"), help="step aside for full-screen and listed programs (on)")
     add("--programs", metavar="NAMES", help="programs to step aside for, separated by commas; none")
-    add("--celsius", type=int, metavar="DEGREES", help="the GPU's limit (78)")
-    add("--band", type=int, metavar="DEGREES", help="how far below its limit it goes on (6)")
+    add("--celsius", type=whole, metavar="DEGREES", help="the GPU's limit (78)")
+    add("--band", type=whole, metavar="DEGREES", help="how far below its limit it goes on (6)")
     add("--hours", metavar="HOURS", help="such as 22-7, or 'Mon-Fri 20-8, Sat-Sun 0-24'; always (always)")
     add("--metered", choices=("on", "off"), help="lend over networks that cost by the byte (off)")
-    add("--free-disk", type=float, metavar="GB", help="what stays free on the disk (10)")
-    add("--own-vram", type=float, metavar="GB", help="what of the GPU's memory is kept for your own programs (2)")
+    add("--free-disk", type=decimal, metavar="GB", help="what stays free on the disk (10)")
+    add("--own-vram", type=decimal, metavar="GB", help="what of the GPU's memory is kept for your own programs (2)")
 
 
 def _pause(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import msgspec
 from rich.table import Table
 
 from common.console import Terminal
+from common.options import whole
 from common.terminal import say
 from desktop.agent.app import settings, status
 from desktop.agent.app.autostart import AtLogin
@@ -84,17 +85,17 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         help="the most tokens to put up against neighbours' false work, at a time (0: doubt nobody)",
     )
     add("--electricity", metavar="AMOUNT", help="what a kWh costs, in tokens")
-    add("--threads", type=int, help="processors' worth of computing; 0: all")
-    add("--memory-mb", type=int, help="memory for jobs; 0: half")
+    add("--threads", type=whole, help="processors' worth of computing; 0: all")
+    add("--memory-mb", type=whole, help="memory for jobs; 0: half")
     add("--gpu", type=_gpu, help="the GPU that is lent, by its number or its GPU-... name; -1: the processor")
-    add("--disk-gb", type=int, help="disk for jobs' files")
-    add("--watts", type=int, help="the GPU's power cap; 0: its own")
+    add("--disk-gb", type=whole, help="disk for jobs' files")
+    add("--watts", type=whole, help="the GPU's power cap; 0: its own")
     add("--at-login", action=argparse.BooleanOptionalAction, help="start with the computer while lending is on")
     add("--updates", action=argparse.BooleanOptionalAction, help="fetch new versions in the background")
 
 
 def _gpu(text: str) -> int | str:
-    return text if text.startswith("GPU-") else int(text)
+    return text if text.startswith("GPU-") else whole(text)
 
 
 def _settings(options: argparse.Namespace) -> int:

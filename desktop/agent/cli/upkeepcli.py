@@ -5,7 +5,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from common.terminal import say, say_json
+from common.terminal import given_line, say, say_json
 from desktop.agent.app import status
 from desktop.agent.app.restart import why_not
 from desktop.agent.base.config import Home
@@ -119,7 +119,7 @@ def _is_sure(home: Home) -> bool:
         "lost for ever unless you have a backup (cottage node backup, cottage node words). Type yes to delete it:",
         error=True,
     )
-    return sys.stdin.readline().strip() == "yes"
+    return given_line().strip() == "yes"
 
 
 def words_of(view: UpdateView, *, restarting: bool = False) -> str:

@@ -15,7 +15,7 @@ from typing import Protocol
 import aiohttp
 
 from common.clock import Clock, backoff, within
-from common.http_sessions import ProxyError, open_session, through
+from common.http_sessions import ProxyError, open_session, through, why
 from common.untrusted_text import untrusted
 from common.urls import at, names, parse_url
 from desktop.agent.base.exception_groups import main_error
@@ -164,7 +164,9 @@ class CoordinatorSession:
         """Why there is no connection, and by which way it was tried."""
         if isinstance(error, ProxyError):
             return f": {error}"
-        way, reason = through(self._url), str(error) or type(error).__name__
+        way, reason = through(self._url), why(error)
+        if isinstance(error, aiohttp.WSServerHandshakeError):
+            reason = f"what answers there takes no nodes (HTTP {error.status}): is it a Cottage coordinator?"
         if way and self._url.scheme == "http" and isinstance(error, aiohttp.WSServerHandshakeError):
             reason += "; of plain HTTP few proxies pass WebSockets on: use an https address"
         return f"{way}: {reason}"

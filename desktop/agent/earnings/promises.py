@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.system_words import reason
 from desktop.agent.base.log import LOG
 from desktop.agent.errors import SettingsError
 from protocol.codec import MessageError, decode_json, encode_json
@@ -61,5 +62,5 @@ def _read(path: Path) -> KeptPromise:
     try:
         kept: KeptPromise = decode_json(path.read_bytes()[:MAX_BYTES], KeptPromise)
     except (OSError, MessageError) as error:
-        raise SettingsError(f"{path} is no promise: {error}; remove it, or restore it from a backup") from error
+        raise SettingsError(f"{path} is no promise: {reason(error)}; remove it, or restore it from a backup") from error
     return kept

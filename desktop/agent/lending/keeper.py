@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from common.clock import Clock
+from common.system_words import reason
 from common.untrusted_text import View
 from desktop.agent.base.log import LOG
 from desktop.agent.errors import SettingsError
@@ -223,7 +224,7 @@ def load(file: Path) -> _Kept:
     except FileNotFoundError:
         return _Kept()
     except (OSError, MessageError) as error:
-        raise SettingsError(f"{file} cannot be used: {error}. Correct it or delete it") from error
+        raise SettingsError(f"{file} cannot be used: {reason(error)}. Correct it or delete it") from error
     return kept
 
 
@@ -234,4 +235,4 @@ def store(file: Path, rules: Rules, paused_until: float) -> None:
         draft.write_bytes(encode_json(_Kept(rules, paused_until)))
         draft.replace(file)
     except OSError as error:
-        raise SettingsError(f"{draft} cannot be written: {error.strerror}") from error
+        raise SettingsError(f"{draft} cannot be written: {reason(error)}") from error

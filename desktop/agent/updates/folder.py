@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
+from common.system_words import reason
 from desktop.agent.errors import UpdateError
 from desktop.layout import LINK, PREVIOUS
 
@@ -96,7 +97,7 @@ class InstallationFolder:
                 _point(self.versions / PREVIOUS, before)
             _point(self.link, f"{self.versions.name}/{version}")
         except OSError as error:
-            raise UpdateError(f"{self.link} cannot be changed: {error.strerror}") from error
+            raise UpdateError(f"{self.link} cannot be changed: {reason(error)}") from error
 
     def back(self) -> str:
         """Let the link name the version before; returns which that is. Raises UpdateError where none is kept."""

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from common.system_words import reason
 from common.urls import at
 from desktop.agent.base.config import DEFAULT_IMAGE, Home
 from desktop.agent.errors import NoEngineError, SandboxError, SettingsError, UnsignedImageError
@@ -66,7 +67,7 @@ class Images:
         try:
             documents = [self._shipped, file.read_bytes() if file.exists() else b""]
         except OSError as error:
-            raise UnsignedImageError(f"{file} cannot be read: {error.strerror}") from error
+            raise UnsignedImageError(f"{file} cannot be read: {reason(error)}") from error
         found = [read(document, self._release.key) for document in documents if document]
         if not found:
             return None
@@ -103,7 +104,7 @@ class Images:
             try:
                 image = self.keep(await asyncio.to_thread((folder / FILE).read_bytes))
             except OSError as error:
-                raise SettingsError(f"{folder / FILE} cannot be read: {error.strerror}") from error
+                raise SettingsError(f"{folder / FILE} cannot be read: {reason(error)}") from error
             archive = folder / image.archive.file
             if not archive.is_file() or not await asyncio.to_thread(fetch.is_whole, archive, image.archive):
                 raise UnsignedImageError(

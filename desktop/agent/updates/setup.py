@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.system_words import reason
 from desktop.agent.base.config import Home
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.fetch import Stated, is_whole
@@ -49,4 +50,4 @@ class SetupFile:
                 creationflags=_APART,
             )
         except OSError as error:
-            raise UpdateError(f"{self.file} cannot be started: {error.strerror}") from error
+            raise UpdateError(f"{self.file} cannot be started: {reason(error)}") from error

@@ -189,13 +189,13 @@ async def test_what_cannot_be_read_twice_is_refused_before_anything_waits_for_it
 async def test_a_folder_with_a_damaged_file_names_it(tmp_path: Path) -> None:
     made = folder(tmp_path)
     for content, words in (
-        (b"{", "is no JSON"),
+        (b"{", "it is cut off: its end is missing"),
         (b"[]", "no table"),
         (b"\xff", "not UTF-8"),
         (b" " * (MAX_FILE_BYTES + 1), "at most"),
     ):
         (made / "tokenizer_config.json").write_bytes(content)
-        with pytest.raises(DatasetError, match=f"tokenizer_config.json .*{words}"):
+        with pytest.raises(DatasetError, match=f"tokenizer_config.json:? .*{words}"):
             tokenizer_files(made, {})
 
 

@@ -115,7 +115,7 @@ async def test_a_version_that_does_not_start_leaves_the_old_one_running_and_is_n
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        ("#!/no/such/program\n", "No such file"),
+        ("#!/no/such/program\n", "no such file"),
         (f"#!/bin/sh\nexec {sys.executable} -c 'import no_such_library'\n", "exit code 1"),
         (version_of("0.1.5", "-"), "it says that it is version '0.1.5'"),
     ],

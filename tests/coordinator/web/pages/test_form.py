@@ -120,7 +120,10 @@ def test_a_document_goes_through_the_form_and_comes_back_the_same(spec: JobSpec)
     [
         ("{", "no JSON"),
         ("[1]", "a job is a table"),
-        ('{"model": {"preset": "tiny-llama"}, "training": {"tokens": "many"}}', "training.tokens: "),
+        (
+            '{"model": {"preset": "tiny-llama"}, "training": {"tokens": "many"}}',
+            "training.tokens is 'many', and must be a whole number",
+        ),
         ('{"model": {"preset": "tiny-llama"}, "fun": 1}', "fun"),
         ('{"model": {"preset": "tiny-llama"}, "training": {"learning_rate": 7}}', "at most 1"),
         ('{"dataset": {"artifact": "x"}}', "artifact"),

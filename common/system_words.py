@@ -1,0 +1,49 @@
+"""What the operating system refuses, in words for people: no numbers, no names of Python's classes."""
+
+import errno
+import os
+import re
+import socket
+
+_WORDS = {
+    errno.ENOENT: "there is no such file or folder",
+    errno.EISDIR: "it is a folder: name a file",
+    errno.ENOTDIR: "a part of its path is a file, no folder: name another place",
+    errno.EACCES: "this user may not: change its rights, or choose another",
+    errno.EPERM: "this user may not: change its rights, or choose another",
+    errno.EEXIST: "it is there already: choose another name",
+    errno.ENOSPC: "the disk is full: make room on it",
+    errno.EDQUOT: "this user's share of the disk is full: make room on it",
+    errno.EROFS: "the disk can only be read: choose another place",
+    errno.EFBIG: "the file would become larger than the system allows",
+    errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
+    errno.EMFILE: "too many files are open: raise the limit (ulimit -n)",
+    errno.EADDRINUSE: "another program listens there: end it, or choose another port",
+    errno.EADDRNOTAVAIL: "this machine has no such address: choose one of its own, such as 127.0.0.1",
+    errno.ECONNREFUSED: "nobody listens there",
+}
+_BOUND = re.compile(r"bind on address \('([^']*)', (\d+)")
+
+
+def reason(error: BaseException) -> str:
+    """Why, without the file that it was about; of an error that is not the system's, its own text."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 at byte {error.start:,}: write it anew as UTF-8"
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    if isinstance(error, socket.gaierror):
+        return "no machine of that name is known"
+    return _WORDS.get(error.errno) or os.strerror(error.errno)
+
+
+def in_words(error: BaseException) -> str:
+    """The same, behind the file or the port that it was about, where the error says."""
+    if not isinstance(error, OSError):
+        return reason(error)
+    if bound := _BOUND.search(error.strerror or ""):
+        return f"port {bound[2]} of {bound[1]} cannot be listened on: {reason(error)}"
+    return reason(error) if error.filename is None else f"{_name(error.filename)}: {reason(error)}"
+
+
+def _name(file: object) -> str:
+    return os.fsdecode(file) if isinstance(file, str | bytes | os.PathLike) else str(file)

@@ -1,0 +1,85 @@
+"""Something else than a coordinator or a ledger answers at the address: one sentence with the address says so."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from solders.pubkey import Pubkey
+
+from coordinator.client.client import Client
+from coordinator.client.errors import ClientError
+from ledger.connection import Connection
+from ledger.errors import LedgerError
+
+PAGE = "<!DOCTYPE HTML><html>sign in</html>"
+
+
+@pytest.fixture
+async def stranger() -> AsyncIterator[tuple[str, list[int]]]:
+    """A web server's address, and the status that it answers with next."""
+    status = [200]
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(status=status[0], text=PAGE, content_type="text/html")
+
+    app = web.Application()
+    app.router.add_route("*", "/{anything:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}", status
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (
+            200,
+            "at {url} answers something that is no Cottage coordinator: a web page; is the address right, and does this "
+            "network ask to sign in first?",
+        ),
+        (
+            404,
+            "at {url} answers something that is no Cottage coordinator: HTTP 404; see whether address and port are the "
+            "coordinator's",
+        ),
+        (502, "the coordinator at {url} does not answer (HTTP 502): is it running?"),
+    ],
+)
+async def test_a_web_server_is_no_coordinator(stranger: tuple[str, list[int]], status: int, said: str) -> None:
+    url, answers = stranger
+    answers[0] = status
+
+    async def no_wait(_seconds: float) -> None: ...
+
+    async with Client(url, "key", no_wait) as client:
+        with pytest.raises(ClientError) as refused:
+            await client.account()
+    assert str(refused.value) == said.format(url=url)
+
+
+@pytest.mark.parametrize(("status", "answer"), [(405, "HTTP 405"), (200, "something else than JSON-RPC")])
+async def test_a_web_server_is_no_ledger(stranger: tuple[str, list[int]], status: int, answer: str) -> None:
+    url, answers = stranger
+    answers[0] = status
+    connection = Connection(url)
+    try:
+        with pytest.raises(LedgerError) as refused:
+            await connection.accounts([Pubkey.default()])
+    finally:
+        await connection.aclose()
+    assert str(refused.value) == (
+        f"at {url} answers something that is no Solana ledger: {answer}; see whether address and port are the ledger's"
+    )
+
+
+async def test_a_ledger_that_is_not_there_is_told_in_the_systems_words() -> None:
+    connection = Connection("http://127.0.0.1:9")
+    try:
+        with pytest.raises(LedgerError) as refused:
+            await connection.accounts([Pubkey.default()])
+    finally:
+        await connection.aclose()
+    assert str(refused.value) == "http://127.0.0.1:9 does not answer (nobody listens there): is the ledger running?"
