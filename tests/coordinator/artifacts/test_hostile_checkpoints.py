@@ -156,6 +156,6 @@ async def test_a_hostile_checkpoint_is_refused_in_words_and_leaves_nothing(
 
 async def test_a_tool_that_needs_more_memory_than_it_may_ends_and_the_coordinator_goes_on(tmp_path: Path) -> None:
     made = await desk(tmp_path, memory_mb=64)
-    with pytest.raises(UnavailableError, match="trainer assemble ended"):
+    with pytest.raises(UnavailableError, match="putting the model together failed, and the coordinator's log says why"):
         await made.assemble(checkpoint())
     assert list((tmp_path / "scratch").iterdir()) == []
