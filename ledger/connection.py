@@ -243,7 +243,12 @@ class Connection:
         except SolanaRpcException as error:
             cause = error.__cause__ or error
             if isinstance(cause, httpx2.HTTPStatusError):
-                raise LedgerUnavailableError(self._stranger(f"HTTP {cause.response.status_code}")) from error
+                status = cause.response.status_code
+                if status in (408, 429) or status >= 500:  # A ledger's own, or of what stands before it.
+                    raise LedgerUnavailableError(
+                        f"{self.url} is busy or away (HTTP {status}): try again later"
+                    ) from error
+                raise LedgerUnavailableError(self._stranger(f"HTTP {status}")) from error
             asked = "does the proxy reach it" if self._way else "is the ledger running"
             raise LedgerUnavailableError(f"{self.url} does not answer{self._way} ({_why(cause)}): {asked}?") from error
         except RPCException as error:

@@ -120,7 +120,7 @@ def test_a_job_id_may_be_written_as_a_uuid(url: str, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     ("job", "url_end", "message"),
-    [("f" * 32, "", "has no escrow"), ("7Kq", "", "hexadecimal"), (JOB_ID, "/nowhere", "does not answer")],
+    [("f" * 32, "", "has no escrow"), ("7Kq", "", "hexadecimal"), (JOB_ID, "/nowhere", "no Solana ledger: HTTP 404")],
 )
 def test_what_cannot_be_shown_is_explained(
     url: str, capsys: pytest.CaptureFixture[str], job: str, url_end: str, message: str

@@ -75,6 +75,19 @@ async def test_a_web_server_is_no_ledger(stranger: tuple[str, list[int]], status
     )
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_ledger_that_has_no_time_is_no_stranger(stranger: tuple[str, list[int]], status: int) -> None:
+    url, answers = stranger
+    answers[0] = status
+    connection = Connection(url)
+    try:
+        with pytest.raises(LedgerError) as refused:
+            await connection.accounts([Pubkey.default()])
+    finally:
+        await connection.aclose()
+    assert str(refused.value) == f"{url} is busy or away (HTTP {status}): try again later"
+
+
 async def test_a_ledger_that_is_not_there_is_told_in_the_systems_words() -> None:
     connection = Connection("http://127.0.0.1:9")
     try:
