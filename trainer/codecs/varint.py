@@ -40,10 +40,10 @@ class GlobalTopK:
     def body_size(self, shape: tuple[int, ...]) -> int:
         """As ``Codec.body_size``: the longest body. Distances sum to less than the tensor's size, so few can be long."""
         kept, count = self.kept(shape), math.prod(shape)
-        total, longer = 3 * kept, 1  # A distance of one byte at least, and its float16.
-        while longer < count >> 7:  # One byte more for each distance of 128, 16384, ... at least.
-            longer <<= 7
+        total, longer = 3 * kept, 128  # A distance of one byte at least, and its float16.
+        while longer < count:  # One byte more for each distance of 128, 16384, ... at least.
             total += min(kept, count // longer)
+            longer <<= 7
         return total
 
     def encode_body(self, values: Tensor) -> bytes:

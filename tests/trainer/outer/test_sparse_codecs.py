@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainer.codecs import Codec, decode, encode, encoded_size
@@ -74,6 +74,8 @@ def test_distances_of_every_length_survive(gap: int) -> None:
 
 
 @settings(deadline=None, max_examples=30)
+@example(seed=680, size=135, density=1 / 128)
+@example(seed=1, size=16_500, density=1e-4)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 300_000), density=st.floats(1e-4, 0.5))
 def test_no_choice_of_places_exceeds_the_bound(seed: int, size: int, density: float) -> None:
     codec, generator = GlobalTopK(density), np.random.default_rng(seed)
@@ -241,3 +243,10 @@ def test_a_broken_frame_is_refused(change: str) -> None:
     broken = {"more": frame + b"x", "less": frame[:-1], "noise": frame[:4] + b"\xff" * 20}[change]
     with pytest.raises(CodecError):
         unwrap(broken, 1000)
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 129, 130, 255, 256, 257, 16_384, 16_385, 16_386, 16_511, 16_512])
+def test_the_bound_holds_where_one_value_lies_last(size: int) -> None:
+    codec, last = GlobalTopK(1e-9), torch.zeros(size)
+    last[-1] = 1.0
+    assert len(encode(last, codec)) <= encoded_size((size,), codec)
