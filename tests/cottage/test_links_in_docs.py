@@ -72,3 +72,10 @@ def test_every_document_is_found_from_the_readme() -> None:
         )
     missing = [str(page.relative_to(ROOT)) for page in sorted(DOCS.rglob("*.md")) if page not in seen]
     assert missing == []
+
+
+def test_every_page_is_in_the_menu() -> None:
+    """What ``make docs`` refuses, known without building anything."""
+    menu = set(re.findall(r"[\w/.-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert pages - menu == set(), "add it to nav in mkdocs.yml"
