@@ -62,11 +62,12 @@ async def test_a_submitter_who_types_what_the_lesson_says_gets_a_model(
 
 
 def test_a_lender_who_types_what_the_lesson_says_is_not_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     typed = commands("lend-your-gpu.md")
     assert ["node", "limits", "--up", "5M", "--down", "40Mbit"] in typed
     for words in typed:
         with contextlib.suppress(SystemExit):
-            assert main(words) == 0, " ".join(words)
+            # No agent runs here, which some of the lesson's commands ask.
+            assert main(words) == 0 or "no agent answers" in capsys.readouterr().err, " ".join(words)
