@@ -158,7 +158,7 @@ def test_a_backup_of_a_later_version_is_told(home: Home, tmp_path: Path, monkeyp
         more: int = 1
 
     file = tmp_path / "b"
-    monkeypatch.setattr(backup, "Kept", lambda seed, *_: Later(seed))
+    monkeypatch.setattr(backup, "BackupContent", lambda seed, *_: Later(seed))
     backup.write(home, file, PASSPHRASE)
     monkeypatch.undo()
     with pytest.raises(SettingsError, match="another version"):
