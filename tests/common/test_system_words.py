@@ -98,7 +98,7 @@ def cottage(*words: str, closed: str = "", **environment: str) -> tuple[int, str
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["check", "{folder}"], "cottage: {folder}: it is a folder: name a file"),
+        (["check", "{folder}"], "cottage: {folder} is a folder: name one file in it"),
         (["check", "{folder}/nothing"], "cottage: {folder}/nothing: there is no such file or folder"),
         (["quote", "{folder}/broken.json"], "cottage: {folder}/broken.json: it is no JSON, from line 2 on: '}'"),
         (["quote", "{folder}/nan.json"], "cottage: {folder}/nan.json: it is no JSON, from line 1 on: 'NaN}}'"),
