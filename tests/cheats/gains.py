@@ -65,6 +65,7 @@ class Gain:
         slashed: keys of the cheats that lost stake, and of others.
         place: what honest nodes would have been paid in as many seats over the whole jobs.
         honest_paid: of what honest nodes worked in complete rounds, the part that was paid.
+        honest_useless: the part that was not, because a cheat forged in that round, and nobody can use what it came to.
     """
 
     forged: float = 0.0
@@ -73,6 +74,7 @@ class Gain:
     place: float = 0.0
     honest_worked: float = 0.0
     honest_paid: float = 0.0
+    honest_useless: float = 0.0
     slashed: int = 0
     honest_slashed: int = 0
     honest_banned: int = 0
@@ -139,7 +141,7 @@ async def _counted(world: World, job: str, keys: set[str], cheats: int, so_far: 
     rounds: list[RoundRecord] = [r for r in await read(world, RoundRecord, job) if r.state == "complete" and r.steps]
     commits: list[CommitRecord] = await read(world, CommitRecord, job)
     audits: list[Audit] = await read(world, Audit, job)
-    forged = paid = unearned = worked = honest = 0.0
+    forged = paid = unearned = worked = honest = useless = 0.0
     for record in rounds:
         members = [c for c in commits if (c.epoch, c.round) == (record.epoch, record.number) and c.drawable]
         split = pricing.shares(record.pot, {f"{c.replica}:{c.stage}": c.operations for c in members})
@@ -151,6 +153,7 @@ async def _counted(world: World, job: str, keys: set[str], cheats: int, so_far: 
                 forged, paid, unearned = forged + share * part, paid + got * part, unearned + got - share * (1 - part)
             else:
                 worked, honest = worked + share, honest + got
+                useless += share if not got and any(_forged(world, m) for m in members) else 0
     return Gain(
         forged=so_far.forged + forged,
         paid=so_far.paid + paid,
@@ -158,6 +161,7 @@ async def _counted(world: World, job: str, keys: set[str], cheats: int, so_far: 
         place=so_far.place + min(cheats, 4) * sum(record.pot for record in rounds) / 4,
         honest_worked=so_far.honest_worked + worked,
         honest_paid=so_far.honest_paid + honest,
+        honest_useless=so_far.honest_useless + useless,
         looks=so_far.looks + sum(any(v.own for v in audit.verdicts) for audit in audits),
         again=so_far.again + len(rounds) - len({record.number for record in rounds}),
     )

@@ -35,8 +35,9 @@ def test_who_does_no_work_for_an_account_is_paid_nothing_by_it(plot: Plot) -> No
     assert plot.formula == 0
     (world,) = gains(plot, 1)
     assert world.paid == 0
-    lost = world.honest_worked - world.honest_paid
-    assert lost <= min(world.forged, 0.03 * world.honest_worked), "who works beside it loses a spoilt round at the most"
+    assert world.honest_paid + world.honest_useless == world.honest_worked, "who works beside it is paid"
+    spoilt = min(world.forged, 0.03 * world.honest_worked)
+    assert world.honest_useless <= spoilt, "and loses a spoilt round at the most"
 
 
 def test_a_round_that_is_done_again_is_not_paid_for_what_was_kept_of_it() -> None:

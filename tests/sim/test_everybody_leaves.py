@@ -41,8 +41,8 @@ def calm(seed: int, nodes: int) -> World:
     return world
 
 
-async def all_fall(seed: int) -> tuple[World, str, dict[str, tuple[int, int]]]:
-    """A run of which everything stops after five rounds and comes back within seconds, once a sixth is done; its seats before."""
+@pytest.mark.parametrize("seed", range(12))
+async def test_everybody_comes_back_to_the_seat_whose_optimizer_it_has(seed: int) -> None:
     world = calm(seed, nodes=4)
     await gather_nodes(world)
     job = await submit(world, 2, 2)
@@ -53,30 +53,16 @@ async def all_fall(seed: int) -> tuple[World, str, dict[str, tuple[int, int]]]:
         node.up, node.away_until = False, world.clock.t + world.chance.uniform(0.5, 4.0)
     world._fall()
     await until_rounds(world, job, 6)
-    return world, job, before
-
-
-@pytest.mark.parametrize("seed", range(8))
-async def test_a_run_that_all_have_left_goes_on_and_does_no_complete_round_again(seed: int) -> None:
-    world, job, _ = await all_fall(seed)
-    stored = await to_the_end(world, job)
-    await check(world, job, stored)
-    done = [record.number for record in await read(world, RoundRecord, job) if record.state == "complete"]
-    assert len(done) == len(set(done)), "no complete round was done again"
-
-
-@pytest.mark.xfail(
-    reason="in two worlds of five a replica that is back whole goes on before the others are", strict=False
-)
-@pytest.mark.parametrize("seed", range(4))
-async def test_everybody_comes_back_to_the_seat_whose_optimizer_it_has(seed: int) -> None:
-    world, job, before = await all_fall(seed)
     assert await seats(world, job) == before
     assert world.peers.resumed >= 4, "each begins with its own moments, from its own disk"
     resumed = [
         record for record in await read(world, RoundRecord, job) if record.state == "complete" and record.number == 5
     ]
     assert [record.contributors for record in resumed] == [(0, 1)], "nobody went on before all were back"
+    stored = await to_the_end(world, job)
+    await check(world, job, stored)
+    done = [record.number for record in await read(world, RoundRecord, job) if record.state == "complete"]
+    assert len(done) == len(set(done)), "no complete round was done again"
 
 
 @pytest.mark.parametrize("rounds", [2, 6])  # The coordinator stores every fourth.

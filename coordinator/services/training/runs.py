@@ -303,7 +303,8 @@ class Runs:
             return False
         # Whoever has just come back without its task gets its seat again at the next turn.
         back = any(lease.seat and self._nodes.session(lease.node) is not None for lease in work.ended)
-        return back or any(lease.state != "ready" or lease.id in away for lease in seated)
+        on_their_way = any(lease.state != "ready" or lease.id in away for lease in seated)
+        return back or on_their_way or (self._staffing.is_deserted(work) and not seats_ready(work)[0])
 
     async def _take(self, work: UnitOfWork) -> None:
         """Store what became of the round in flight."""

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import inf
 
 import msgspec
 
@@ -159,7 +158,7 @@ class Staffing:
         held = {seat: known[lease.node] for seat, lease in holders.items() if lease.node in known}
         memory = self._memory(work)
         filled = self._own_seats(work.run, missing, free)
-        returning = self._may_return(work, holders)
+        returning = self._may_return(work)
         if not returning:
             rest = [seat for seat in missing if seat not in filled]
             others = [candidate for candidate in free if candidate.node not in filled.values()]
@@ -176,15 +175,21 @@ class Staffing:
         last = {(own.stage, own.replica): own.kept.holders[0] for own in run.moments}
         return {seat: last[seat] for seat in missing if seat in last and last[seat] in here}
 
-    def _may_return(self, work: UnitOfWork, holders: Mapping[tuple[int, int], Lease]) -> bool:
+    def _may_return(self, work: UnitOfWork) -> bool:
         """Whether a run that all nodes have left still waits for them to come back to their seats."""
         now, job = self._context.clock.now(), work.job.id
-        if not holders and work.run is not None and work.run.moments:
-            self._deserted.setdefault(job, now)
-        if now - self._deserted.get(job, -inf) < self._context.config.start_grace_seconds:
-            return True
-        self._deserted.pop(job, None)
-        return False
+        if not self.is_deserted(work):
+            self._deserted.pop(job, None)
+            return False
+        return now - self._deserted.setdefault(job, now) < self._context.config.start_grace_seconds
+
+    def is_deserted(self, work: UnitOfWork) -> bool:
+        """Whether of those who kept the optimizer's moments when the last round ended nobody has been here since."""
+        run = work.run
+        if run is None or not run.moments:
+            return False
+        stayed = [lease for lease in work.leases.values() if lease.seat and lease.granted <= run.advanced]
+        return all(self._nodes.session(lease.node) is None for lease in stayed)
 
     async def _improve(
         self,
