@@ -30,6 +30,7 @@ _UNITS = {"str": "characters", "bytes": "bytes", "array": "entries", "object": "
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _LIBRARY = ("Expected `", "Invalid ", "Number out of range", "`")
 """How the library's own sentences begin; others are ours, of a ``__post_init__``."""
+_NOT_FINITE = re.compile(rb"-?(?:NaN|Infinity)\b")  # As Python's json writes them.
 _HEXADECIMAL = re.compile(r"\^\[0-9a-f\]\{(\d+)\}\$")
 
 
@@ -83,6 +84,8 @@ def malformed(said: str, data: bytes) -> str:
     if not said.startswith("JSON"):
         return f"it is no message, from byte {at:,} on"
     line, near = data.count(b"\n", 0, at) + 1, data[at : at + 20].decode(errors="replace")
+    if number := _NOT_FINITE.search(data[max(0, at - 1) : at + 9]):
+        return f"it holds {number[0].decode()} on line {line:,}: only finite numbers are taken"
     return f"it is no JSON, from line {line:,} on: {near!r}"
 
 

@@ -17,28 +17,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.common import publish
-from common.untrusted_text import untrusted
 from coordinator.client import Client
 from coordinator.client.text import money
 from cottage.demo.options import DemoOptions, parse
 from cottage.demo.run import DemoRun
 from cottage.demo.screen import LineScreen
 from ledger.client import Ledger
-from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from protocol.job.job import JobSpec
+from tests.support.small_job import small_job
 
 HONEST = 3
 CHEATS = {"cartel": 2, "loner": 1}
 AGENT = Path(__file__).with_name("_cheating_agent.py")
-ROUNDS, STEPS, BATCH, SEQUENCE = 12, 4, 4, 32
-MODEL = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+ROUNDS, STEPS = 12, 4
 WORDS = ["--nodes", "4", "--stages", "2", "--no-reference", "--json"]
 
 
@@ -86,19 +77,8 @@ class CheatedRun(DemoRun):
         return ledger
 
     def _spec(self, artifact: str, budget: int) -> JobSpec:
-        tokens = ROUNDS * STEPS * BATCH * SEQUENCE * self.options.replicas
-        return JobSpec(
-            name=untrusted("cheated"),
-            model=ModelSpec(config=MODEL),
-            dataset=DatasetSpec(artifact=artifact, heldout=0.005),
-            budget=budget,
-            tokenizer=TokenizerSpec(kind="bpe", vocabulary=300),
-            training=TrainingSpec(
-                tokens=tokens, sequence=SEQUENCE, batch=BATCH, micro_batches=2, inner_steps=STEPS, commit_every=1
-            ),
-            parallel=ParallelSpec(stages=self.options.stages, replicas=self.options.replicas),
-            deadline_hours=2.0,
-        )
+        stages, replicas = self.options.stages, self.options.replicas
+        return small_job(artifact, budget, stages, replicas, rounds=ROUNDS, steps=STEPS, commit_every=1)
 
 
 async def _slashed(ledger: Ledger, key: str) -> int:

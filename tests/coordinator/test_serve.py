@@ -43,17 +43,7 @@ async def test_it_serves_and_ends_cleanly_and_starts_again_on_the_same_folder(tm
     ready = tmp_path / "ready"
     addresses = set()
     for _ in range(2):
-        process = await start(
-            "--data",
-            str(tmp_path / "data"),
-            "--open",
-            "--port",
-            "0",
-            "--ready-file",
-            str(ready),
-            "--ledger-url",
-            ledger_url,
-        )
+        process = await start(*serve_words(tmp_path, ledger_url))
         await until(ready.exists, 30.0)
         url = ready.read_text()
         async with aiohttp.ClientSession() as http:
@@ -80,19 +70,8 @@ LACKING = (
 
 
 def serve_words(folder: Path, ledger_url: str, *words: str) -> list[str]:
-    ready = str(folder / "ready")
-    common = [
-        "--data",
-        str(folder / "data"),
-        "--open",
-        "--port",
-        "0",
-        "--ready-file",
-        ready,
-        "--ledger-url",
-        ledger_url,
-    ]
-    return [*common, *words]
+    places = ["--data", str(folder / "data"), "--ready-file", str(folder / "ready"), "--ledger-url", ledger_url]
+    return ["--open", "--port", "0", *places, *words]
 
 
 async def line_with(process: asyncio.subprocess.Process, text: str, patience: float = 60.0) -> str:

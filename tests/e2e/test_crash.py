@@ -7,30 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from common.untrusted_text import untrusted
 from coordinator.client import Client
 from cottage.demo.network import AGENT, DemoNetwork, Provider
 from cottage.demo.options import parse
 from cottage.demo.run import DemoRun
 from cottage.demo.screen import LineScreen
 from desktop.agent.base.activity import Activity
-from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from protocol.job.job import JobSpec
 from protocol.rest.api import AuditView, CommitView, JobEvent
+from tests.support.small_job import small_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 WORDS = ["--nodes", "3", "--stages", "1", "--no-reference", "--json"]  # Three replicas: two go on with the rounds.
 PACE_S = 0.3  # Of a micro-batch, so a step takes long enough to die in before what is drawn was shown.
-ROUNDS, STEPS, BATCH, SEQUENCE = 8, 10, 4, 32
-MODEL = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+ROUNDS, STEPS = 8, 10
 DOWN_S = 14.0
 RETURN_S = 180.0  # Restarting takes a minute where two busy processors import PyTorch.
 POLL_S = 0.05
@@ -63,19 +54,8 @@ class PacedRun(DemoRun):
     """One job of a model of 0.1 M parameters."""
 
     def _spec(self, artifact: str, budget: int) -> JobSpec:
-        tokens = ROUNDS * STEPS * BATCH * SEQUENCE * self.options.replicas
-        return JobSpec(
-            name=untrusted("crashed"),
-            model=ModelSpec(config=MODEL),
-            dataset=DatasetSpec(artifact=artifact, heldout=0.005),
-            budget=budget,
-            tokenizer=TokenizerSpec(kind="bpe", vocabulary=300),
-            training=TrainingSpec(
-                tokens=tokens, sequence=SEQUENCE, batch=BATCH, micro_batches=2, inner_steps=STEPS, commit_every=2
-            ),
-            parallel=ParallelSpec(stages=self.options.stages, replicas=self.options.replicas),
-            deadline_hours=2.0,
-        )
+        stages, replicas = self.options.stages, self.options.replicas
+        return small_job(artifact, budget, stages, replicas, rounds=ROUNDS, steps=STEPS, commit_every=2)
 
 
 async def drawn(run: DemoRun, client: Client, job: str) -> AuditView:
