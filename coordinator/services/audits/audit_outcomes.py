@@ -13,6 +13,14 @@ from coordinator.services.audits import credit
 from coordinator.services.audits.disputes import evidence_digest, outcome
 from coordinator.services.audits.evidence import place_of
 from coordinator.services.core.context import Context
+from coordinator.services.core.domain_events import (
+    AccusedFalsely,
+    AuditEvaded,
+    NodeExpelled,
+    OutcomeChanged,
+    RoundForged,
+    SandboxTampered,
+)
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
@@ -70,20 +78,19 @@ class Penalties:
 
     async def of_accusers(self, work: UnitOfWork) -> None:
         """Whoever was proven to accuse falsely loses what a prover loses whose lie is proven; of its own the operator is told."""
-        accusers, work.false_accusers = work.false_accusers, []
-        for node, audit, detail in accusers:
+        for false in work.take(AccusedFalsely):
+            node, detail = false.node, false.detail
             if node in self._context.config.auditors:
                 self._context.metrics.count("looks_wrong_total")
                 work.note(
                     "audit", f"the operator's machine {node} was wrong, which its operator should look into: {detail}"
                 )
             else:
-                await self.ban(work, node, work.audits[audit], f"false accusation: {detail}", slash=True)
+                await self.ban(work, node, work.audits[false.audit], f"false accusation: {detail}", slash=True)
 
     async def of_tampering(self, work: UnitOfWork) -> None:
         """A node whose agent saw a hand in a job's sandbox is looked at as after a failed audit, and repeated it costs stake."""
-        leases, work.tampered = work.tampered, []
-        for lease in leases:
+        for lease in [reached.lease for reached in work.take(SandboxTampered)]:
             record = await work.tx.get(NodeRecord, lease.node)
             share = penalty.tampering_costs(record.tampered, lease.granted, work.now)
             if share and record.stake > 0:
@@ -117,7 +124,7 @@ class Penalties:
         if record.banned:
             return  # Another audit of the same node came to the same end: one lie costs its stake once.
         await work.tx.update(msgspec.structs.replace(record, banned=True, reason=reason))
-        work.expelled.append(node)
+        work.record(NodeExpelled(node))
         if slash and record.stake > 0:
             dispute = next((record for record in work.ended_disputes if record.id == audit.id), None)
             proof = (
@@ -151,7 +158,7 @@ class Penalties:
     async def _of_a_lie(self, work: UnitOfWork, audit: Audit) -> None:
         """The job goes back before it; who found it right has not looked, if it was proven or the operator's machine saw it."""
         if await _is_in_the_model(work, audit):
-            work.forged.append((audit.epoch, audit.round))
+            work.record(RoundForged(audit.epoch, audit.round))
         disputes = [record.dispute for record in work.ended_disputes if record.id == audit.id]
         proven = any(outcome(dispute) == "guilty" for dispute in disputes)
         if proven or any(verdict.own and not verdict.afar for verdict in trust.against(audit)):
@@ -191,7 +198,7 @@ async def _remember_evasion(work: UnitOfWork, audit: Audit) -> None:
     if share and record.stake > 0:
         what = "names another class than it had said to be of" if audit.blame == "misstated" else "was not shown"
         _take(work, "evaded", lease, record.evaded, share, f"what was drawn of it {what}, again")
-    work.unanswered.append(audit.node)
+    work.record(AuditEvaded(audit.node))
     await work.tx.update(msgspec.structs.replace(record, evaded=work.now))
 
 
@@ -220,4 +227,4 @@ async def reject(work: UnitOfWork, commit: CommitRecord, why: Unpaid) -> None:
     if commit.state in ("pending", "verified"):
         await work.tx.update(msgspec.structs.replace(commit, state="rejected", amount=0, why=why))
         if commit.job == work.job.id:
-            work.reopened.add((commit.epoch, commit.round))
+            work.record(OutcomeChanged(commit.epoch, commit.round))

@@ -15,6 +15,7 @@ from coordinator.services.audits import credit
 from coordinator.services.audits.audit_outcomes import reject
 from coordinator.services.audits.evidence import correct_outcomes, seal_outcome
 from coordinator.services.core.context import Context
+from coordinator.services.core.domain_events import SharesMayBeDue
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, RoundRecord
@@ -31,7 +32,7 @@ class Conclusion:
 
     async def advance(self, work: UnitOfWork) -> None:
         """Verify what is due, in a job in which something has changed."""
-        if not (work.rounds_ended or work.job.state is JobState.VERIFYING or work.job.id in self._held):
+        if not (work.recorded(SharesMayBeDue) or work.job.state is JobState.VERIFYING or work.job.id in self._held):
             return
         self._held.discard(work.job.id)
         undrawn = frozenset(() if work.run is None else work.run.undrawn)
@@ -62,7 +63,7 @@ class Conclusion:
         undrawn = () if work.run is None else work.run.undrawn
         if work.run is not None:
             work.change_run(undrawn=())
-        work.rounds_ended = True
+        work.record(SharesMayBeDue())
         pending = await work.tx.find(
             CommitRecord, col(CommitRecord.job).equals(work.job.id), col(CommitRecord.state).equals("pending")
         )

@@ -11,6 +11,7 @@ from coordinator.domain.audits import rate as rates
 from coordinator.domain.audits.rate import NodeStanding
 from coordinator.domain.audits.trust import Audit, AuditState
 from coordinator.domain.job import Job
+from coordinator.services.core.domain_events import StandingChanged
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, CreditRecord, NodeRecord, RoundRecord
@@ -83,7 +84,7 @@ async def earn(work: UnitOfWork, commit: CommitRecord, audits: Collection[Audit]
     await (work.tx.update(credit) if known else work.tx.insert(credit))
     record = await work.tx.get(NodeRecord, commit.node)
     await work.tx.update(msgspec.structs.replace(record, rounds=record.rounds + 1))
-    work.stood[commit.node] = record.rounds + 1
+    work.record(StandingChanged(commit.node, record.rounds + 1))
 
 
 async def stand_surety(work: UnitOfWork, commit: CommitRecord) -> bool:
@@ -113,7 +114,7 @@ async def lose(work: UnitOfWork, node: NodeAddress, everywhere: bool) -> None:
         await work.tx.update(msgspec.structs.replace(credit, amount=0, exact=False))
     for record in await work.tx.find(NodeRecord, col(NodeRecord.address).equals(node)):
         await work.tx.update(msgspec.structs.replace(record, rounds=0))
-        work.stood[node] = 0
+        work.record(StandingChanged(node, 0))
 
 
 async def unsure(work: UnitOfWork, audit: Audit) -> list[CommitRecord]:

@@ -21,6 +21,7 @@ from coordinator.domain.rounds.run import training_of
 from coordinator.errors import CottageError, StoreAwayError
 from coordinator.services.audits.deadlines import Deadlines
 from coordinator.services.core.context import Context
+from coordinator.services.core.domain_events import AccusedFalsely
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.store.ports import col
@@ -183,7 +184,7 @@ class DisputeService:
         if audit is not None and not audit.over:
             work.audits[audit.id] = concluded(audit, after, work.now + self._context.config.audit_patience_seconds)
             if outcome(after) == "false":
-                work.false_accusers.append((after.challenger, audit.id, after.detail))
+                work.record(AccusedFalsely(after.challenger, audit.id, after.detail))
 
 
 def outcome(dispute: Dispute) -> Literal["guilty", "false", "open"]:

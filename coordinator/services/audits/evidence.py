@@ -11,6 +11,7 @@ import msgspec
 from common.untrusted_text import untrusted
 from coordinator.domain.audits.sampling import Beacon
 from coordinator.domain.audits.trust import Audit
+from coordinator.services.core.domain_events import OutcomeChanged
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Transaction, col
 from coordinator.store.records import CommitRecord, OutboxRecord, RoundRecord
@@ -97,11 +98,10 @@ async def seal_outcome(work: UnitOfWork, record: RoundRecord) -> None:
 
 async def correct_outcomes(work: UnitOfWork) -> None:
     """Tell the ledger anew about concluded rounds of which this work has ended audits or taken shares back."""
-    for epoch, number in sorted(work.reopened):
+    for epoch, number in sorted({(changed.epoch, changed.round) for changed in work.take(OutcomeChanged)}):
         record = await work.tx.get(RoundRecord, work.job.id, epoch, number)
         if record.concluded:
             await seal_outcome(work, record)
-    work.reopened.clear()
 
 
 def _queue(work: UnitOfWork, evidence: RoundEvidence, what: RootOf) -> None:

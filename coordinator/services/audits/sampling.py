@@ -23,6 +23,7 @@ from coordinator.services.audits import credit
 from coordinator.services.audits.auditor_capacity import Watching
 from coordinator.services.audits.evidence import outer_claim_of
 from coordinator.services.core.context import Context
+from coordinator.services.core.domain_events import SharesMayBeDue
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.training.staffing import shape_of
 from coordinator.store.ports import Condition, col
@@ -92,7 +93,7 @@ class Drawing:
         record = await work.tx.get(RoundRecord, work.job.id, epoch, number)
         if work.run is None or (epoch, number) not in work.run.undrawn or record.beacon is None:
             return
-        work.rounds_ended = True
+        work.record(SharesMayBeDue())
         work.change_run(undrawn=tuple(key for key in work.run.undrawn if key != (epoch, number)))
         commits = await _commits_of(work, epoch, number)
         drawable = drawable_of(commits, record.beacon)

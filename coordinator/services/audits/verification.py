@@ -21,6 +21,7 @@ from coordinator.services.audits.deadlines import Deadlines
 from coordinator.services.audits.disputes import DisputeService
 from coordinator.services.audits.sampling import auditor_of
 from coordinator.services.core.context import Context
+from coordinator.services.core.domain_events import SharesMayBeDue
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
@@ -128,7 +129,7 @@ class Verification:
             return False
         for audit in list(work.audits.values()):
             work.audits[audit.id] = msgspec.structs.replace(audit, state="void", detail="the job pauses or stops")
-        work.rounds_ended = True
+        work.record(SharesMayBeDue())
         await self.advance(work)
         where: tuple[Condition, ...] = (
             col(RoundRecord.job).equals(work.job.id),
@@ -159,7 +160,7 @@ class Verification:
                 work.audits[audit.id] = trust.given_up(audit, "the job ended before the audit did")
         await self._conclusion.give_up(work)
         self._disputes.drop(work, "the job ended before the dispute did")
-        work.rounds_ended = True
+        work.record(SharesMayBeDue())
         await self.advance(work)
 
     async def _step(self, work: UnitOfWork, audit: Audit, ready: Sequence[AuditorCandidate]) -> Audit:

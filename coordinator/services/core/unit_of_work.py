@@ -5,8 +5,10 @@ and outbox are in the database together, and only then is anybody told.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,13 +24,15 @@ from coordinator.domain.rounds.run import Run
 from coordinator.errors import NotFoundError
 from coordinator.services.core import notifications
 from coordinator.services.core.context import Context
+from coordinator.services.core.domain_events import DomainEvent, LedgerRowQueued, OutcomeChanged, SharesMayBeDue
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.logs import log_of
 from coordinator.store.ports import R, Transaction, col
 from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
 from ledger import events as ledger_events
-from protocol.node import Promised
 from protocol.task import Member, Plan, TaskCommand
+
+Event = TypeVar("Event", bound=DomainEvent)
 
 
 class UnitOfWork:
@@ -38,20 +42,7 @@ class UnitOfWork:
         leases: the live ones. ``granted`` and ``ended``: what this work did to them. ``returned``: those that ran out, and whose
             holders are back to open what was drawn of them.
         audits: those that are not over. ``concluded``: those that have just ended.
-        expelled: nodes that this work banned.
-        stood: node -> rounds of its work that were verified since its last fault, where that has changed.
-        settled: a payment has just been confirmed.
-        promised: payee -> what has just been promised to it on the ledger.
-        hold: the next round waits: somebody moves as soon as steps are opened.
-        disputes: those that are not over, by their audit.
-        false_accusers: who has just been proven to accuse falsely, in which audit, and how.
-        tampered: leases in whose sandbox somebody has just reached.
-        unanswered: nodes that have just evaded an audit, and are told so.
-        forged: rounds, by epoch and number, in which a lie has just been proven.
-        money: the outbox has something new.
-        rounds_ended: a round was completed or an audit concluded, so shares may be due.
-        reopened: (epoch, round) of shares that this work rejected or audits that it ended: what the ledger was told of them may
-            be no longer true.
+        disputes: those that are not over, by their audit. ``ended_disputes``: those that have just ended.
     """
 
     def __init__(
@@ -73,25 +64,29 @@ class UnitOfWork:
         self.now = context.clock.time()
         self.ended: list[Lease] = []
         self.concluded: list[Audit] = []
-        self.metrics: list[MetricRecord] = []
-        self.settled = False
-        self.promised: Mapping[str, Promised] = {}
         self.granted: list[Lease] = []
-        self.expelled: list[str] = []
-        self.stood: dict[str, int] = {}
         self.disputes: dict[str, DisputeRecord] = {}
         self.ended_disputes: list[DisputeRecord] = []
-        self.false_accusers: list[tuple[str, str, str]] = []
-        self.tampered: list[Lease] = []
-        self.unanswered: list[str] = []
-        self.hold = False
-        self.forged: list[tuple[int, int]] = []
-        self.money = False
-        self.rounds_ended = False
-        self.reopened: set[tuple[int, int]] = set()
         self._context = context
         self._events: list[EventRecord] = []
         self._outbox: list[OutboxRecord] = []
+        self._metrics: list[MetricRecord] = []
+        self._recorded: list[DomainEvent] = []
+        self._taken: Counter[type[DomainEvent]] = Counter()
+
+    def record(self, event: DomainEvent) -> None:
+        """Note what has happened, for those who follow it up."""
+        self._recorded.append(event)
+
+    def recorded(self, kind: type[Event]) -> list[Event]:
+        """All of one kind so far."""
+        return [event for event in self._recorded if isinstance(event, kind)]
+
+    def take(self, kind: type[Event]) -> list[Event]:
+        """Those of one kind that were not taken before, so that each is followed up once."""
+        found = self.recorded(kind)[self._taken[kind] :]
+        self._taken[kind] += len(found)
+        return found
 
     def note(self, kind: str, text: str) -> None:
         """Add a line to the timeline."""
@@ -114,6 +109,11 @@ class UnitOfWork:
     def queue(self, record: OutboxRecord) -> None:
         """Tell the ledger something once this transaction is stored."""
         self._outbox.append(record)
+        self.record(LedgerRowQueued())
+
+    def measure(self, record: MetricRecord) -> None:
+        """Add a point to a chart of the job."""
+        self._metrics.append(record)
 
     def memo(self, key: str, event: ledger_events.Event) -> None:
         """Write a lifecycle event on the ledger."""
@@ -125,7 +125,7 @@ class UnitOfWork:
 
     async def store_now(self, record: OutboxRecord) -> OutboxRecord:
         """Queue a row and learn its number."""
-        self.money = True
+        self.record(LedgerRowQueued())
         return await self.tx.insert(record)
 
     def grant(self, node: str, payout: str, seat: tuple[int, int] | None) -> Lease:
@@ -161,9 +161,9 @@ class UnitOfWork:
         """Put away an audit that is over."""
         del self.audits[audit.id]
         self.concluded.append(audit)
-        self.rounds_ended = True
+        self.record(SharesMayBeDue())
         if not audit.canary:
-            self.reopened.add((audit.epoch, audit.round))
+            self.record(OutcomeChanged(audit.epoch, audit.round))
 
     def dispute(self, record: DisputeRecord) -> None:
         """Keep a dispute as it is now."""
@@ -210,19 +210,32 @@ class UnitOfWork:
         """Rows queued so far."""
         return tuple(self._outbox)
 
+    @property
+    def metrics(self) -> tuple[MetricRecord, ...]:
+        """Points added so far."""
+        return tuple(self._metrics)
+
 
 class JobDesk:
-    """Opens one job at a time. ``on_stored`` runs after each commit, before anybody else gets the desk."""
+    """Opens one job at a time. Who asked for it is called after each commit, before anybody else gets the desk."""
 
     def __init__(self, context: Context, leases: Leases) -> None:
         self._context = context
         self._leases = leases
         self._turn = asyncio.Lock()
         self._listeners: list[Callable[[UnitOfWork], None]] = []
+        self._handlers: list[tuple[type[DomainEvent], Callable[[UnitOfWork, Any], None]]] = []
 
     def on_stored(self, listener: Callable[[UnitOfWork], None]) -> None:
         """Call ``listener`` with every piece of work that was stored; it must neither wait nor raise."""
         self._listeners.append(listener)
+
+    def on(self, kind: type[Event], handler: Callable[[UnitOfWork, Event], None]) -> None:
+        """Call ``handler`` with each event of a kind once its work is stored; it must neither wait nor raise.
+
+        Handlers are called in the order in which they were given here: a node is told why before it is sent away.
+        """
+        self._handlers.append((kind, handler))
 
     @asynccontextmanager
     async def open(self, job: str) -> AsyncIterator[UnitOfWork]:
@@ -240,6 +253,9 @@ class JobDesk:
                 self._leases.remember(lease)
             for listener in self._listeners:
                 listener(work)
+            for kind, handler in self._handlers:
+                for event in work.recorded(kind):
+                    handler(work, event)
             self._context.bus.publish(job)
 
     async def _load(self, tx: Transaction, job: str) -> tuple[UnitOfWork, "_Before"]:
@@ -297,7 +313,6 @@ async def _save(work: UnitOfWork, before: _Before) -> None:
     for added in (*work.events, *map(log_of, work.events), *work.outbox, *work.metrics):
         await work.tx.insert(added)
     await notifications.queue(work.tx, work.job, work.events)
-    work.money = work.money or bool(work.outbox)
 
 
 async def _save_all(tx: Transaction, records: Mapping[str, R], before: Mapping[str, R]) -> dict[str, R]:

@@ -17,6 +17,17 @@ from coordinator.services.audits.auditor_capacity import Watching
 from coordinator.services.audits.late_openings import Returns
 from coordinator.services.audits.verification import Verification
 from coordinator.services.core.context import Context
+from coordinator.services.core.domain_events import (
+    AuditEvaded,
+    LedgerRowQueued,
+    NodeExpelled,
+    OutcomeChanged,
+    PaymentConfirmed,
+    SandboxTampered,
+    SharesMayBeDue,
+    SharesPromised,
+    StandingChanged,
+)
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.logs import JobLogs
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
@@ -119,6 +130,12 @@ class Conversation:
         self._untold: dict[str, set[str] | None] = {}
         self._asks = Throttle(context.clock, 1 / ASK_S, ASKS)
         desk.on_stored(self._tell)
+        for kind in (LedgerRowQueued, SharesMayBeDue, OutcomeChanged, PaymentConfirmed):
+            desk.on(kind, lambda work, _event: self._stir(work.job.id, None))
+        desk.on(SharesPromised, self._on_promises)
+        desk.on(AuditEvaded, lambda work, evaded: self._nodes.unanswered(evaded.node, work.now))
+        desk.on(StandingChanged, lambda _work, changed: self._nodes.stands(changed.node, changed.rounds))
+        desk.on(NodeExpelled, self._on_expulsion)
 
     async def begin(self, session: NodeSession, hello: Hello) -> None:
         """Pick up where the node's last connection ended."""
@@ -250,7 +267,7 @@ class Conversation:
             case TaskFailed():
                 work.note("fault", f"node {work.leases[lease].node} failed: {body.reason}")
                 if body.tampered:
-                    work.tampered.append(work.leases[lease])
+                    work.record(SandboxTampered(work.leases[lease]))
                 work.end(lease, "failed" if body.cause == "machine" or body.tampered else body.cause, body.reason)
             case StepChallenge():
                 pass  # Takes reading the round, so ``_store`` sees to it.
@@ -348,17 +365,9 @@ class Conversation:
             if lease.state == "ready":
                 session.tell(lease, commands)
         self._returns.tell(work)
-        moved = work.money or work.rounds_ended or work.reopened or work.settled or work.job.state not in LIVE
-        if moved or work.ended:
-            self._stir(work.job.id, None if moved else {lease.node for lease in work.ended})
-        self._tell_promises(work)
-        for node in work.unanswered:
-            self._nodes.unanswered(node, work.now)
-        for node, rounds in work.stood.items():
-            self._nodes.stands(node, rounds)
-        for node in work.expelled:
-            self._nodes.ban(node, "an audit found that the work was not what it had been committed to")
-            self._leases.expire(lease.id for lease in self._leases.of_node(node))
+        over = work.job.state not in LIVE
+        if over or work.ended:
+            self._stir(work.job.id, None if over else {lease.node for lease in work.ended})
         self._remember_round(work)
 
     async def _asked(self, session: NodeSession, message: Claim | Accounts) -> None:
@@ -394,10 +403,14 @@ class Conversation:
                 if session is not None:
                     session.account(account)
 
-    def _tell_promises(self, work: UnitOfWork) -> None:
-        for session in self._nodes.sessions() if work.promised else ():
-            if session.payout in work.promised:
-                session.send(work.promised[session.payout])
+    def _on_promises(self, _work: UnitOfWork, event: SharesPromised) -> None:
+        for session in self._nodes.sessions() if event.promised else ():
+            if session.payout in event.promised:
+                session.send(event.promised[session.payout])
+
+    def _on_expulsion(self, _work: UnitOfWork, event: NodeExpelled) -> None:
+        self._nodes.ban(event.node, "an audit found that the work was not what it had been committed to")
+        self._leases.expire(lease.id for lease in self._leases.of_node(event.node))
 
     def _time(self, work: UnitOfWork, lease: Lease, commit: RoundCommit) -> None:
         """Learn how quick the node is at what it does, for the next look at who sits where."""

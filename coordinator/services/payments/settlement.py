@@ -21,6 +21,7 @@ from coordinator.domain.job import LIVE, Job, JobState, Wish
 from coordinator.errors import FundsError
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import listed
+from coordinator.services.core.domain_events import LedgerRowQueued, PaymentConfirmed, SharesPromised
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.payments.chain import ChainPort, Deposit
 from coordinator.services.payments.escrows import asked_of, escrow_deadline, owed, payable, problem, sum_of, unsecured
@@ -80,7 +81,7 @@ class Settlement:
         self._trouble = ""
         self._claimed: dict[str, float] = {}
         self._wake = asyncio.Event()
-        desk.on_stored(lambda work: self._wake.set() if work.money else None)
+        desk.on(LedgerRowQueued, lambda _work, _event: self._wake.set())
 
     # --- what is due ----------------------------------------------------------------------------------------------------
 
@@ -470,7 +471,7 @@ class Settlement:
                         await _receive(work, state, deposits)
                 case "promise":
                     work.note("promised", f"{money(row.amount)} was promised {row.detail}")
-                    work.promised = told
+                    work.record(SharesPromised(told))
                 case "slash":
                     node, reason = str(row.payload["node"]), str(row.payload["reason"])
                     event = ledger_events.Slashed(job=job.id, node=node, amount=row.amount, reason=reason)
@@ -512,7 +513,7 @@ class Settlement:
         for node, part in sorted(earned.items()):
             record = await work.tx.get(NodeRecord, node)
             await work.tx.update(msgspec.structs.replace(record, earned=record.earned + part))
-        work.settled = True
+        work.record(PaymentConfirmed())
         return amount
 
 

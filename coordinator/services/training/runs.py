@@ -18,6 +18,7 @@ from coordinator.services.audits.operator_audits import Looks
 from coordinator.services.audits.sampling import Drawing
 from coordinator.services.audits.verification import Verification
 from coordinator.services.core.context import Context
+from coordinator.services.core.domain_events import RoundForged, SeatsMoveNext
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.escrows import closing, owed
@@ -226,7 +227,7 @@ class Runs:
 
         The honest nodes of the rounds that are done again did what they were asked to, so they stay paid.
         """
-        forged, work.forged = work.forged, []
+        forged = work.take(RoundForged)
         if not forged or work.run is None or work.run.rollbacks >= MAX_ROLLBACKS:
             return
         where: tuple[Condition, ...] = (
@@ -235,7 +236,7 @@ class Runs:
         )
         done = await work.tx.find(RoundRecord, *where)
         newest = {record.number: record.epoch for record in sorted(done, key=lambda record: record.epoch)}
-        standing = [number for epoch, number in forged if number < work.run.done and newest[number] == epoch]
+        standing = [lie.round for lie in forged if lie.round < work.run.done and newest[lie.round] == lie.epoch]
         if not standing:
             return
         if work.run.round is not None:
@@ -285,7 +286,7 @@ class Runs:
             if work.job.state is JobState.RUNNING:
                 work.advance(JobState.PLANNED, "no replica has all its nodes any more: the job waits for others")
             return False
-        if work.hold or not self._verification.may_begin(work, work.run.done):
+        if work.recorded(SeatsMoveNext) or not self._verification.may_begin(work, work.run.done):
             return False
         if work.run.trained and not self._verification.settled(work):
             return False  # The model is finished only when no round can turn out to be forged any more.

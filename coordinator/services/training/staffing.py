@@ -17,6 +17,7 @@ from coordinator.domain.rounds.run import Holder, Run, evaluations, lateness_of,
 from coordinator.services.audits.auditor_capacity import Watching
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import listed
+from coordinator.services.core.domain_events import SeatsMoveNext
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
@@ -212,7 +213,7 @@ class Staffing:
             shape_of(work), training, run.layers, held, free, self._links.map, rounds_left=left, rounds_since=since
         )
         if found and _awaits_openings(work) and work.now - run.advanced < OPENINGS_S:
-            work.hold = True
+            work.record(SeatsMoveNext())
             return False
         seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found.seats) if found else {}
         if found is None or len(seats) == len(found.seats):
@@ -256,7 +257,7 @@ class Staffing:
         free = await self._payable(work, free)
         found = placement.fill(sorted(leaving), held, free, self._memory(work))
         if found and _awaits_openings(work) and work.now - work.run.advanced < OPENINGS_S:
-            work.hold = True
+            work.record(SeatsMoveNext())
             return True
         seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found)
         for seat in seats:

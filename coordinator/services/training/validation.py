@@ -49,7 +49,7 @@ class HeldOut:
         job = work.job
         first = job.first_validation_loss if job.first_validation_loss is not None else loss
         work.change(validation_loss=loss, first_validation_loss=first, agreement=whose)
-        work.metrics.append(
+        work.measure(
             MetricRecord(job.id, current.number, current.first_step, job.tokens_done, "validation", loss, work.now)
         )
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease
 from coordinator.errors import FundsError
+from coordinator.services.core.domain_events import SandboxTampered
 from coordinator.services.payments.chain import ChainPort, LedgerChain
 from coordinator.services.payments.escrows import escrow_deadline
 from coordinator.services.payments.outbox_dispatcher import MAX_ATTEMPTS
@@ -448,7 +449,8 @@ async def test_a_hand_in_a_job_costs_a_small_part_of_the_stake_the_second_time_o
         granted = bench.clock.t + 1
         bench.clock.t += 60
         async with bench.parts.desk.open(job) as work:
-            work.tampered += [Lease(name, job, node, node, 1, 0, 0, granted) for name in leases]
+            for name in leases:
+                work.record(SandboxTampered(Lease(name, job, node, node, 1, 0, 0, granted)))
             await bench.parts.runs._verification.advance(work)
         await drain(bench, 4)
 
