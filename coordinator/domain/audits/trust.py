@@ -220,9 +220,13 @@ class Audit(Told, frozen=True):
         """Whether nothing more will happen to it."""
         return self.state in ("passed", "failed", "void")
 
-    def command_for(self, lease: str) -> TaskCommand | None:
-        """What the holder of ``lease`` must have been told about this audit."""
-        if self.unopened and self.made is None and lease == self.lease:
+    def command_for(self, lease: str, anew: bool = False) -> TaskCommand | None:
+        """What the holder of ``lease`` must have been told about this audit.
+
+        Args:
+            anew: it has another worker, which is asked once more for what the first had made and not sent; held to the same.
+        """
+        if self.unopened and (anew or self.made is None) and lease == self.lease:
             if self.outer is not None:
                 return OpenOuter(self.id, self.epoch, self.round)
             return OpenStep(self.id, self.epoch, self.round, self.step, self.ending)

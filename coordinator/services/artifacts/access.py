@@ -85,10 +85,13 @@ class ArtifactAccess:
         held.told.clear()
 
     def restores(self, work: UnitOfWork, lease: Lease) -> None:
-        """A lease ran out, and its holder makes another worker of records: it reads its job's files once more, for so long."""
+        """A lease ran out, and its holder makes another worker of records: it reads its job's files once more, for so long.
+
+        What was asked before may be sent as soon as the worker is there, which may be before it is known here.
+        """
         held = self._held.setdefault(lease.id, _Held(lease))
         self._of_node.setdefault(lease.node, set()).add(lease.id)
-        held.files, held.wanted = inputs_of(work.job), ()
+        held.files, held.wanted = inputs_of(work.job), _wanted(work, lease, ())
         held.until = self._context.clock.now() + self._context.config.return_seconds + GRACE_S
 
     def ended(self, lease: Lease) -> None:

@@ -78,7 +78,7 @@ class Returns:
             elif lease in restoring:
                 self._doors.restores(work, lease)
             elif session is not None and lease.id in self._rounds:
-                commands = work.openings(lease.id)
+                commands = work.openings(lease.id, anew=self._leases.died(lease.id))
                 self._doors.opens(work, lease, commands)
                 session.tell(lease, commands)
 

@@ -194,9 +194,9 @@ class UnitOfWork:
             told += [query for side in sides if (query := query_for(record.dispute, side)) is not None]
         return tuple(told)
 
-    def openings(self, lease: str) -> tuple[TaskCommand, ...]:
-        """What the holder of a lease must have been asked, by now, about audits."""
-        told = [command for audit in self.audits.values() if (command := audit.command_for(lease)) is not None]
+    def openings(self, lease: str, anew: bool = False) -> tuple[TaskCommand, ...]:
+        """What the holder of a lease must have been asked, by now, about audits; ``anew``: by another worker than before."""
+        told = [command for audit in self.audits.values() if (command := audit.command_for(lease, anew)) is not None]
         told += [asked for audit in self.audits.values() if (asked := audit.question_for(lease)) is not None]
         return tuple(told)
 

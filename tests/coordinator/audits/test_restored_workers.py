@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.errors import NotFoundError
+from coordinator.errors import GoneError, NotFoundError
 from coordinator.services.network.nodes import NodeSession
 from coordinator.store.memory import MemoryStore
+from protocol.artifacts import audit_answer
 from protocol.node import Acknowledged, Beat, Goodbye, Heartbeat, HeldLease, Report
 from protocol.task import BeginRound, OpeningMade, RoundCommit, StepOpened, TaskFailed, Traffic
 from tests.coordinator.audits.test_returns import (
@@ -68,6 +69,57 @@ async def test_who_is_back_with_its_records_opens_once_its_worker_is_made_and_th
     assert (await only_audit(bench)).opening == OPENING
     assert stopped(bench, session)
     assert session.node in {candidate.node for candidate in bench.parts.nodes.candidates()}
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["worker", "agent"])
+async def test_what_had_been_made_and_not_sent_is_asked_for_once_more_and_no_other_is_taken(restarted: bool) -> None:
+    bench = Bench()
+    session = await asked(bench)
+    await say(bench, session, 2, OpeningMade(AUDIT.id, OPENING, 10))
+    if restarted:
+        session = await restart(bench, 14.0)
+    else:
+        bench.sent[session.node].clear()
+        await beat(bench, session, RESTORING)
+    assert asks(bench, session) == []
+    await beat(bench, session, RESTORED)
+    await beat(bench, session, RESTORED)
+    assert [ask.audit for ask in asks(bench, session)] == [AUDIT.id]
+    answer = audit_answer(AUDIT.id)
+    with pytest.raises(GoneError):
+        await store(bench, session, answer, digest("another"))
+    await store(bench, session, answer, OPENING)
+    await say(bench, session, 3, StepOpened(AUDIT.id, OPENING))
+    assert (await only_audit(bench)).opening == OPENING
+
+
+async def test_who_is_back_with_the_worker_that_made_it_is_not_asked_again() -> None:
+    bench = Bench()
+    session = await asked(bench)
+    await say(bench, session, 2, OpeningMade(AUDIT.id, OPENING, 10))
+    await away(bench, 14.0)
+    bench.sent.clear()
+    session = await bench.enter(NODE, HELD)
+    await beat(bench, session, HELD)
+    assert asks(bench, session) == []
+
+
+async def test_a_worker_that_is_quicker_than_the_word_of_it_sends_what_was_asked_of_the_first() -> None:
+    bench = Bench()
+    session = await asked(bench)
+    await beat(bench, session, RESTORING)
+    await store(bench, session, audit_answer(AUDIT.id), OPENING)
+    with pytest.raises(GoneError):
+        await store(bench, session, audit_answer("another"), digest("another"))
+    await beat(bench, session, RESTORED)
+    await say(bench, session, 2, StepOpened(AUDIT.id, OPENING))
+    assert (await only_audit(bench)).opening == OPENING
+
+
+async def store(bench: Bench, session: NodeSession, answers: str, artifact: str) -> None:
+    """The node sends an artifact under its lease."""
+    async with bench.parts.doors.storing(session.node, "held", answers, artifact, 10, "127.0.0.1"):
+        pass
 
 
 async def test_what_may_get_lost_of_what_it_says_while_the_worker_is_made_ends_nothing() -> None:
