@@ -18,7 +18,7 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e and not long" $(ARGS)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "e2e and not long" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "e2e and not long" $(ARGS)
 
 # What is long by nature: hundreds of worlds, the catalogue of cheats, kills for half an hour. docs/benchmarks/testing.md says what it covers.
 test-long: setup

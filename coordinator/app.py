@@ -61,6 +61,9 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.network.relay_assignment import Handout
 from coordinator.services.network.relays import Relays
 from coordinator.services.payments.chain import ChainPort, LedgerChain
+from coordinator.services.payments.confirmations import Confirmations
+from coordinator.services.payments.funding import Funding
+from coordinator.services.payments.outbox_lanes import Lanes
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.payments.stakes import StakeService
@@ -100,6 +103,8 @@ class CoordinatorParts:
     runs: Runs
     conversation: Conversation
     settlement: Settlement
+    funding: Funding
+    lanes: Lanes
     beacons: Beacons
     referee: Referee
     bonds: Bonds
@@ -140,7 +145,7 @@ class CoordinatorParts:
     def _loops(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         return {
             "upkeep": self.upkeep.run,
-            "settlement": self.settlement.run,
+            "payments": self.lanes.run,
             "beacons": self.beacons.run,
             "referee": self.referee.run,
             "bonds": self.bonds.run,
@@ -196,7 +201,9 @@ def assemble(
     boundaries = Boundaries(context, nodes, leases, drawing)
     verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
     promises = PromiseService(context, chain)
-    settlement = Settlement(context, desk, chain, coordinator, promises)
+    settlement = Settlement(context, desk, promises)
+    funding = Funding(context, desk, chain, coordinator, settlement)
+    lanes = Lanes(context, desk, chain, promises, Confirmations(context, desk, chain, promises, funding))
     looks = Looks(context, desk, nodes, leases)
     context.metrics.watch(looks.gauges)
     runs = Runs(context, nodes, Staffing(context, nodes, links, watching), looks, drawing, verification, settlement)
@@ -209,16 +216,16 @@ def assemble(
     conversation = Conversation(
         context, desk, leases, nodes, runs, verification, links, settlement, promises, logs, watching, doors, returns
     )
-    upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models, returns)
+    upkeep = Upkeep(context, desk, leases, conversation, runs, funding, models, returns)
     checkpoints = Checkpoints(context, artifacts, models)
-    unpaid = Unpaid(context, desk, runs, settlement, artifacts, None if room is not None else _endless)
+    unpaid = Unpaid(context, desk, runs, funding, artifacts, None if room is not None else _endless)
     jobs = JobService(
         context,
         desk,
         nodes,
         links,
         runs,
-        settlement,
+        funding,
         chain,
         models,
         artifacts,
@@ -235,7 +242,7 @@ def assemble(
     leavings = JobOutputs(checkpoints, Trials(checkpoints, generator), logs, StepOpenings(context, artifacts))
     outside = outside or (lambda: outside_session(allowed=config.webhook_networks))
     notices = NoticeDelivery(context, outside, config.mail)
-    work = (context, desk, leases, nodes, runs, conversation, settlement, beacons, referee)
+    work = (context, desk, leases, nodes, runs, conversation, settlement, funding, lanes, beacons, referee)
     bonds = Bonds(context, desk, chain, drawing)
     shown = (bonds, canaries, upkeep, jobs, network, market, books, leavings)
     told = (NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics))

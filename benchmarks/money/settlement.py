@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.common import publish
 from coordinator.services.payments.chain import LedgerChain
-from coordinator.services.payments.settlement import POLL_S
+from coordinator.services.payments.outbox_lanes import POLL_S
 from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord, OutboxRecord
 from coordinator.store.sql import SqlStore
@@ -69,7 +69,7 @@ class Course:
         poor, before = await self._ledger.lamports(COORDINATOR), await self._transactions()
         began, worked, ledgers = time.monotonic(), time.process_time(), processor_seconds(pid)
         while await self._open():
-            if not await self._bench.parts.settlement.drain():
+            if not await self._bench.parts.lanes.drain():
                 await self._bench.clock.sleep(POLL_S)
         return {
             "transactions": await self._transactions() - before,

@@ -45,7 +45,7 @@ async def one(world: World, asked: JobSpec) -> dict[str, Any]:
     price = (await world.parts.jobs.quote(asked)).price_high
     view = await world.parts.jobs.create(NewJob(msgspec.structs.replace(asked, budget=price)))
     async with world.parts.desk.open(view.id) as work:
-        await world.parts.settlement.queue_funding(work)
+        await world.parts.funding.queue_funding(work)
     turns, began, before = 0, world.clock.t, world.happened.copy()
     while (stored := await read(world, view.id)).state in LIVE and turns < MAX_TURNS:
         for _ in range(200):

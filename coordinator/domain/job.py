@@ -41,15 +41,16 @@ class JobState(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
-_ENDS = frozenset({JobState.FAILED, JobState.CANCELLED})
+ENDED_EARLY = frozenset({JobState.FAILED, JobState.CANCELLED})
 
 NEXT: Mapping[JobState, frozenset[JobState]] = {
-    JobState.CREATED: _ENDS | {JobState.FUNDED},
-    JobState.FUNDED: _ENDS | {JobState.PLANNED, JobState.PAUSED},
-    JobState.PLANNED: _ENDS | {JobState.RUNNING, JobState.PAUSED, JobState.VERIFYING},
-    JobState.RUNNING: _ENDS | {JobState.PLANNED, JobState.PAUSED, JobState.VERIFYING},  # Planned: no replica is whole.
-    JobState.PAUSED: _ENDS | {JobState.FUNDED, JobState.PLANNED, JobState.VERIFYING},
-    JobState.VERIFYING: _ENDS | {JobState.SETTLED},
+    JobState.CREATED: ENDED_EARLY | {JobState.FUNDED},
+    JobState.FUNDED: ENDED_EARLY | {JobState.PLANNED, JobState.PAUSED},
+    JobState.PLANNED: ENDED_EARLY | {JobState.RUNNING, JobState.PAUSED, JobState.VERIFYING},
+    JobState.RUNNING: ENDED_EARLY
+    | {JobState.PLANNED, JobState.PAUSED, JobState.VERIFYING},  # Planned: no replica is whole.
+    JobState.PAUSED: ENDED_EARLY | {JobState.FUNDED, JobState.PLANNED, JobState.VERIFYING},
+    JobState.VERIFYING: ENDED_EARLY | {JobState.SETTLED},
     JobState.SETTLED: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),

@@ -127,6 +127,8 @@ class DisputeRecord(msgspec.Struct, frozen=True):
 
 OutboxState = Literal["queued", "sent", "confirmed", "failed"]
 OutboxKind = Literal["fund", "accept", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
+OPEN_ROWS: tuple[OutboxState, ...] = ("queued", "sent")
+MONEY_ROWS: tuple[OutboxKind, ...] = ("settle", "promise", "refund", "fund", "accept")
 
 
 class OutboxRecord(Told, frozen=True):

@@ -93,7 +93,7 @@ class Bench:
         """``jobs.fund`` while the coordinator carries what it queues."""
         funding = asyncio.ensure_future(self.parts.jobs.fund(job))
         while not funding.done():
-            await self.parts.settlement.drain()
+            await self.parts.lanes.drain()
             await asyncio.sleep(0)
         return await funding
 

@@ -181,7 +181,7 @@ async def test_what_is_settled_cannot_be_cancelled() -> None:
     job = await bench.verified([])
     await bench.parts.upkeep.tick()
     for _ in range(4):
-        await bench.parts.settlement.drain()
+        await bench.parts.lanes.drain()
         await bench.parts.upkeep.tick()
     if (await bench.stored(job)).state == "settled":
         with pytest.raises(ConflictError, match="nothing left to cancel"):
@@ -192,12 +192,12 @@ async def test_a_job_past_its_deadline_fails_and_is_refunded() -> None:
     bench = Bench()
     job = await bench.job()
     async with bench.parts.desk.open(job) as work:
-        await bench.parts.settlement.queue_funding(work)
+        await bench.parts.funding.queue_funding(work)
     for _ in range(2):  # The escrow is opened, then accepted.
-        await bench.parts.settlement.drain()
+        await bench.parts.lanes.drain()
     bench.clock.t += 25 * 3600
     await bench.parts.upkeep.tick()
-    await bench.parts.settlement.drain()
+    await bench.parts.lanes.drain()
     stored = await bench.stored(job)
     assert (stored.state, stored.refunded) == ("failed", BUDGET)
     assert "deadline of 24 hours" in stored.reason

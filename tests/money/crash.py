@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.sim.world import CrashError
 
-SERVICE = "coordinator/services/payments/settlement.py"
+SERVICE = tuple(f"coordinator/services/payments/{name}.py" for name in ("outbox_lanes", "confirmations", "settlement"))
 
 
 class Fuse:

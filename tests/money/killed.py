@@ -78,7 +78,7 @@ class Life:
                 if not await tx.find(OutboxRecord, col(OutboxRecord.state).in_(("queued", "sent")), limit=1):
                     return
             with every_task_of_the_service(fuse):
-                await fused(self.bench.parts.settlement.drain(), fuse)
+                await fused(self.bench.parts.lanes.drain(), fuse)
             self.bench.clock.t += 1.0
         raise AssertionError("payments do not end")
 

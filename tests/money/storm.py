@@ -134,7 +134,7 @@ class Storm:
         for _ in range(drains):
             dies = self.random.random() < crashes
             fuse = Fuse(self.random.randint(1, 80) if dies else 0)
-            if await run_until_crash(self.bench.parts.settlement.drain(), fuse):
+            if await run_until_crash(self.bench.parts.lanes.drain(), fuse):
                 self.tally.crashes += 1
                 self.bench = self.restarted()
             self.bench.clock.t += 1.0

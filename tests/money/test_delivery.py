@@ -53,14 +53,14 @@ class Office(Bench):
 
     async def carry(self, times: int = 6) -> None:
         for _ in range(times):
-            await self.parts.settlement.drain()
+            await self.parts.lanes.drain()
             self.pass_time(2 * FINAL_SLOTS * SLOT_S)
 
     async def paid_for(self) -> str:
         """A job that is funded and trained, with two rounds of both payees that wait for their audits."""
         job = await self.job()
         await self.open(job, escrow_deadline(await self.stored(job)))
-        await self.parts.settlement.see_escrow(await self.stored(job))
+        await self.parts.funding.see_escrow(await self.stored(job))
         await self.carry(3)
         assert (await self.stored(job)).state is JobState.FUNDED
         plan = Plan(1, (Layers(0, 4),), ())
@@ -216,7 +216,7 @@ async def test_an_escrow_that_ends_a_second_too_early_funds_nothing_and_the_prog
         stored = await office.stored(job)
         await office.open(job, escrow_deadline(stored) - 1)
         with pytest.raises(FundsError, match=f"before {escrow_deadline(stored)}, as was asked for"):
-            await office.parts.settlement.see_escrow(stored)
+            await office.parts.funding.see_escrow(stored)
         async with office.parts.desk.open(job) as work:  # As if the service had looked at another escrow.
             asked = asked_of(stored)
             terms = {

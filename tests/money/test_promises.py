@@ -83,7 +83,7 @@ class Pay(Dear):
 
     async def carry(self, world: Any, times: int = 12) -> None:
         for _ in range(times):
-            await self.parts.settlement.drain()
+            await self.parts.lanes.drain()
             self.clock.t += 3.0
             world.clock.advance(2 * FINAL_SLOTS * SLOT_S)
 
@@ -241,7 +241,7 @@ async def test_a_promise_that_the_ledger_refuses_leaves_its_shares_as_they_were(
     bench.fake.escrows[job].ended = True
     for _ in range(MAX_ATTEMPTS + 2):
         bench.clock.t += 200.0
-        await bench.parts.settlement.drain()
+        await bench.parts.lanes.drain()
     (row,) = await bench.rows(job, "promise")
     assert row.state == "failed"
     async with bench.store.transaction() as tx:

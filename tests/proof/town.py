@@ -103,7 +103,7 @@ class Town:
         job = (await self.parts.jobs.create(NewJob(msgspec.structs.replace(spec(**training), name=name)))).id
         funding = asyncio.create_task(self.parts.jobs.fund(job))
         while not funding.done():
-            await self.parts.settlement.drain()
+            await self.parts.lanes.drain()
             await asyncio.sleep(0)
         await funding
         return job
@@ -138,7 +138,7 @@ class Town:
         while self.parts.upkeep.waiting():
             await self.parts.upkeep.assemble_one(self.parts.upkeep.next_assembly())
         await self.parts.referee.poll()
-        await self.parts.settlement.drain()
+        await self.parts.lanes.drain()
         await self.parts.beacons.poll()
         await self.parts.stakes.look()
 

@@ -48,7 +48,7 @@ async def submit(
         parts = world.parts or await world.start()
         try:
             async with parts.desk.open(job) as work:
-                await parts.settlement.queue_funding(work)
+                await parts.funding.queue_funding(work)
             return job
         except CrashError:
             world.parts = None

@@ -475,7 +475,7 @@ class World:
         if self.clock.t - self._carried > 0.7:
             self._carried = self.clock.t
             self.chain.height += 1
-            await parts.settlement.drain()
+            await parts.lanes.drain()
             await parts.beacons.poll()
             await parts.referee.poll()
             await parts.canaries.poll()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from coordinator.domain.job import LIVE, RESTING, Job, JobAction, JobState
+from coordinator.domain.job import ENDED_EARLY, LIVE, RESTING, Job, JobAction, JobState
 from coordinator.domain.lease import Lease
 from coordinator.errors import CottageError, FundsError, StoreAwayError
 from coordinator.services.artifacts.models import ModelWorkshop
@@ -14,7 +14,7 @@ from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.drivers.node_protocol import Conversation
 from coordinator.services.payments.escrows import ESCROW_MARGIN
-from coordinator.services.payments.settlement import ENDED_EARLY, Settlement
+from coordinator.services.payments.funding import Funding
 from coordinator.services.training.runs import Runs
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import RoundRecord
@@ -37,7 +37,7 @@ class Upkeep:
         leases: Leases,
         conversation: Conversation,
         runs: Runs,
-        settlement: Settlement,
+        funding: Funding,
         models: ModelWorkshop,
         returns: Returns,
     ) -> None:
@@ -47,7 +47,7 @@ class Upkeep:
         self._leases = leases
         self._conversation = conversation
         self._runs = runs
-        self._settlement = settlement
+        self._funding = funding
         self._models = models
         self._active: dict[str, float] = {}
         self._ended_seen = 0
@@ -95,7 +95,7 @@ class Upkeep:
         """Fund jobs whose escrow has appeared, and give back what came for jobs that had ended without one."""
         since = self._context.clock.time() - ESCROW_MARGIN  # Later, the submitter takes it back without anybody.
         unfunded: tuple[Condition, ...] = (
-            col(Job.state).in_(ENDED_EARLY),
+            col(Job.state).in_(tuple(sorted(ENDED_EARLY))),
             col(Job.escrow).equals(0),
             col(Job.deadline) > since,
         )
@@ -108,11 +108,11 @@ class Upkeep:
             ended = await tx.find(Job, *unfunded, newest=True, limit=MAX_POLLED, offset=self._ended_seen)
             at_work = await tx.find(Job, col(Job.state).in_(tuple(sorted(LIVE - {JobState.CREATED}))))
         added = [job for job in at_work if not job.test_wallet and job.escrow < job.spec.budget][-MAX_POLLED:]
-        await self._look(self._settlement.see_escrow, waiting)
-        found = await self._look(self._settlement.see_escrow, older)
+        await self._look(self._funding.see_escrow, waiting)
+        found = await self._look(self._funding.see_escrow, older)
         self._waiting_seen = self._waiting_seen + len(older) - found if len(older) == MAX_POLLED // 2 else 0
-        await self._look(self._settlement.see_deposit, added)
-        found = await self._look(self._settlement.return_deposit, ended)  # Next time they are not among these.
+        await self._look(self._funding.see_deposit, added)
+        found = await self._look(self._funding.return_deposit, ended)  # Next time they are not among these.
         self._ended_seen = self._ended_seen + MAX_POLLED - found if len(ended) == MAX_POLLED else 0
 
     async def _look(self, look: Callable[[Job], Awaitable[bool | None]], jobs: Sequence[Job]) -> int:

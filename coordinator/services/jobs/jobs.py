@@ -33,8 +33,8 @@ from coordinator.services.network.market_price import Rates
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.escrows import escrow_deadline
+from coordinator.services.payments.funding import Funding
 from coordinator.services.payments.payees import ROOM
-from coordinator.services.payments.settlement import Settlement
 from coordinator.services.training.pauses import spent
 from coordinator.services.training.runs import Runs
 from coordinator.services.views import resources
@@ -72,7 +72,7 @@ class JobService:
         nodes: Nodes,
         links: Links,
         runs: Runs,
-        settlement: Settlement,
+        funding: Funding,
         chain: ChainPort,
         models: ModelWorkshop,
         artifacts: ArtifactStore,
@@ -87,7 +87,7 @@ class JobService:
         self._nodes = nodes
         self._links = links
         self._runs = runs
-        self._settlement = settlement
+        self._funding = funding
         self._files = FileOwnership(context.store, context.clock)
         self._chain = chain
         self._models = models
@@ -180,10 +180,10 @@ class JobService:
         if stored.test_wallet and stored.state is JobState.CREATED:
             await self._check_balance(stored.submitter, stored.spec)
             async with self._desk.open(job) as work:
-                await self._settlement.queue_funding(work)
+                await self._funding.queue_funding(work)
             await self._until_funded(job)
         elif stored.escrow < stored.spec.budget and stored.state in LIVE and not stored.test_wallet:
-            see = self._settlement.see_escrow if stored.escrow == 0 else self._settlement.see_deposit
+            see = self._funding.see_escrow if stored.escrow == 0 else self._funding.see_deposit
             try:
                 await see(stored)
             except LedgerError as error:
@@ -217,7 +217,7 @@ class JobService:
             work.change(spec=msgspec.structs.replace(work.job.spec, budget=raised(work.job, amount)))
             work.note("budget", f"the budget is raised by {money(amount)} to {money(work.job.spec.budget)}")
             if stored.test_wallet:
-                await self._settlement.queue_deposit(work, amount)
+                await self._funding.queue_deposit(work, amount)
         return await self.get(job)
 
     async def is_shared(self, job: str) -> bool:

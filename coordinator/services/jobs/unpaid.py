@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from coordinator.domain.account import LOCAL_ACCOUNT
-from coordinator.domain.job import Job, JobState
+from coordinator.domain.job import ENDED_EARLY, Job, JobState
 from coordinator.errors import CottageError, FullError, StoreAwayError, TooManyError
 from coordinator.services.accounts.budgets import (
     ALL_SHARE,
@@ -31,7 +31,7 @@ from coordinator.services.accounts.budgets import (
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk
-from coordinator.services.payments.settlement import ENDED_EARLY, Settlement
+from coordinator.services.payments.funding import Funding
 from coordinator.services.training.job_faults import faulty_jobs
 from coordinator.services.training.runs import Runs
 from coordinator.store.ports import Condition, col
@@ -61,7 +61,7 @@ class Unpaid:
         context: Context,
         desk: JobDesk,
         runs: Runs,
-        settlement: Settlement,
+        funding: Funding,
         artifacts: ArtifactStore,
         disk: Callable[[], int] | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Unpaid:
         self._context = context
         self._desk = desk
         self._runs = runs
-        self._settlement = settlement
+        self._funding = funding
         self._artifacts = artifacts
         self._disk = disk or (lambda: shutil.disk_usage(context.config.data).total)
         self._jobs: dict[str, _Made] | None = None
@@ -156,7 +156,7 @@ class Unpaid:
         now, known = self._context.clock.time(), self._jobs or {}
         waiting: tuple[Condition, ...] = (col(Job.state).equals(JobState.CREATED),)
         ended: tuple[Condition, ...] = (
-            col(Job.state).in_(ENDED_EARLY),
+            col(Job.state).in_(tuple(sorted(ENDED_EARLY))),
             col(Job.paid).equals(0),
             col(Job.ended) > now - DAY,
         )
@@ -186,7 +186,7 @@ class Unpaid:
         now = self._context.clock.time()
         late: tuple[Condition, ...] = (col(Job.state).equals(JobState.CREATED), col(Job.created) < now - FUND_S)
         over: tuple[Condition, ...] = (
-            col(Job.state).in_(ENDED_EARLY),
+            col(Job.state).in_(tuple(sorted(ENDED_EARLY))),
             col(Job.escrow).equals(0),
             col(Job.ended) < now - DAY,
         )
@@ -197,7 +197,7 @@ class Unpaid:
             for job in waiting:
                 await self._end(job)
             for job in ended:
-                if not await self._settlement.return_deposit(job):
+                if not await self._funding.return_deposit(job):
                     await self._forget(job)
         except LedgerError as error:
             LOG.info("unpaid jobs wait for the ledger: %s", error)
@@ -210,7 +210,7 @@ class Unpaid:
             LedgerError: the ledger does not answer.
         """
         try:
-            await self._settlement.see_escrow(job)
+            await self._funding.see_escrow(job)
         except StoreAwayError:
             raise
         except CottageError:

@@ -44,7 +44,7 @@ async def outside_job(bench: Bench, stages: int = 1, replicas: int = 1) -> str:
 
 async def drain(bench: Bench, times: int = 6) -> None:
     for _ in range(times):
-        await bench.parts.settlement.drain()
+        await bench.parts.lanes.drain()
 
 
 async def texts(bench: Bench, job: str) -> list[str]:
@@ -69,7 +69,7 @@ async def test_the_test_wallet_has_one_receipt_whoever_sees_its_escrow_first() -
     bench = Bench()
     job = await bench.job()
     async with bench.parts.desk.open(job) as work:
-        await bench.parts.settlement.queue_funding(work)
+        await bench.parts.funding.queue_funding(work)
     bench.fake.fault = lambda what: unavailable(what) if what == "after" else None
     await drain(bench, 1)
     bench.fake.fault = lambda _what: None

@@ -40,7 +40,7 @@ async def test_the_test_wallet_adds_once_and_the_paused_job_goes_on(ledger: Ledg
     bench = await bench_on(ledger)
     job = (await bench.parts.jobs.create(NewJob(SHORT))).id
     async with bench.parts.desk.open(job) as work:
-        await bench.parts.settlement.queue_funding(work)
+        await bench.parts.funding.queue_funding(work)
     await drain(bench)
     assert (await bench.stored(job)).escrow == FIRST
     await pause_for_budget(bench, job)

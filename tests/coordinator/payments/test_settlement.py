@@ -17,7 +17,8 @@ from coordinator.services.core.domain_events import SandboxTampered
 from coordinator.services.payments.chain import ChainPort, LedgerChain
 from coordinator.services.payments.escrows import escrow_deadline
 from coordinator.services.payments.outbox_dispatcher import MAX_ATTEMPTS
-from coordinator.services.payments.settlement import CLAIM_S, MAX_PAYEES_A_ROW, Settlement
+from coordinator.services.payments.outbox_lanes import Lanes
+from coordinator.services.payments.settlement import CLAIM_S, MAX_PAYEES_A_ROW
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store, Transaction
 from coordinator.store.records import NodeRecord, OutboxRecord
@@ -53,7 +54,7 @@ async def owing(bench: Bench, shares: list[dict[str, int]]) -> str:
 
 async def drain(bench: Bench, times: int = 12) -> None:
     for _ in range(times):
-        await bench.parts.settlement.drain()
+        await bench.parts.lanes.drain()
 
 
 async def test_what_is_verified_is_paid_and_the_rest_goes_back() -> None:
@@ -183,20 +184,20 @@ async def test_an_escrow_that_does_not_serve_the_job_is_refused_with_the_reason(
     bench = Bench()
     job = await bench.stored(await bench.job())
     with pytest.raises(FundsError, match="there is no escrow"):
-        await bench.parts.settlement.see_escrow(job)
+        await bench.parts.funding.see_escrow(job)
     bench.fake.escrows[job.id] = Account(WALLET, job.quote.price - 1, 2**40)
     with pytest.raises(FundsError, match=r"the price is .*: add ¤ 0\.000001"):
-        await bench.parts.settlement.see_escrow(job)
+        await bench.parts.funding.see_escrow(job)
     asked = escrow_deadline(job)
     for deadline in (5, int(job.deadline), asked - 1):
         bench.fake.escrows[job.id] = Account(WALLET, BUDGET, deadline)
         with pytest.raises(FundsError, match=f"ends at {deadline}, before {asked}, as was asked for"):
-            await bench.parts.settlement.see_escrow(job)
+            await bench.parts.funding.see_escrow(job)
     bench.fake.escrows[job.id] = Account(WALLET, BUDGET, 2**40, ended=True)
     with pytest.raises(FundsError, match="has been refunded"):
-        await bench.parts.settlement.see_escrow(job)
+        await bench.parts.funding.see_escrow(job)
     bench.fake.escrows[job.id] = Account(WALLET, BUDGET, asked)
-    await bench.parts.settlement.see_escrow(job)
+    await bench.parts.funding.see_escrow(job)
     assert (await bench.stored(job.id)).state is JobState.CREATED, "the program has not accepted it yet"
     await drain(bench)
     assert (await bench.stored(job.id)).state is JobState.FUNDED
@@ -208,7 +209,7 @@ async def test_money_that_arrives_for_a_cancelled_job_goes_back() -> None:
     bench = Bench()
     job = await bench.job()
     async with bench.parts.desk.open(job) as work:
-        await bench.parts.settlement.queue_funding(work)
+        await bench.parts.funding.queue_funding(work)
     bench.fake.fault = lambda what: unavailable(what) if what == "after" else None
     await drain(bench, 1)  # The escrow is open, but nobody knows yet.
     await bench.parts.jobs.cancel(job)
@@ -222,7 +223,7 @@ async def test_a_cancelled_job_is_not_funded_any_more() -> None:
     bench = Bench()
     job = await bench.job()
     async with bench.parts.desk.open(job) as work:
-        await bench.parts.settlement.queue_funding(work)
+        await bench.parts.funding.queue_funding(work)
     await bench.parts.jobs.cancel(job)
     await drain(bench)
     assert job not in bench.fake.escrows
@@ -321,17 +322,17 @@ async def crash_and_repair(ledger: Ledger, at: int) -> bool:
     async with calm.parts.desk.open(job) as work:
         await calm.parts.settlement.finish(work)
     dying = Bench(store=FusedStore(store, fuse), chain=cast(ChainPort, FusedChain(chain, fuse)))
-    crashed = await carry(dying.parts.settlement)
+    crashed = await carry(dying.parts.lanes)
     again = Bench(store=store, chain=chain)
-    assert not await carry(again.parts.settlement)
+    assert not await carry(again.parts.lanes)
     await check(again, ledger, job)
     return crashed
 
 
-async def carry(settlement: Settlement) -> bool:
+async def carry(lanes: Lanes) -> bool:
     """Drain until nothing is left; whether the process died over it."""
     try:
-        while await settlement.drain():
+        while await lanes.drain():
             pass
     except BaseExceptionGroup as group:
         if group.subgroup(CrashError) is None:

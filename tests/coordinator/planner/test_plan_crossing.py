@@ -113,7 +113,7 @@ async def test_workers_get_what_was_settled_the_document_stays_and_the_timeline_
     bench = Bench()
     job = await bench.job(open_job())
     async with bench.parts.desk.open(job) as work:
-        await bench.parts.settlement.queue_funding(work)
+        await bench.parts.funding.queue_funding(work)
     assigned = await until_assigned(bench, job)
     async with bench.store.transaction() as tx:
         run = (await tx.find(RunRecord, col(RunRecord.job).equals(job)))[0].run
@@ -127,7 +127,7 @@ async def test_workers_get_what_was_settled_the_document_stays_and_the_timeline_
 
 async def until_assigned(bench: Bench, job: str) -> list[Assign]:
     for _ in range(200):
-        await bench.parts.settlement.drain()
+        await bench.parts.lanes.drain()
         await bench.parts.upkeep.tick()
         found = [m for sent in bench.sent.values() for m in sent if isinstance(m, Assign) and m.job == job]
         if len(found) == 4:
@@ -146,7 +146,7 @@ async def test_whoever_joins_or_audits_after_crashes_does_the_steps_as_they_were
     assert parts is not None
     job = (await parts.jobs.create(NewJob(open_job()))).id
     async with parts.desk.open(job) as work:
-        await parts.settlement.queue_funding(work)
+        await parts.funding.queue_funding(work)
     world.crashes, seen = True, set()
     for turn in range(30_000):
         if turn == 3_000:
@@ -169,7 +169,7 @@ async def test_workers_of_a_job_in_epochs_have_a_share_of_the_windows_each() -> 
     document = msgspec.structs.replace(document, training=msgspec.structs.replace(document.training, sampling="epochs"))
     job = await bench.job(document)
     async with bench.parts.desk.open(job) as work:
-        await bench.parts.settlement.queue_funding(work)
+        await bench.parts.funding.queue_funding(work)
     assigned = await until_assigned(bench, job)
     assert {assign.spec.training.shares for assign in assigned} == {3}
     async with bench.store.transaction() as tx:
