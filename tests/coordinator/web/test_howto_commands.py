@@ -1,0 +1,132 @@
+"""The commands of the how-to pages, typed as they stand there; what other tests run is named, with the test that does.
+
+A command in a sentence counts where it has more than its name: ``cottage pause JOB``. The lessons are run by
+``test_tutorials.py`` and ``tests/e2e/test_lessons.py``.
+"""
+
+import asyncio
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from coordinator.client import Client
+from cottage.cli import main
+from tests.coordinator.web.conftest import House
+from tests.coordinator.web.test_api import archive
+from tests.cottage.test_commands_in_docs import commands
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted((ROOT / "docs" / "how-to").rglob("*.md"))
+RUN_HERE = {"check", "submit", "try", "download", "watch", "logs", "checkpoints", "compare", "budget"}
+RUN_HERE |= {"pause", "resume", "stop", "cancel"}
+RUN_BY = {
+    "serve": ("tests/coordinator/test_serve.py", "serve"),
+    "completion": ("tests/cottage/test_completion.py", "completion"),
+    "ledger check": ("tests/proof/test_check.py", "check"),
+    "ledger show": ("tests/e2e/test_lessons.py", "train-your-first-model"),
+    "ledger challenge": ("tests/e2e/test_challenge.py", "challenge"),
+    "accounts": ("tests/coordinator/test_admin.py", "accounts"),
+    "node settings": ("tests/desktop/app/test_owner_of_an_agent.py", "settings"),
+    "node earnings": ("tests/e2e/test_lessons.py", "lend-your-gpu"),
+    "node send": ("tests/desktop/test_withdrawing_without_sol.py", "send"),
+    "node update": ("tests/desktop/updates", "update"),
+    "node run": ("tests/desktop/app/test_agent_as_a_process.py", "run"),
+}
+"""Programs that stay and what needs another one: where a test runs it, and a word that stands there."""
+FORMS = ("--help", "|", "...", "COMMAND")  # A way of writing, and no command.
+
+
+def typed(page: Path) -> Iterator[list[str]]:
+    """Commands of a page with more than their names, without ``cottage``."""
+    for command in commands(page):
+        words = shlex.split(command)[1:]
+        name = 2 if words[0] in ("node", "ledger", "accounts") else 1
+        if len(words) > name and not any(form in words for form in FORMS):
+            yield words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_a_how_to_page_is_run_here_or_by_a_test_that_is_named(page: Path) -> None:
+    for words in typed(page):
+        if words[0] in RUN_HERE:
+            continue
+        known = [name for name in RUN_BY if words[: len(name.split())] == name.split()]
+        assert known, f"{page.name}: no test runs `cottage {shlex.join(words)}`"
+        place, word = RUN_BY[known[0]]
+        files = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).glob("test_*.py"))
+        assert any(word in file.read_text() for file in files), f"{place} does not run {known[0]}"
+
+
+async def made(house: House, rounds: int) -> str:
+    """A job that has done so many rounds; None of them: it is funded."""
+    spec: dict[str, Any] = {"name": "a job", "model": {"preset": "tiny-llama"}, "budget": 9_000_000}
+    async with Client(house.url) as client:
+        job = (await client.create_job(spec | {"dataset": {"artifact": await house.dataset()}})).id
+        await client.fund(job)
+    for _ in range(rounds + 2 if rounds else 0):
+        house.cluster.step(job)
+    return job
+
+
+async def ready_for(house: House, word: str) -> str:
+    """A job that a command can be given."""
+    if word in ("download", "watch"):
+        job = await made(house, 0)
+        await house.cluster.finish(job, archive())
+        house.cluster.run(job)
+        return job
+    job = await made(house, 5)
+    if word == "resume":
+        async with Client(house.url) as client:
+            await client.pause(job)
+    if word == "budget":  # One whose budget is a half of its price.
+        found = house.cluster._find(job)
+        quote = msgspec.structs.replace(found.view.quote, price=2 * found.view.spec.budget)
+        house.cluster._change(found, quote=quote)
+    return job
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem in ("submit", "operate")], ids=lambda page: page.stem
+)
+async def test_a_submitter_types_what_the_page_says(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], page: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COTTAGE_SERVER", house.url)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    (tmp_path / "stories.jsonl").write_text('{"text": "to be or not to be"}\n' * 200)
+    (tmp_path / "job.yaml").write_text(
+        "name: stories\nmodel: {preset: tiny-llama}\ntokenizer: {kind: bpe, vocabulary: 300}\n"
+        "dataset: {format: jsonl}\ntraining: {tokens: 50000}\nbudget: 9000000\n"
+    )
+    asked = [words for words in typed(page) if words[0] in RUN_HERE]
+    assert asked
+    for words in asked:
+        if words[0] == "submit" and words[1].startswith("--"):
+            continue  # An option in a sentence: ``test_client.py`` and the browser's tests submit with it.
+        job = "" if words[0] in ("check", "submit") else await ready_for(house, words[0])
+        if words.count("JOB") > 1:
+            words[words.index("JOB")] = await ready_for(house, words[0])
+        stands = {"JOB": job, "TEXT": "to be", "DIR": "folder", "AMOUNT": "1.00"}
+        more = ["--yes"] if words[0] == "submit" else []
+        told = [*(stands.get(word, word) for word in words), *more]
+        beside = asyncio.create_task(settle_newest(house)) if words[0] == "submit" else None
+        async with asyncio.timeout(60):
+            status = await asyncio.to_thread(main, told)
+        shown = capsys.readouterr()
+        assert status == 0, f"{shlex.join(words)}: {shown.out}{shown.err}"
+        if beside is not None:
+            await beside
+
+
+async def settle_newest(house: House) -> None:
+    """The network, for a job that is submitted."""
+    while not (jobs := await house.cluster.list(1, None)) or jobs[0].state != "funded":
+        await asyncio.sleep(0.05)
+    await house.cluster.finish(jobs[0].id, archive())
+    house.cluster.run(jobs[0].id)
