@@ -30,7 +30,7 @@ VOCABULARY = 2048
 ANY_BUDGET = 10**15  # For the quote; the job itself gets what the quote says.
 HELDOUT = 0.005  # Some 10,000 tokens of the corpus.
 READY_S = 180.0  # Each agent measures its machine in its sandbox first; four at once on two cores.
-STALL_S = 240.0  # No round takes this long on the slowest machine that ran the demo.
+STALL_S = 240.0  # No round or audit takes this long on the slowest machine that ran the demo.
 POLL_S = 0.7
 PROMPT = "def "
 # What crosses between stages, as a home line wants it: a quarter of the 192 channels, in four bits both ways.
@@ -151,7 +151,7 @@ class DemoRun:
         )
 
     async def _watch(self, client: Client, job_id: str) -> api.JobView:
-        progress, points, seen, moved = (-1, ""), list[api.Metric](), 0, time.monotonic()
+        progress, points, seen, moved = (-1, "", 0), list[api.Metric](), 0, time.monotonic()
         while True:
             try:
                 job = await client.get(job_id)
@@ -169,7 +169,7 @@ class DemoRun:
                 if job.state != "settled":
                     raise DemoError(f"the job is {job.state}: {job.reason}")
                 return job
-            if (now := (job.tokens_done, job.state)) != progress:
+            if (now := (job.tokens_done, job.state, seen)) != progress:  # Audits go on when the training is done.
                 progress, moved = now, time.monotonic()
             if time.monotonic() - moved > STALL_S:
                 raise DemoError(
