@@ -62,7 +62,7 @@ from coordinator.services.network.relay_assignment import Handout
 from coordinator.services.network.relays import Relays
 from coordinator.services.payments.chain import ChainPort, LedgerChain
 from coordinator.services.payments.confirmations import Confirmations
-from coordinator.services.payments.funding import Funding
+from coordinator.services.payments.funding import FundingService
 from coordinator.services.payments.outbox_lanes import Lanes
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
@@ -103,7 +103,7 @@ class CoordinatorParts:
     runs: Runs
     conversation: Conversation
     settlement: Settlement
-    funding: Funding
+    funding: FundingService
     lanes: Lanes
     beacons: Beacons
     referee: Referee
@@ -202,7 +202,7 @@ def assemble(
     verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
     promises = PromiseService(context, chain)
     settlement = Settlement(context, desk, promises)
-    funding = Funding(context, desk, chain, coordinator, settlement)
+    funding = FundingService(context, desk, chain, coordinator, settlement)
     lanes = Lanes(context, desk, chain, promises, Confirmations(context, desk, chain, promises, funding))
     looks = Looks(context, desk, nodes, leases)
     context.metrics.watch(looks.gauges)

@@ -14,7 +14,7 @@ from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.drivers.node_protocol import Conversation
 from coordinator.services.payments.escrows import ESCROW_MARGIN
-from coordinator.services.payments.funding import Funding
+from coordinator.services.payments.funding import FundingService
 from coordinator.services.training.runs import Runs
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import RoundRecord
@@ -37,7 +37,7 @@ class Upkeep:
         leases: Leases,
         conversation: Conversation,
         runs: Runs,
-        funding: Funding,
+        funding: FundingService,
         models: ModelWorkshop,
         returns: Returns,
     ) -> None:

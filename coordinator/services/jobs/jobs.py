@@ -33,7 +33,7 @@ from coordinator.services.network.market_price import Rates
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.escrows import escrow_deadline
-from coordinator.services.payments.funding import Funding
+from coordinator.services.payments.funding import FundingService
 from coordinator.services.payments.payees import ROOM
 from coordinator.services.training.pauses import spent
 from coordinator.services.training.runs import Runs
@@ -72,7 +72,7 @@ class JobService:
         nodes: Nodes,
         links: Links,
         runs: Runs,
-        funding: Funding,
+        funding: FundingService,
         chain: ChainPort,
         models: ModelWorkshop,
         artifacts: ArtifactStore,

@@ -31,7 +31,7 @@ from coordinator.services.accounts.budgets import (
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk
-from coordinator.services.payments.funding import Funding
+from coordinator.services.payments.funding import FundingService
 from coordinator.services.training.job_faults import faulty_jobs
 from coordinator.services.training.runs import Runs
 from coordinator.store.ports import Condition, col
@@ -61,7 +61,7 @@ class Unpaid:
         context: Context,
         desk: JobDesk,
         runs: Runs,
-        funding: Funding,
+        funding: FundingService,
         artifacts: ArtifactStore,
         disk: Callable[[], int] | None = None,
     ) -> None:

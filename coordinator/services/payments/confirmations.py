@@ -13,7 +13,7 @@ from coordinator.services.core.domain_events import PaymentConfirmed, SharesProm
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.escrows import sum_of
-from coordinator.services.payments.funding import Funding, receive
+from coordinator.services.payments.funding import FundingService, receive
 from coordinator.services.payments.outbox_dispatcher import totals_of
 from coordinator.services.payments.promises import PromiseService
 from coordinator.store.ports import col
@@ -29,7 +29,7 @@ class Confirmations:
     """Takes over into the job what has become final on the ledger."""
 
     def __init__(
-        self, context: Context, desk: JobDesk, chain: ChainPort, promises: PromiseService, funding: Funding
+        self, context: Context, desk: JobDesk, chain: ChainPort, promises: PromiseService, funding: FundingService
     ) -> None:
         self._context = context
         self._desk = desk

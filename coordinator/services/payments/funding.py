@@ -27,7 +27,7 @@ MAX_ACCEPTANCES = 3
 """Rows of a job: each is refused several times before it is given up, which its submitter may provoke."""
 
 
-class Funding:
+class FundingService:
     """Queues what opens and accepts escrows, and takes note of what came into them."""
 
     def __init__(
