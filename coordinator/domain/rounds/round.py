@@ -64,6 +64,7 @@ __all__ = [
     "fold",
     "kept_state",
     "look",
+    "news",
     "results",
 ]
 
@@ -104,6 +105,16 @@ def fold(current: Round, lease: str, event: RoundEvent, now: float = 0.0) -> Rou
 def look(current: Round, now: float) -> Round:
     """The round after nothing but time has passed."""
     return current if current.phase in ("complete", "void") else _advance(current, now)
+
+
+def news(current: Round) -> Round:
+    """What a report may change that is worth waiting for: not which digest a member says that it holds, again and again."""
+    replicas = {seat.replica for seat in current.seats}
+    seats = tuple(
+        msgspec.structs.replace(seat, held=dict.fromkeys(sorted(replicas & {*seat.held}), ""), held_at={})
+        for seat in current.seats
+    )
+    return msgspec.structs.replace(current, seats=seats)
 
 
 def fits(current: Round, leaves: int) -> bool:

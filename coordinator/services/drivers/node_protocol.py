@@ -124,6 +124,7 @@ class Conversation:
         self._watching = watching
         self._doors = doors
         self._traffic: dict[str, Traffic] = {}
+        self._steps: dict[str, tuple[tuple[int, int], int, int]] = {}  # Lease -> its round, last step, and how many.
         self._rounds: dict[str, tuple[Round, int]] = {}
         self._points: list[MetricRecord] = []
         # Job -> nodes that are to hear how their work in it stands; None: all that ever had a lease of it.
@@ -305,12 +306,26 @@ class Conversation:
             case Traffic():
                 self._traffic[lease.id] = report.body
             case Progress() as progress:
-                self._runs.heard(lease.job)
+                if self._goes_on(lease, progress):
+                    self._runs.heard(lease.job)
                 self._point(lease, progress)
             case WorkerLog() as log:
                 self._logs.offer(lease, log)
             case _:
                 self._context.metrics.count("reports_stale_total")  # Only these may go without a number.
+
+    def _goes_on(self, lease: Lease, progress: Progress) -> bool:
+        """Whether a seat is further in the round in flight than it was: saying so again, or from elsewhere, is no work."""
+        current, _ = self._rounds.get(lease.job, (None, 0))
+        place = (progress.epoch, progress.round)
+        if current is None or current.seat(lease.id) is None or place != (current.epoch, current.number):
+            return False
+        known, step, times = self._steps.get(lease.id, (place, -1, 0))
+        step, times = (step, times) if known == place else (-1, 0)
+        if progress.step <= step or times >= max(1, current.steps):
+            return False
+        self._steps[lease.id] = (place, progress.step, times + 1)
+        return True
 
     def _point(self, lease: Lease, progress: Progress) -> None:
         """A point of the training curve, from the last stage of the lowest replica."""
@@ -350,6 +365,7 @@ class Conversation:
         """After each commit: everybody concerned hears what is new to them."""
         for lease in work.ended:
             self._traffic.pop(lease.id, None)
+            self._steps.pop(lease.id, None)
             self._doors.ended(lease)
             session = self._nodes.session(lease.node)
             if session is not None and not self._leases.may_return(lease.id):

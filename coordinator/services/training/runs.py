@@ -96,7 +96,7 @@ class Runs:
             return
         after = rounds.fold(before, lease, report, work.now)
         work.change_run(round=after)
-        if after != before:
+        if rounds.news(before) != rounds.news(after):
             self.heard(work.job.id)
 
     async def advance(self, work: UnitOfWork) -> None:
