@@ -94,12 +94,20 @@ class SponsoredTransfer:
         Raises:
             AlteredTransactionError: ``wire`` is something else, or the owner has not signed it.
         """
-        message = self.agreed(market, wire)
+        message = self.checked(market, wire)
         own = to_bytes_versioned(message)
-        theirs = _transaction(wire).signatures[-1]
-        if not theirs.verify(parse_address(self.owner), own):
+        return _wire(message, keypair(seed).sign_message(own), _transaction(wire).signatures[-1])
+
+    def checked(self, market: MarketAddresses, wire: bytes) -> MessageV0:
+        """The message of a transaction that is this transfer, and that its owner has signed.
+
+        Raises:
+            AddressError, AmountError, AlteredTransactionError: it is not.
+        """
+        message = self.agreed(market, wire)
+        if not _transaction(wire).signatures[-1].verify(parse_address(self.owner), to_bytes_versioned(message)):
             raise AlteredTransactionError(f"the transaction is not signed by {self.owner}: sign it with that key")
-        return _wire(message, keypair(seed).sign_message(own), theirs)
+        return message
 
     def signature(self, market: MarketAddresses, wire: bytes) -> str:
         """The name of the transaction on the ledger, once both are known to have signed it.

@@ -111,6 +111,10 @@ class TransferCalls(Door):
         signed = transfer.signed_by_owner(self._market, draft, seed)
         return signed, (await self._connection.blockhash())[1]
 
+    def check_owner(self, transfer: SponsoredTransfer, signed: bytes) -> None:
+        """Raises AlteredTransactionError where it is not this transfer, or not signed by its owner."""
+        transfer.checked(self._market, signed)
+
     async def complete_sponsored(self, seed: bytes, transfer: SponsoredTransfer, signed: bytes) -> PreparedTransaction:
         """The sponsor's signature under what the owner has signed: from here on it can be executed.
 

@@ -33,19 +33,20 @@ class WithdrawalBooks(msgspec.Struct, frozen=True):
     """What the coordinator knows by itself.
 
     Attributes:
-        earned: verified work of this owner was paid here.
+        earned: what verified work of this owner was worth here; ``fees``: what its withdrawals of a day have cost in tokens.
         waiting: one of its withdrawals is not decided.
         times: when it withdrew within a day, the oldest first; ``opened``: for those that paid for an account.
         lamports: what everybody's withdrawals of a day may have cost.
         now: Unix seconds, like the others.
     """
 
-    earned: bool
+    earned: int
     waiting: bool
     times: tuple[float, ...]
     opened: tuple[float, ...]
     lamports: int
     now: float
+    fees: int = 0
 
 
 class WithdrawalFacts(msgspec.Struct, frozen=True):
@@ -102,6 +103,12 @@ def refused_by_ledger(
         return _no(
             "too little", "the fee would leave too little of it: withdraw more, or wait until more is earned", least
         )
+    if facts.fee > books.earned:
+        said = "less was earned here by this wallet than this costs: ask the coordinator that has paid it, or choose an address"
+        return _no("stranger", f"{said} that has an account", facts.fee)
+    if facts.fee + books.fees > books.earned:  # Or whoever has earned next to nothing uses up what everybody has.
+        said = "the fees of a day may come to what was earned here, not to more"
+        return _day(books.times[0] if books.times else books.now, books.now, said)
     if facts.opens and len(books.opened) >= MAX_OPENED_A_DAY:
         said = f"{MAX_OPENED_A_DAY} new accounts are paid for within a day: choose an address that has one"
         return _day(books.opened[-MAX_OPENED_A_DAY], books.now, said)

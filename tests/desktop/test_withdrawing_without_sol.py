@@ -142,7 +142,7 @@ async def scene() -> AsyncIterator[Scene]:
     world, store = World(), MemoryStore()
     world.send(world.create_wallet(OWNER), world.move_tokens(world.node, world.wallet(OWNER), HELD))
     async with store.transaction() as tx:
-        await tx.insert(NodeRecord(KEY.address, KEY.address, profile("lender"), 0.0, 0.0, earned=1))
+        await tx.insert(NodeRecord(KEY.address, KEY.address, profile("lender"), 0.0, 0.0, earned=10_000_000))
     async with serving_world(world) as url, await Ledger.connect(LedgerConfig(url)) as ledger:
         sponsor = LedgerSponsor(ledger, url, bytes(world.key("coordinator").secret()), str(world.coordinator))
         real = WithdrawalService(Context(PRICED, SimClock(), store, secrets.token_bytes), sponsor)

@@ -27,9 +27,15 @@ from coordinator.services.accounts.throttle import Throttle
 from coordinator.services.core.context import Context
 from coordinator.services.payments.chain import Outcome
 from coordinator.store.ports import Transaction, col
-from coordinator.store.records import NodeRecord, WithdrawalRecord
+from coordinator.store.records import CommitRecord, NodeRecord, WithdrawalRecord
 from ledger.client import Ledger
-from ledger.errors import AlteredTransactionError, LedgerError, TransactionExpiredError, TransactionFailedError
+from ledger.errors import (
+    AlteredTransactionError,
+    AmountError,
+    LedgerError,
+    TransactionExpiredError,
+    TransactionFailedError,
+)
 from ledger.money import Amount
 from ledger.sponsored import SponsoredTransfer
 from ledger.states import PreparedTransaction
@@ -79,6 +85,9 @@ class Sponsor(Protocol):
 
     async def draft(self, transfer: SponsoredTransfer) -> bytes: ...
 
+    def check_owner(self, transfer: SponsoredTransfer, signed: bytes) -> None:
+        """Raises AlteredTransactionError where it is another transfer, or not signed by its owner."""
+
     async def complete(self, transfer: SponsoredTransfer, signed: bytes) -> PreparedTransaction: ...
 
     async def submit(self, prepared: PreparedTransaction) -> None: ...
@@ -117,6 +126,10 @@ class LedgerSponsor:
     async def draft(self, transfer: SponsoredTransfer) -> bytes:
         """For the owner to sign."""
         return await self._ledger.draft_sponsored(transfer)
+
+    def check_owner(self, transfer: SponsoredTransfer, signed: bytes) -> None:
+        """See that it is this transfer, signed by its owner."""
+        self._ledger.check_owner(transfer, signed)
 
     async def complete(self, transfer: SponsoredTransfer, signed: bytes) -> PreparedTransaction:
         """Sign what the owner has signed."""
@@ -192,10 +205,9 @@ class WithdrawalService:
     async def _answered(
         self, address: str, refusing: Callable[[WithdrawalRefusal], _Answer], act: Callable[[], Awaitable[_Answer]]
     ) -> _Answer:
-        wait = self._asks.take(address) or self._all_asks.take("")
+        wait = self._asks.take(address)
         if wait:
-            said = "withdrawals are asked for too often: wait a little"
-            answer = refusing(_refusal("too often", said, seconds=max(1, round(wait))))
+            answer = refusing(_too_often(wait))
         else:
             try:
                 answer = await act()
@@ -216,8 +228,15 @@ class WithdrawalService:
         return WithdrawalAnswer(WithdrawalOffer(transfer.arrives, transfer.costs, transfer.opens, draft))
 
     async def _take(self, signed: SignedWithdrawal) -> SentWithdrawal:
+        try:
+            self._check_signed(signed)
+        except (
+            AlteredTransactionError,
+            AmountError,
+        ) as error:  # Anybody can send that: it holds nobody up, and asks the ledger nothing.
+            return SentWithdrawal(refused=_altered(error))
         async with self._one_by_one:  # Two of one owner must not both find that none is under way.
-            found = await self._agree(signed.request)
+            found = await self._agree(signed.request, signed=True)
             if isinstance(found, WithdrawalRefusal):
                 return SentWithdrawal(refused=found)
             sponsor, transfer, lamports = found
@@ -227,7 +246,7 @@ class WithdrawalService:
             try:
                 prepared = await sponsor.complete(transfer, signed.transaction)
             except AlteredTransactionError as error:
-                return SentWithdrawal(refused=_refusal("altered", f"{error}: ask for an offer, and sign just that"))
+                return SentWithdrawal(refused=_altered(error))
             except TransactionExpiredError as error:
                 return SentWithdrawal(refused=_refusal("expired", str(error)))
             try:
@@ -236,12 +255,25 @@ class WithdrawalService:
                 return SentWithdrawal(prepared.signature, prepared.wire)
         return await self._send(sponsor, record, prepared)
 
-    async def _agree(self, asked: WithdrawalRequest) -> tuple[Sponsor, SponsoredTransfer, int] | WithdrawalRefusal:
-        """What would be offered now, and the lamports that it takes; or why nothing is."""
+    def _check_signed(self, signed: SignedWithdrawal) -> None:
+        """Raises AlteredTransactionError, AmountError where it is not what it says, signed by its owner."""
+        if self._sponsor is not None:
+            asked, sponsor = signed.request, self._sponsor.info.coordinator
+            arrives, costs = Amount(signed.arrives), Amount(signed.fee)
+            transfer = SponsoredTransfer(sponsor, asked.owner, asked.target, arrives, costs, signed.opens)
+            self._sponsor.check_owner(transfer, signed.transaction)
+
+    async def _agree(
+        self, asked: WithdrawalRequest, *, signed: bool = False
+    ) -> tuple[Sponsor, SponsoredTransfer, int] | WithdrawalRefusal:
+        """What would be offered now, and the lamports that it takes; or why nothing is. ``signed``: by its owner."""
         books = await self._books(asked.owner)
         no = refused_by_books(self._limits, books)
         if no is not None or self._sponsor is None:
             return no or _refusal("not offered", "this coordinator has no ledger to pay on")
+        # Only now, and not of what its owner has signed: or strangers' questions would use up what all may ask.
+        if not signed and (wait := self._all_asks.take("")):
+            return _too_often(wait)
         sponsor, price = self._sponsor, self._context.config.sol_price
         receiver, cost = await sponsor.receiver(asked.target), await sponsor.cost()
         opens = receiver == "none"
@@ -276,7 +308,7 @@ class WithdrawalService:
                 col(WithdrawalRecord.owner).equals(owner),
                 col(WithdrawalRecord.created) > now - DAY_S,
             )
-            earned = await _has_earned(tx, owner)
+            earned = await _earned(tx, owner)
         paid = [one for one in mine if one.state != "expired"]
         fee = pricing.SIGNATURE_LAMPORTS * 2
         return WithdrawalBooks(
@@ -286,6 +318,7 @@ class WithdrawalService:
             tuple(one.created for one in paid if one.lamports > fee),
             await self._lamports_of_a_day(),
             now,
+            sum(one.fee for one in paid),
         )
 
     async def _lamports_of_a_day(self) -> int:
@@ -373,12 +406,24 @@ class WithdrawalService:
         LOG.info("withdrawal %s of %d millionths is %s", record.signature, record.amount, state)
 
 
-async def _has_earned(tx: Transaction, owner: str) -> bool:
-    """Whether verified work was paid to this wallet, or was done by the node whose key it is."""
-    for field in (col(NodeRecord.address), col(NodeRecord.payout)):
-        if await tx.find(NodeRecord, field.equals(owner), col(NodeRecord.earned) > 0, limit=1):
-            return True
-    return False
+async def _earned(tx: Transaction, owner: str) -> int:
+    """What verified work was worth that is paid to this wallet, or was paid to the node whose key it is.
+
+    Not what a node has earned that says by now to be paid there: it may say that of any number of wallets.
+    """
+    of_wallet = col(CommitRecord.payout).equals(owner), col(CommitRecord.state).equals("verified")
+    sums = await tx.sums(CommitRecord, col(CommitRecord.amount), (col(CommitRecord.payout),), *of_wallet)
+    node = await tx.find(NodeRecord, col(NodeRecord.address).equals(owner))
+    return max([total for _, total in sums.values()] + [record.earned for record in node], default=0)
+
+
+def _too_often(wait: float) -> WithdrawalRefusal:
+    said = "withdrawals are asked for too often: wait a little"
+    return _refusal("too often", said, seconds=max(1, round(wait)))
+
+
+def _altered(error: LedgerError) -> WithdrawalRefusal:
+    return _refusal("altered", f"{error}: ask for an offer, and sign just that")
 
 
 def _refusal(reason: WithdrawalReason, text: str, amount: int = 0, seconds: int = 0) -> WithdrawalRefusal:

@@ -18,9 +18,9 @@ from coordinator.config import Config
 from coordinator.domain import withdrawal as rules
 from coordinator.domain.withdrawal import WithdrawalBooks, WithdrawalFacts, WithdrawalLimits
 from coordinator.services.core.context import Context
-from coordinator.services.payments.withdrawals import ASKS, LedgerSponsor, WithdrawalService
+from coordinator.services.payments.withdrawals import ALL_ASKS, ASKS, LedgerSponsor, WithdrawalService
 from coordinator.store.memory import MemoryStore
-from coordinator.store.records import NodeRecord, WithdrawalRecord
+from coordinator.store.records import CommitRecord, NodeRecord, WithdrawalRecord
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import LedgerUnavailableError
 from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_S
@@ -69,7 +69,7 @@ class Town:
             context, LedgerSponsor(self.ledger, "http://ledger.test", seed, str(self.world.coordinator))
         )
 
-    async def lender(self, name: str, held: int = HELD, earned: int = 1) -> Pubkey:
+    async def lender(self, name: str, held: int = HELD, earned: int = HELD) -> Pubkey:
         """Somebody with tokens, of whom the books say what was earned."""
         who = self.world.new_key(name)
         self.world.send(
@@ -126,6 +126,29 @@ async def town() -> AsyncIterator[Town]:
     world = World()
     async with serving_world(world) as url, await Ledger.connect(LedgerConfig(url)) as ledger:
         yield Town(world, ledger)
+
+
+def share(node: str, payout: str, amount: int) -> CommitRecord:
+    """A round's share that was verified."""
+    one = "1" * 64
+    return CommitRecord(
+        job="j" * 32,
+        epoch=0,
+        round=0,
+        stage=0,
+        replica=0,
+        lease="l" * 32,
+        node=node,
+        payout=payout,
+        root=one,
+        leaves=1,
+        pseudo_gradient=one,
+        tokens=1,
+        operations=1,
+        drawable=True,
+        state="verified",
+        amount=amount,
+    )
 
 
 def reason(found: object) -> str:
@@ -197,8 +220,28 @@ async def test_strangers_get_nothing_and_a_payee_or_a_node_does(town: Town) -> N
         town.world.create_wallet(payee), town.world.move_tokens(town.world.node, town.world.wallet(payee), HELD)
     )
     async with town.store.transaction() as tx:
-        await tx.insert(NodeRecord("node", str(payee), profile("node"), 0.0, 0.0, earned=5))
+        await tx.insert(NodeRecord("node", str(payee), profile("node"), 0.0, 0.0, earned=HELD))
+    assert reason(await town.offer(payee, town.world.stranger)) == "stranger", "a node may name any number of wallets"
+    async with town.store.transaction() as tx:
+        await tx.insert(share("node", str(payee), FEE))
     assert isinstance(await town.offer(payee, town.world.stranger), WithdrawalOffer)
+
+
+async def test_the_fees_of_a_day_come_to_no_more_than_what_was_earned(town: Town) -> None:
+    """Whoever had earned a millionth could use up what everybody has in a day, under one wallet after the other."""
+    owner, world = await town.lender("lender", earned=FEE + ACCOUNT + FEE), town.world
+    await town.done(owner, world.new_key("receiver"), 400_000)
+    refused = await town.offer(owner, world.new_key("another"), 400_000)
+    assert reason(refused) == "your day"
+    assert isinstance(refused, WithdrawalRefusal)
+    assert refused.seconds == 86_400
+    await town.done(owner, world.stranger, 100_000)
+    assert reason(await town.offer(owner, world.stranger, 100_000)) == "your day"
+    town.clock.t += rules.DAY_S + 1
+    assert isinstance(await town.offer(owner, world.stranger, 100_000), WithdrawalOffer)
+    poor = await town.lender("has earned next to nothing", earned=ACCOUNT)
+    assert reason(await town.offer(poor, world.new_key("one more"), 400_000)) == "stranger"
+    assert isinstance(await town.offer(poor, world.stranger, 400_000), WithdrawalOffer)
 
 
 async def test_what_cannot_arrive_is_refused_with_the_least_that_can(town: Town) -> None:
@@ -278,6 +321,23 @@ async def test_an_address_asks_so_often_and_others_go_on(town: Town) -> None:
     assert (await town.desk.offer(request, "192.0.2.8")).offer is not None
 
 
+async def test_strangers_use_up_nothing_of_what_lenders_may_ask(town: Town) -> None:
+    """Twenty addresses that had earned nothing kept everybody from withdrawing, for as long as they went on."""
+    owner, thief = await town.lender("lender"), town.world.new_key("thief")
+    good = await town.signed(owner, town.world.stranger)
+    forged = replace_struct(good, transaction=signed_by(town, good, thief))
+    nobody = WithdrawalRequest(str(thief), str(town.world.stranger), HELD)
+    asked = town.desk._sponsor
+    assert asked is not None
+    asked.cost = None  # type: ignore[assignment] # The ledger is asked nothing.
+    for number in range(int(ALL_ASKS) + 1):
+        assert reason(await town.desk.offer(nobody, f"192.0.2.{number // 20}")) == "stranger"
+        assert reason(await town.desk.take(forged, f"198.51.100.{number // 20}")) == "altered"
+    del asked.cost  # type: ignore[attr-defined]
+    assert isinstance(await town.offer(owner, town.world.stranger), WithdrawalOffer)
+    assert (await town.desk.take(good, HERE)).signature
+
+
 async def test_a_coordinator_without_sol_says_so(town: Town) -> None:
     owner, world = await town.lender("lender"), town.world
     world.put(world.coordinator, Account(rules.RESERVE_LAMPORTS + 9_999, b"", SYSTEM_PROGRAM))
@@ -317,8 +377,8 @@ async def test_what_was_changed_after_the_offer_is_not_signed(town: Town) -> Non
     garbage = replace_struct(good, transaction=b"\x00" * 40)
     for bad, why in (
         (other, "altered"),
-        (cheaper, "changed"),
-        (opened, "changed"),
+        (cheaper, "altered"),
+        (opened, "altered"),
         (forged, "altered"),
         (unsigned, "altered"),
         (garbage, "altered"),
@@ -437,7 +497,7 @@ def signed_by(town: Town, good: SignedWithdrawal, thief: Pubkey) -> bytes:
 # --- the decision alone ---------------------------------------------------------------------------------------------------
 
 LIMITS = WithdrawalLimits(lamports_a_day=SOL, least=1_000, priced=True)
-BOOKS = WithdrawalBooks(earned=True, waiting=False, times=(), opened=(), lamports=0, now=1_000_000.0)
+BOOKS = WithdrawalBooks(earned=HELD, waiting=False, times=(), opened=(), lamports=0, now=1_000_000.0)
 FACTS = WithdrawalFacts(
     amount=HELD, fee=FEE, held=HELD, lamports=10_000, sponsor=SOL, opens=False, wallet=True, other=True
 )
