@@ -4,7 +4,7 @@ An escrow is opened with room for ``ROOM`` payees, and the coordinator makes mor
 would be one too many must get no seat: its work could never be paid.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from coordinator.domain.lease import Lease
@@ -15,9 +15,15 @@ ROOM = DEFAULT_PAYEES  # Wallets open escrows with as much room unless told othe
 MAX_PAYEES = 4_096  # Of 65,535 that an escrow can hold: each payment reads its table, by now 160 KB.
 
 
-def payees_of(leases: Iterable[Lease]) -> frozenset[str]:
-    """Accounts that have earned in a job or still may: of seats that are held, and of seats whose worker became ready."""
-    return frozenset(lease.payout for lease in leases if lease.seat and (lease.state != "ended" or lease.seq > 0))
+def payees_of(leases: Iterable[Lease], worked: Collection[str]) -> frozenset[str]:
+    """Accounts that have earned in a job or still may: of seats that are held, and of seats that have worked.
+
+    A seat that was left before is none: one node could name another account each time until nobody else fits.
+
+    Args:
+        worked: leases that have a share which is not void, or committed to the round in flight.
+    """
+    return frozenset(lease.payout for lease in leases if lease.seat and (lease.state != "ended" or lease.id in worked))
 
 
 def payable(candidates: Sequence[Candidate], payees: AbstractSet[str]) -> list[Candidate]:

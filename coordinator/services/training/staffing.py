@@ -24,6 +24,7 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.payees import MAX_PAYEES, affordable, payable, payees_of
 from coordinator.services.training.job_faults import too_many_at_once
 from coordinator.store.ports import Condition, col
+from coordinator.store.records import CommitRecord
 from ledger import events as ledger_events
 from protocol.job.job import TOGETHER
 from protocol.models.model import ModelShape, inspect_config
@@ -347,7 +348,15 @@ class Staffing:
             return []
         stored = await work.tx.find(Lease, col(Lease.job).equals(work.job.id))
         now = {lease.id: lease for lease in (*stored, *work.ended, *work.leases.values())}
-        payees = payees_of(now.values())
+        due: tuple[Condition, ...] = (
+            col(CommitRecord.job).equals(work.job.id),
+            col(CommitRecord.state).in_(("pending", "verified")),
+        )
+        shares = await work.tx.sums(CommitRecord, col(CommitRecord.amount), (col(CommitRecord.lease),), *due)
+        worked = {str(lease) for (lease,) in shares}
+        if work.run is not None and work.run.round is not None:
+            worked |= {seat.lease for seat in work.run.round.seats if seat.commit is not None}
+        payees = payees_of(now.values(), worked)
         admitted = payable(candidates, payees)
         if len(payees) >= MAX_PAYEES and len(admitted) < len(candidates) and work.job.id not in self._crowded:
             self._crowded.add(work.job.id)

@@ -15,7 +15,7 @@ from coordinator.services.jobs import jobs as jobs_module
 from coordinator.services.payments.chain import Deposit
 from coordinator.services.payments.escrows import ESCROW_MARGIN
 from coordinator.services.payments.payees import MAX_PAYEES, ROOM, payable, payees_of
-from coordinator.store.records import EventRecord
+from coordinator.store.records import CommitRecord, EventRecord
 from ledger.client import Consent
 from ledger.money import Amount
 from ledger.states import EscrowState
@@ -246,8 +246,12 @@ async def test_an_escrow_with_room_for_too_few_payees_is_refused_and_given_back(
     assert bench.fake.escrows[job].refunded == BUDGET
 
 
-async def crowded(bench: Bench, returning: int) -> str:
-    """A job that as many accounts have worked for as its escrow pays, the node ``returning``'s among them; its seat is free."""
+async def crowded(bench: Bench, returning: int, *, worked: bool = True) -> str:
+    """A job that as many accounts have worked for as its escrow pays, the node ``returning``'s among them; its seat is free.
+
+    Args:
+        worked: else they were ready, said so, and left before they had done anything.
+    """
     job = await outside_job(bench)
     bench.fake.pay(job, BUDGET, OUTSIDE)
     await bench.fund(job)
@@ -257,10 +261,31 @@ async def crowded(bench: Bench, returning: int) -> str:
             payout = key(500 + returning) if number == 0 else key(5000 + number)
             gone = Lease(f"gone-{number}", job, key(4000 + number), payout, number + 100, 0, 0, 1.0)
             await work.tx.insert(msgspec.structs.replace(gone, state="ended", end="left", ended=2.0, seq=3))
+            if worked:
+                await work.tx.insert(share(gone, number))
         (held,) = [lease for lease in work.leases.values() if lease.seat]
         work.end(held.id, "left", "the node went away")
         await bench.parts.runs.advance(work)
     return job
+
+
+def share(lease: Lease, number: int) -> CommitRecord:
+    """What its holder did in one round."""
+    root = f"{number:064x}"
+    place = {"job": lease.job, "epoch": 0, "round": number, "stage": 0, "replica": 0, "lease": lease.id}
+    whose = {"node": lease.node, "payout": lease.payout, "root": root, "leaves": 1, "pseudo_gradient": root}
+    done = {"tokens": 1, "operations": 1, "drawable": True, "state": "verified", "amount": 0}
+    return msgspec.convert(place | whose | done, CommitRecord)
+
+
+async def test_accounts_that_have_not_worked_keep_nobody_out() -> None:
+    """One node that named another account each time, was ready and left, had a job to itself after some hours."""
+    bench = Bench()
+    job = await crowded(bench, returning=9, worked=False)
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.runs.advance(work)
+        assert [lease.seat for lease in work.leases.values() if lease.seat] == [(0, 0)]
+    assert not [text for text in await texts(bench, job) if "gets no seat" in text]
 
 
 async def test_no_seat_goes_to_an_account_that_the_escrow_could_not_pay() -> None:
@@ -296,8 +321,9 @@ def test_payees_are_those_who_may_have_earned() -> None:
     lease = Lease("l", "j", "n", "p", 1, 0, 0, 0.0)
     spare = msgspec.structs.replace(lease, stage=None, replica=None, payout="spare", seq=5)
     never = msgspec.structs.replace(lease, state="ended", payout="never")
-    once = msgspec.structs.replace(lease, state="ended", payout="once", seq=1)
-    assert payees_of([lease, spare, never, once]) == {"p", "once"}
+    ready = msgspec.structs.replace(lease, id="r", state="ended", payout="ready and gone", seq=1)
+    once = msgspec.structs.replace(lease, id="w", state="ended", payout="once", seq=2)
+    assert payees_of([lease, spare, never, ready, once], {"w"}) == {"p", "once"}
 
 
 # --- nodes that go away -----------------------------------------------------------------------------------------------------
