@@ -10,7 +10,8 @@
        +-----------------------+--------------------+----> cancelled, failed (the rest of the escrow goes back)
 
 What its submitter asks for while a round is in flight is a *wish*: it is granted once the round is complete, its state stored and
-its audits concluded, so that what is paused can be paid, and what is kept was verified.
+its audits concluded, so that what is paused can be paid, and what is kept was verified. An end before its time is one, too: no
+round begins any more, and what is done is looked at and paid first.
 """
 
 import enum
@@ -65,11 +66,17 @@ RESTING = frozenset({JobState.CREATED, JobState.PAUSED})
 
 
 class Wish(enum.StrEnum):
-    """What is to happen once the round in flight is safe: pause, or stop and keep the model as it is."""
+    """What is to happen once all that is done was looked at: pause, stop and keep the model as it is, or end without one."""
 
     NONE = ""
     PAUSE = "pause"
     STOP = "stop"
+    CANCEL = "cancel"
+    FAIL = "fail"
+
+
+ENDINGS: Mapping[Wish, JobState] = {Wish.CANCEL: JobState.CANCELLED, Wish.FAIL: JobState.FAILED}
+"""Wishes that nothing takes back, and what the job is then."""
 
 
 class JobAction(enum.StrEnum):
@@ -178,6 +185,8 @@ def asked(job: Job, action: JobAction, *, checkpoint: bool) -> Job:
         raise ConflictError(
             f"job {job.id} is {job.state}: {_INSTEAD.get(job.state, 'its life is over')}", field="state"
         )
+    if job.wish in ENDINGS:
+        raise ConflictError(f"job {job.id} ends: {job.reason}", field="state")
     if job.wish is Wish.STOP and action is not JobAction.STOP:
         raise ConflictError(f"job {job.id} is being stopped: its model will be there to download", field="state")
     match action:
@@ -209,7 +218,7 @@ def raised(job: Job, amount: int) -> int:
     Raises:
         ConflictError: nothing can be added in this state, or the price is covered already, or would be more than covered.
     """
-    if job.state not in _AT_WORK | {JobState.PAUSED}:
+    if job.state not in _AT_WORK | {JobState.PAUSED} or job.wish in ENDINGS:
         raise ConflictError(f"job {job.id} is {job.state}: nothing can be added to its budget", field="state")
     missing = job.quote.price - job.spec.budget
     if amount > missing:

@@ -253,7 +253,8 @@ class JobView(View, frozen=True):
     """``bytes_*`` as in ``task.Traffic``, summed over the nodes. ``model``: artifact of the model archive once there is one.
 
     ``sentence`` says where the job stands; ``queue_position`` counts from 1 among jobs that wait for nodes. ``wish``: what
-    happens once the round in flight is safe. ``ready_likely``, between ``ready_low`` and ``ready_high``, is when the training
+    happens once the round in flight is safe, or, of an end before its time, once what was done is looked at.
+    ``ready_likely``, between ``ready_low`` and ``ready_high``, is when the training
     will be done, from the rounds that were measured; None is not known. ``eta_seconds``: the likely time left at the last round's
     end. ``cost``: of all work so far, ``cost_projected``: of all of it in the end, ``cap``: never more than this, as long as
     nothing is added. ``checkpoint``: rounds that are in the newest one, 0 without one. ``agreement``: whose word
@@ -288,7 +289,7 @@ class JobView(View, frozen=True):
     eta_seconds: float | None
     sentence: Untrusted = Untrusted("")
     queue_position: int | None = None
-    wish: Literal["", "pause", "stop"] = ""
+    wish: Literal["", "pause", "stop", "cancel", "fail"] = ""
     ready_likely: float | None = None
     ready_low: float | None = None
     ready_high: float | None = None

@@ -1,17 +1,20 @@
 """The operator's own auditor looks at what was drawn, has no seat and no stake, and goes where a look is waited for."""
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 import pytest
 
 from coordinator.domain.audits.trust import Audit
-from coordinator.domain.job import Job, JobState
+from coordinator.domain.job import ENDINGS, LIVE, Job, JobAction, JobState
 from coordinator.domain.lease import Lease
-from coordinator.errors import InvalidError
+from coordinator.errors import ConflictError, InvalidError
 from coordinator.services.payments import tallies
+from coordinator.services.payments.escrows import ESCROW_MARGIN
 from coordinator.store.ports import col
-from coordinator.store.records import CommitRecord, CreditRecord, EventRecord, NodeRecord
+from coordinator.store.records import CommitRecord, CreditRecord, EventRecord, NodeRecord, RoundRecord
 from tests.coordinator.fakes import spec
-from tests.sim.test_faults import TURNS_TO_END, check, gather_nodes, read, run_world, submit
+from tests.sim.test_faults import TURNS_TO_END, check, gather_nodes, open_rows, read, run_world, submit, timeline
 from tests.sim.world import SimNode, World
 
 OPERATOR = 6
@@ -187,7 +190,62 @@ async def test_shares_wait_behind_the_first_that_is_to_be_looked_at_and_credit_g
     )
 
 
-async def test_what_was_not_looked_at_when_a_job_is_cancelled_is_not_paid_and_the_rest_is() -> None:
+async def _cancelled(world: World, job: str) -> None:
+    assert world.parts is not None
+    await world.parts.jobs.cancel(job)
+
+
+async def _out_of_time(world: World, job: str) -> None:
+    assert world.parts is not None
+    async with world.parts.desk.open(job) as work:
+        work.change(deadline=world.clock.t - 1)
+    await world.turn()
+
+
+async def _failed(world: World, job: str) -> None:
+    """As who has it fail by tasks of its own, again and again, does in the end."""
+    assert world.parts is not None
+    async with world.parts.desk.open(job) as work:
+        await world.parts.runs.stop(work, JobState.FAILED, "12 tasks failed since a round was last completed")
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [(_cancelled, JobState.CANCELLED), (_out_of_time, JobState.FAILED), (_failed, JobState.FAILED)],
+    ids=lambda one: getattr(one, "__name__", str(one)).strip("_"),
+)
+async def test_a_job_that_ends_early_is_looked_at_first_and_all_that_was_done_is_paid(
+    end: Callable[[World, str], Awaitable[None]], state: JobState
+) -> None:
+    """Its submitter could have the newest checkpoint, and pay for none of what nobody had looked at yet."""
+    world = watched(8)
+    operator = world.nodes[OPERATOR - 1]
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    await advance(world, job, 5)
+    absent(world, operator)
+    await advance(world, job, 10)
+    await end(world, job)
+    done = (await _job(world, job)).rounds_done
+    for _ in range(2_000):
+        await world.turn()
+    stored = await _job(world, job)
+    assert (stored.state in LIVE, stored.wish in ENDINGS) == (True, True)
+    assert stored.rounds_done == done, "no round begins any more"
+    assert {c.state for c in await read(world, CommitRecord, job) if c.drawable} == {"verified", "pending"}
+    assert world.parts is not None
+    with pytest.raises(ConflictError, match="ends: "):
+        await world.parts.jobs.ask(job, JobAction.RESUME)
+    operator.up, operator.away_until = True, 0.0
+    stored = await _ended(world, job)
+    await check(world, job, stored)
+    assert stored.state is state
+    assert {c.state for c in await read(world, CommitRecord, job) if c.drawable} == {"verified"}
+    assert stored.paid == sum(r.pot for r in await read(world, RoundRecord, job) if r.state == "complete") > 0
+    assert not any(lease.state != "ended" for lease in await read(world, Lease, job))
+
+
+async def test_what_nobody_has_looked_at_when_the_escrow_ends_is_not_paid_and_the_rest_is() -> None:
     world = watched(8)
     await gather_nodes(world)
     job = await submit(world, 2, 2)
@@ -195,8 +253,11 @@ async def test_what_was_not_looked_at_when_a_job_is_cancelled_is_not_paid_and_th
     absent(world, world.nodes[OPERATOR - 1])
     await advance(world, job, 10)
     paid = [c for c in await read(world, CommitRecord, job) if c.state == "verified"]
+    await _cancelled(world, job)
     assert world.parts is not None
-    await world.parts.jobs.cancel(job)
+    async with world.parts.desk.open(job) as work:
+        work.change(deadline=world.clock.t - ESCROW_MARGIN)
+    assert (await _ended(world, job)).state is JobState.CANCELLED
     commits: list[CommitRecord] = [c for c in await read(world, CommitRecord, job) if c.drawable]
     assert {c.state for c in commits} == {"verified", "rejected"}
     assert {(c.round, c.node) for c in paid} <= {(c.round, c.node) for c in commits if c.state == "verified"}
@@ -210,6 +271,15 @@ async def test_what_was_not_looked_at_when_a_job_is_cancelled_is_not_paid_and_th
         if node.key.address in unlooked:
             assert await standing_of(world, node) == (0, 0), "a job that ends is no way to keep a standing"
     assert world.chain.slashed == {}
+
+
+async def _ended(world: World, job: str) -> Job:
+    for _ in range(TURNS_TO_END):
+        await world.turn()
+        stored = await _job(world, job)
+        if stored.state not in LIVE and not await open_rows(world, job):
+            return stored
+    raise AssertionError(f"stuck as {stored.state}, wish {stored.wish!r}: {await timeline(world, job)}")
 
 
 async def test_who_leaves_when_it_is_drawn_begins_anew_with_that_account_and_keeps_what_others_have_seen() -> None:

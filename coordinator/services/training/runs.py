@@ -7,7 +7,7 @@ import msgspec
 from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.domain.audits import trust
-from coordinator.domain.job import Job, JobAction, JobState, Wish
+from coordinator.domain.job import ENDINGS, Job, JobAction, JobState, Wish
 from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.rounds import round as rounds
 from coordinator.domain.rounds import run as runs
@@ -23,6 +23,7 @@ from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.escrows import closing, owed
 from coordinator.services.payments.settlement import Settlement
+from coordinator.services.training.endings import Endings
 from coordinator.services.training.job_faults import blamed_files, diverged, too_many_faults
 from coordinator.services.training.pauses import Halts, fraction_of, paced
 from coordinator.services.training.staffing import Staffing, holders, seats_ready, shape_of
@@ -64,6 +65,7 @@ class Runs:
         self._drawing = drawing
         self._heldout = HeldOut(context)
         self._halts = Halts(verification, settlement)
+        self._endings = Endings(verification, settlement)
         self._heard: dict[str, float] = {}
         self._whole_since: dict[str, float] = {}
         self._since = context.clock.time()
@@ -121,23 +123,23 @@ class Runs:
             ConflictError: the job is in no state for it. FundsError: its budget is used up.
         """
         await self._halts.ask(work, action)
-        if work.job.wish is Wish.STOP and work.run is not None and work.run.round is not None:
-            await self._store_round(work, work.run.round, "void", "ended")
-            work.change_run(round=None)
+        if work.job.wish is Wish.STOP:
+            await self._give_up_round(work)
         if work.job.state is JobState.PAUSED and work.job.wish is Wish.STOP:
             await self._halts.rests(work, self._rewind)
         await self.advance(work)
 
     async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
-        """End a job before its time: stop tasks, pay what is verified, refund the rest."""
+        """End a job before its time, once what is done was looked at: pay what is verified, refund the rest."""
+        if work.job.wish in ENDINGS:
+            return
+        await self._give_up_round(work)
+        await self._endings.begin(work, state, reason)
+
+    async def _give_up_round(self, work: UnitOfWork) -> None:
         if work.run is not None and work.run.round is not None:
             await self._store_round(work, work.run.round, "void", "ended")
             work.change_run(round=None)
-        await self._verification.give_up(work)
-        for lease in list(work.leases):
-            work.end(lease, "stopped", reason)
-        work.advance(state, reason)
-        await self._settlement.finish(work)
 
     async def _pass(self, work: UnitOfWork) -> None:
         if work.job.state is JobState.FUNDED and not await self._halts.rests(work, self._rewind):
@@ -150,6 +152,10 @@ class Runs:
         await self._take(work)
         await self._looks.attend(work)
         await self._verification.advance(work)
+        if work.job.wish in ENDINGS:
+            await self._roll_back(work)
+            await self._endings.ends(work)
+            return
         if work.job.state is JobState.VERIFYING:
             await self._close(work)
             return
@@ -167,7 +173,7 @@ class Runs:
 
     async def _must_stop(self, work: UnitOfWork) -> bool:
         reason = ""
-        if work.job.state is not JobState.VERIFYING:
+        if work.job.state is not JobState.VERIFYING and work.job.wish not in ENDINGS:
             if work.now > work.job.deadline:
                 reason = f"the deadline of {work.job.spec.deadline_hours:g} hours has passed"
             elif work.run is not None and work.run.restarts > MAX_RESTARTS:
@@ -244,7 +250,10 @@ class Runs:
         before = min(standing)
         work.change_run(rollbacks=work.run.rollbacks + 1)
         self._context.metrics.count("rollbacks_total")
-        await self._go_back(work, f"round {before + 1} was forged", before)
+        if work.job.wish in ENDINGS:
+            await self._rewind(work, before)  # Only that nobody is handed a checkpoint with the lie in it.
+        else:
+            await self._go_back(work, f"round {before + 1} was forged", before)
 
     async def _go_back(self, work: UnitOfWork, why: str, before: int | None = None) -> Run:
         """Rounds since the last stored point, or the last one before round ``before``, are done again.
@@ -487,7 +496,7 @@ class Runs:
         if work.audits or await self._unconcluded(work):
             if work.now > closing(work.job):
                 reason = "its last audits were not over in time: what is verified has to be paid before its escrow ends"
-                await self.stop(work, JobState.FAILED, reason)
+                await self._endings.now(work, JobState.FAILED, reason)
             return
         for lease in list(work.leases):
             work.end(lease, "stopped", "the job is done")

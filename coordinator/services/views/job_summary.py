@@ -10,7 +10,7 @@ import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain.audits.auditors import MOST_LOOKS
-from coordinator.domain.job import Job, JobPace, JobState, Wish
+from coordinator.domain.job import ENDINGS, LIVE, Job, JobPace, JobState, Wish
 from coordinator.domain.lease import Lease
 
 MIN_ROUNDS = 2  # Measured, before a time is named: the first one includes what everybody loads.
@@ -53,6 +53,9 @@ def sentence(job: Job, leases: Sequence[Lease], position: int | None, reason: st
         reason: of its state, as people read it.
         looks: steps that wait for one of the operator's auditors.
     """
+    if job.wish in ENDINGS and job.state in LIVE:
+        waits = _looks(looks) if looks else "what was done is looked at and paid, then the rest goes back"
+        return f"Ending, since {reason or 'it was asked for'}: {waits}."
     match job.state:
         case JobState.CREATED:
             due = money(min(job.quote.price, job.spec.budget))
