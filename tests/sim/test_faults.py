@@ -16,6 +16,9 @@ from coordinator.errors import ConflictError
 from coordinator.services.payments.stakes import POLL_S
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord, RoundRecord
+from protocol.audit import ProvenLeaf, StepLeaf
+from protocol.codec import decode
+from protocol.contradiction import contradiction, stands
 from protocol.job.job import JobSpec
 from protocol.rest.api import NewJob
 from protocol.task import EVASION_BPS
@@ -138,6 +141,17 @@ async def check_conduct(world: World, job: str) -> None:
     silent = {audit.node for audit in audits if audit.state == "failed" and audit.blame in EVASIONS} & set(honest)
     assert all(honest[node].ever_hung for node in silent), "neither a cut nor the coordinator's end is a node's silence"
     assert not set(honest) & set(world.chain.slashed)
+    shown = [audit for audit in audits if audit.node in honest and audit.outer is None and not audit.canary]
+    assert not any(contradiction(every_leaf(world, audit), audit) for audit in shown), "whoever shows whatever it was given"
+
+
+def every_leaf(world: World, audit: Audit) -> list[ProvenLeaf]:
+    """All of an honest member's round, as an auditor could show it that wants to convict it."""
+    work = world.peers.trees[audit.root].work
+    places = range(len(work.leaves))
+    shown = [ProvenLeaf(n, decode(work.leaves[n], StepLeaf), work.tree.proof(n).path) for n in places]
+    assert all(stands(leaf, audit) for leaf in shown)
+    return shown
 
 
 def check_money(

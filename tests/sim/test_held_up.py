@@ -1,12 +1,14 @@
 """Nobody holds a job up for ever by saying that it works, by holding what it should send, or by coming and going."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
-from coordinator.domain.job import Job, JobState
+from coordinator.domain.job import LIVE, Job, JobState
 from coordinator.domain.lease import Lease
-from protocol.task import BeginRound, Progress, RoundHolding
+from coordinator.store.records import RoundRecord
+from protocol.task import BeginRound, Progress, RoundHolding, TaskCommand
 from tests.coordinator.fake_task import digest
 from tests.coordinator.fakes import Lie
 from tests.sim.test_faults import check, gather_nodes, open_rows, read, submit, timeline
@@ -53,13 +55,71 @@ async def test_who_only_says_that_it_works_loses_its_seat_and_the_job_goes_on(ho
     world = World(3, nodes=4, faults=0.0, special={4: {"flops": 1e10, "scheme": Idler(how)}})
     await gather_nodes(world)
     job = await submit(world, 2, 1)
-    for _ in range(ROUNDS_END):
-        await world.turn()
-        (stored,) = await read(world, Job, job)
-        if stored.state is JobState.SETTLED and not await open_rows(world, job):
-            break
-    assert stored.state is JobState.SETTLED, await timeline(world, job)
+    stored = await settled(world, job)
     await check(world, job, stored)
     idler = [lease for lease in await read(world, Lease, job) if lease.node == world.nodes[3].key.address]
     assert {lease.end for lease in idler if lease.seat} == {"stalled"}
     assert world.chain.slashed == {}
+
+
+@dataclass
+class Flapper(Scheme):
+    """Takes a seat, is gone when a round begins, and back at once. ``fresh``: under another key each time."""
+
+    how: str = "crashes"
+    fresh: bool = False
+    gone: bool = False
+
+    def crashes(self, node: SimNode, command: TaskCommand) -> float:
+        """Be dead for a moment."""
+        return 0.5 if self.how == "crashes" and self._begins(command) else 0.0
+
+    def cuts(self, node: SimNode, command: TaskCommand) -> float:
+        """Be away until the lease has run out."""
+        return 5.0 if self.how == "cuts" and self._begins(command) else 0.0
+
+    def leaves(self, node: SimNode, command: TaskCommand) -> bool:
+        """Say goodbye."""
+        self.gone = self.how == "leaves" and self._begins(command)
+        return self.gone
+
+    def _begins(self, command: TaskCommand) -> bool:
+        return isinstance(command, BeginRound) and command.steps > 0
+
+    def turn(self, node: SimNode) -> None:
+        """Come back as somebody else, once it has left."""
+        if self.fresh and self.gone and node.session is None and not node.tasks:
+            self.gone = False
+            node.begin_anew()
+
+
+@pytest.mark.parametrize(
+    ("flapper", "replicas", "cheats"),
+    [
+        (Flapper("crashes"), 1, 2),
+        (Flapper("crashes"), 2, 4),
+        (Flapper("cuts"), 1, 4),
+        (Flapper("leaves", fresh=True), 1, 4),
+        (Flapper("leaves", fresh=True), 2, 4),
+    ],
+    ids=lambda one: f"{one.how}{'-fresh' * one.fresh}" if isinstance(one, Flapper) else str(one),
+)
+async def test_who_comes_and_goes_does_not_have_a_job_fail(flapper: Flapper, replicas: int, cheats: int) -> None:
+    """Two of them, the quickest, had any job fail within a minute: "round 1 failed 21 times in a row"."""
+    special = {8 - n: {"flops": 1e10 + n, "scheme": replace(flapper)} for n in range(cheats)}
+    world = World(0, nodes=8, faults=0.0, special=special, settings={"min_stake": 0})
+    await gather_nodes(world)
+    job = await submit(world, 2, replicas)
+    stored = await settled(world, job)
+    await check(world, job, stored)
+    assert any(record.state == "void" for record in await read(world, RoundRecord, job)), "it was tried"
+
+
+async def settled(world: World, job: str) -> Job:
+    for _ in range(ROUNDS_END):
+        await world.turn()
+        (stored,) = await read(world, Job, job)
+        if stored.state not in LIVE and not await open_rows(world, job):
+            break
+    assert stored.state is JobState.SETTLED, await timeline(world, job)
+    return cast(Job, stored)

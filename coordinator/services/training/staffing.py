@@ -1,6 +1,6 @@
 """Who sits where: the first plan of a job, seats that became empty, spares."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -32,6 +32,7 @@ from protocol.models.model import ModelShape, inspect_config
 MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
 FORGIVEN_S = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
 MAX_REASONS = 3  # Why nodes have no seat, in the timeline; a large network has many that are simply not needed.
+WARY_RESTARTS = 3  # Of a round, in a row: from then on those come first whose work was verified before.
 OPENINGS_S = 5.0  # Moves hold the next round for so long at most, until the last one's steps are opened.
 UNSEEN = "what they compute in this job can be looked at by machines of their kind only, and the operator has none"
 
@@ -164,7 +165,9 @@ class Staffing:
         if not returning:
             rest = [seat for seat in missing if seat not in filled]
             others = [candidate for candidate in free if candidate.node not in filled.values()]
-            filled |= placement.fill(rest, held, others, memory)
+            for some in await self._steady_first(work, others):
+                filled |= placement.fill([seat for seat in rest if seat not in filled], held, some, memory)
+                held |= {seat: known[node] for seat, node in filled.items() if node in known}
         self._hand_over(work, filled, spares, free)
         if not returning:
             self._merge(work, [seat for seat in missing if seat not in filled], memory)
@@ -176,6 +179,37 @@ class Staffing:
         here = {candidate.node for candidate in free}
         last = {(own.stage, own.replica): own.kept.holders[0] for own in run.moments}
         return {seat: last[seat] for seat in missing if seat in last and last[seat] in here}
+
+    async def _steady_first(self, work: UnitOfWork, free: Sequence[Candidate]) -> list[list[Candidate]]:
+        """Nodes in the order of who is asked first; last those that took seats lately, and left before they had worked.
+
+        Else a few of them, the quickest, could come and go until the job has failed, as often as they like. Since keys are free,
+        those come later that nobody knows, once it happens again and again, and last of these who came after the job.
+        """
+        assert work.run is not None
+        if not free:
+            return []
+        where: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id), col(Lease.ended) > work.now - FORGIVEN_S)
+        left = await work.tx.find(Lease, *where, col(Lease.end).in_(("left", "expired")))
+        seats = {one.id: one for one in (*left, *work.ended) if one.seat and one.end in ("left", "expired")}
+        worked = await work.tx.find(CommitRecord, col(CommitRecord.lease).in_(tuple(seats))) if seats else []
+        flying = work.run.round.seats if work.run.round is not None else ()
+        done = {commit.lease for commit in worked} | {seat.lease for seat in flying if seat.commit is not None}
+        times = Counter(lease.node for lease in seats.values() if lease.id not in done)
+        wary = work.run.restarts >= WARY_RESTARTS
+
+        def place(candidate: Candidate) -> int:
+            if times[candidate.node] >= MAX_FAULTS_PER_NODE:
+                return 3
+            session = self._nodes.session(candidate.node)
+            if not wary or session is None or session.rounds > 0:
+                return 0
+            return 1 if session.began <= work.job.created else 2
+
+        groups: dict[int, list[Candidate]] = defaultdict(list)
+        for candidate in free:
+            groups[place(candidate)].append(candidate)
+        return [groups[number] for number in sorted(groups)]
 
     def _may_return(self, work: UnitOfWork) -> bool:
         """Whether a run that all nodes have left still waits for them to come back to their seats."""
