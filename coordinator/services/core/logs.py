@@ -1,7 +1,7 @@
 """A job's log: what the coordinator noted and what its workers wrote, bounded, searchable, kept after the end.
 
-Workers' lines are strangers' text: printable characters only, cut, and no more of them than MAX_LINES a job. They come without
-acknowledgement, so a line may be missing; the coordinator's own never is.
+Workers' lines are strangers' text: printable characters only, cut, and no more of them than MAX_LINES a job, and than LINES and
+one in LINE_S seconds of a node. They come without acknowledgement, so a line may be missing; the coordinator's own never is.
 """
 
 from collections import defaultdict
@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from common.untrusted_text import untrusted
 from coordinator.domain.lease import Lease
+from coordinator.services.accounts.throttle import Throttle
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.store.ports import Condition, Transaction, col
@@ -19,6 +20,10 @@ from protocol.task import WorkerLog
 
 MAX_LINES = 20_000  # Of a job; beyond it the oldest are forgotten.
 MAX_UNSAVED = 5_000  # Lines between two flushes, of all jobs.
+LINES, LINE_S = (
+    1_000.0,
+    0.5,
+)  # Of a node: at once, and then one in so many seconds; a flood would leave no other's line.
 CLOCKS_S = 600.0  # A worker's clock that is further off is not believed.
 _WARNINGS = frozenset({"fault", "lost", "void", "rejected", "ledger", "slashed", "pausing", "paused", "cancelled"})
 
@@ -32,20 +37,18 @@ class JobLogs:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._unsaved: list[LogRecord] = []
+        self._pace = Throttle(context.clock, 1 / LINE_S, LINES)
 
     def offer(self, lease: Lease, log: WorkerLog) -> None:
         """Take what a worker wrote; it is stored with the next flush."""
         now = self._context.clock.time()
         place = (lease.node, lease.stage, lease.replica)
         if log.dropped:
-            self._add(
-                LogRecord(
-                    lease.job, now, "warning", untrusted(f"{log.dropped} lines of this worker were too many"), *place
-                )
-            )
+            said = untrusted(f"{log.dropped} lines of this worker were too many")
+            self._offer(LogRecord(lease.job, now, "warning", said, *place))
         for line in log.lines:
             at = line.time if abs(line.time - now) < CLOCKS_S else now
-            self._add(LogRecord(lease.job, at, line.level, line.text, *place))
+            self._offer(LogRecord(lease.job, at, line.level, line.text, *place))
 
     async def flush(self, tx: Transaction) -> int:
         """Store what has come in, and forget the oldest of jobs that have too many; how many lines that was."""
@@ -103,8 +106,8 @@ class JobLogs:
             for line in lines
         ]
 
-    def _add(self, line: LogRecord) -> None:
-        if len(self._unsaved) < MAX_UNSAVED:
+    def _offer(self, line: LogRecord) -> None:
+        if len(self._unsaved) < MAX_UNSAVED and not self._pace.take(line.node):
             self._unsaved.append(line)
         else:
             self._context.metrics.count("log_lines_dropped_total")

@@ -21,7 +21,7 @@ from coordinator.store.ports import col
 from coordinator.store.records import LogRecord
 from protocol.job.job import LoraSpec
 from protocol.rest.api import TrialRequest
-from protocol.task import WorkerLog, WorkerLogLine
+from protocol.task import MAX_LOG_LINES, WorkerLog, WorkerLogLine
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import FakeModels, digest
 from tests.sim.test_everybody_leaves import calm, until_rounds
@@ -126,6 +126,28 @@ async def test_a_talkative_worker_pushes_out_its_oldest_lines_and_no_other_jobs(
         assert [line.text for line in kept] == [f"line {part}.{n}" for part in (3, 4) for n in range(5)]
         assert all(line.time == bench.clock.time() for line in kept), "a clock that is far off is not believed"
         assert len(await tx.find(LogRecord, col(LogRecord.job).equals(other.job))) == 1
+
+
+async def test_a_flood_of_one_node_leaves_the_lines_of_others() -> None:
+    """A node with a lease could push out all that a job's log had within seconds, and keep every other line from it."""
+    bench = Bench()
+    log = JobLogs(bench.parts.context)
+    flood = WorkerLog(tuple(WorkerLogLine(0.0, "info", "\u2588" * 1_000) for _ in range(MAX_LOG_LINES)))
+    quiet = msgspec.structs.replace(LEASE, id="8" * 32, node="quiet")
+    for _ in range(100):
+        log.offer(LEASE, flood)
+    log.offer(quiet, WorkerLog((WorkerLogLine(0.0, "error", "out of memory"),)))
+    await flushed(bench, log)
+    async with bench.store.transaction() as tx:
+        kept = await tx.find(LogRecord, col(LogRecord.job).equals(LEASE.job))
+    assert sum(line.node == LEASE.node for line in kept) == logs.LINES
+    assert kept[-1].text == "out of memory"
+    bench.clock.t += 60.0
+    log.offer(LEASE, flood)
+    await flushed(bench, log)
+    async with bench.store.transaction() as tx:
+        kept = await tx.find(LogRecord, col(LogRecord.job).equals(LEASE.job), col(LogRecord.node).equals(LEASE.node))
+    assert len(kept) == logs.LINES + MAX_LOG_LINES, "an honest worker's packet of a minute fits"
 
 
 # --- trying the model ---------------------------------------------------------------------------------------------------
