@@ -232,6 +232,7 @@ async def test_a_job_that_ends_early_is_looked_at_first_and_all_that_was_done_is
     stored = await _job(world, job)
     assert (stored.state in LIVE, stored.wish in ENDINGS) == (True, True)
     assert stored.rounds_done == done, "no round begins any more"
+    assert not any(task for node in world.nodes for task in node.tasks), "what is waited for is the operator's machine"
     assert {c.state for c in await read(world, CommitRecord, job) if c.drawable} == {"verified", "pending"}
     assert world.parts is not None
     with pytest.raises(ConflictError, match="ends: "):

@@ -65,7 +65,7 @@ class Runs:
         self._drawing = drawing
         self._heldout = HeldOut(context)
         self._halts = Halts(verification, settlement)
-        self._endings = Endings(verification, settlement)
+        self._endings = Endings(context, verification, settlement)
         self._heard: dict[str, float] = {}
         self._whole_since: dict[str, float] = {}
         self._since = context.clock.time()
