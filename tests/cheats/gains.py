@@ -11,12 +11,12 @@ from typing import Any
 from coordinator.domain import pricing
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.audits.trust import Audit
-from coordinator.domain.job import LIVE, Job
+from coordinator.domain.job import LIVE, Job, JobState
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
-from tests.cheats.schemes import BETWEEN, Forger, Replayer, expected
+from tests.cheats.schemes import BETWEEN, Flapper, Forger, Idler, Replayer, expected
 from tests.coordinator.fakes import spec
 from tests.sim.test_faults import gather_nodes, open_rows, read, submit, timeline
-from tests.sim.world import SimNode, World
+from tests.sim.world import Scheme, SimNode, World
 
 HONEST = 7
 STEPS = 4  # Of a round, each a segment of its own.
@@ -42,6 +42,7 @@ class Plot:
         cheats: makes what is odd about each of them, anew for every world; they are in it together.
         jobs: one after the other.
         operator: what is odd about the operator's auditor. ``honest``: other nodes.
+        cancels: their submitter, who is one of them, cancels once all rounds are trained and the newest checkpoint is stored.
         formula: what the formula says of ``Gain.part``, on average.
     """
 
@@ -52,6 +53,7 @@ class Plot:
     operator: Mapping[str, Any] = field(default_factory=dict)
     formula: float = 0.0
     honest: int = HONEST
+    cancels: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Gain:
         forged: what the rounds were worth of which the cheats did not do the work, parts counting as parts.
         paid: of these. ``unearned``: what they were paid beyond the work that they did.
         again: complete rounds that were done once more.
+        tries: rounds that were forged or came to nothing, jobs that ended early, and findings of cheats against somebody.
         slashed: keys of the cheats that lost stake, and of others.
         place: what honest nodes would have been paid in as many seats over the whole jobs.
         honest_paid: of what honest nodes worked in complete rounds, the part that was paid.
@@ -80,6 +83,7 @@ class Gain:
     honest_banned: int = 0
     looks: int = 0
     again: int = 0
+    tries: int = 0
 
     @property
     def part(self) -> float:
@@ -102,7 +106,7 @@ async def gain(plot: Plot, seed: int) -> Gain:
     for part in plot.jobs:
         document = spec(2, 2, tokens=part.rounds * STEPS * 512, inner_steps=STEPS)
         job = await submit(world, 2, 2, document, THEIRS if part.theirs else LOCAL_ACCOUNT)
-        await _play(world, job, plotters, keys)
+        await _play(world, job, plotters, keys, part.rounds if plot.cancels else None)
         if not part.theirs:
             found = await _counted(world, job, keys, len(cheats), found)
     async with world.records.transaction() as tx:
@@ -115,8 +119,12 @@ async def gain(plot: Plot, seed: int) -> Gain:
     )
 
 
-async def _play(world: World, job: str, plotters: list[SimNode], keys: set[str]) -> None:
-    """Until the job is over. Cheats learn from what is published that one of them was found."""
+async def _play(world: World, job: str, plotters: list[SimNode], keys: set[str], cancelled: int | None) -> None:
+    """Until the job is over. Cheats learn from what is published that one of them was found.
+
+    Args:
+        cancelled: after so many rounds; None: it is not.
+    """
     told: set[str] = set()
     for turn in range(TURNS):
         await world.turn()
@@ -131,6 +139,8 @@ async def _play(world: World, job: str, plotters: list[SimNode], keys: set[str])
                 if node is not None and isinstance(node.scheme, Forger):
                     node.scheme.found(node)
         (stored,) = await read(world, Job, job)
+        if cancelled is not None and stored.rounds_done >= cancelled and world.parts is not None:
+            await world.parts.jobs.cancel(job)
         if stored.state not in LIVE and not await open_rows(world, job):
             return
     raise AssertionError(f"stuck as {stored.state}: {await timeline(world, job)}")
@@ -141,6 +151,11 @@ async def _counted(world: World, job: str, keys: set[str], cheats: int, so_far: 
     rounds: list[RoundRecord] = [r for r in await read(world, RoundRecord, job) if r.state == "complete" and r.steps]
     commits: list[CommitRecord] = await read(world, CommitRecord, job)
     audits: list[Audit] = await read(world, Audit, job)
+    voids = [r for r in await read(world, RoundRecord, job) if r.state == "void"]
+    accused = [
+        v for audit in audits if not audit.canary for v in audit.verdicts if v.auditor in keys and v.verdict != "match"
+    ]
+    early = [stored for stored in await read(world, Job, job) if stored.state is not JobState.SETTLED]
     forged = paid = unearned = worked = honest = useless = 0.0
     for record in rounds:
         members = [c for c in commits if (c.epoch, c.round) == (record.epoch, record.number) and c.drawable]
@@ -154,6 +169,7 @@ async def _counted(world: World, job: str, keys: set[str], cheats: int, so_far: 
             else:
                 worked, honest = worked + share, honest + got
                 useless += share if not got and any(_forged(world, m) for m in members) else 0
+    again = len(rounds) - len({record.number for record in rounds})
     return Gain(
         forged=so_far.forged + forged,
         paid=so_far.paid + paid,
@@ -163,7 +179,8 @@ async def _counted(world: World, job: str, keys: set[str], cheats: int, so_far: 
         honest_paid=so_far.honest_paid + honest,
         honest_useless=so_far.honest_useless + useless,
         looks=so_far.looks + sum(any(v.own for v in audit.verdicts) for audit in audits),
-        again=so_far.again + len(rounds) - len({record.number for record in rounds}),
+        again=so_far.again + again,
+        tries=so_far.tries + (forged > 0) + again + len(voids) + len(accused) + len(early),
     )
 
 
@@ -203,12 +220,18 @@ def _braggart() -> list[dict[str, Any]]:
     return [{"flops": 1e12, "scheme": Forger()}]
 
 
+def _all(count: int, scheme: Callable[[], Scheme], **odd: Any) -> Callable[[], list[dict[str, Any]]]:
+    """So many of them, each with a scheme of its own."""
+    return lambda: [{"scheme": scheme(), **odd} for _ in range(count)]
+
+
 def _after(honest: int, rounds: int) -> float:
     """Of a job's rounds, those that are paid though they were forged after so many honest ones, by the formula."""
     return expected(honest, rounds - honest) / rounds
 
 
 LONG = (Part(42),)
+SLOW = {"rerun": 15.0}  # An auditor of the operator's.
 SMALL, LARGE = 100, 8  # Rounds of two jobs of one price.
 
 PLOTS = (
@@ -260,7 +283,8 @@ PLOTS = (
     Plot(
         "has the job fail before anybody looks",
         _cartel(4, after=1, honest=10, kills=3),
-        operator={"rerun": 15.0},
+        operator=SLOW,
+        formula=_after(10, 13),
         honest=1,
     ),
     Plot("one feeds the others of its replica noughts", _cartel(4, how="noughts", stage=0)),
@@ -284,5 +308,17 @@ PLOTS = (
         honest=3,
     ),
     Plot("is paid to another wallet each time", _cartel(2, "cpu", wallets=True)),
-    Plot("forges on while the operator is slow", _cartel(1, honest=21), LONG, {}, {"rerun": 15.0}, _after(21, 42)),
+    # And these to somebody who looked for what others lose.
+    Plot("its submitter cancels the job once it is trained", _all(1, Scheme), (Part(16),), {}, SLOW, cancels=True),
+    Plot("two say that they work, and do not", _all(2, lambda: Idler("further"))),
+    Plot("four come and go whenever a round begins", _all(4, Flapper)),
+    Plot("the same under fresh keys", _all(4, lambda: Flapper("leaves", fresh=True))),
+    Plot("three show leaves of honest nodes as proofs against them", _all(3, Scheme, accuse=True), LONG),
+    Plot(
+        "never makes the worker of its records that it says to make, after 21 honest rounds",
+        _cartel(1, "cpu", crash_when_drawn=14.0, honest=21, restores=False),
+        LONG,
+        formula=_after(21, 42),
+    ),
+    Plot("forges on while the operator is slow", _cartel(1, honest=21), LONG, {}, SLOW, _after(21, 42)),
 )

@@ -1,6 +1,7 @@
 """What cheats plan, from round to round, as nodes that really do it."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -12,17 +13,21 @@ from protocol.task import (
     BeginRound,
     OpenOuter,
     OpenStep,
+    Progress,
     ReplayAcross,
     ReplayOuter,
     ReplayStep,
+    RoundHolding,
     TaskCommand,
     TaskFailed,
 )
+from tests.coordinator.fake_task import digest
 from tests.coordinator.fakes import Lie
 from tests.sim.world import Scheme, SimNode
 
 BETWEEN = 4  # Rounds from one stored state to the next: ``Config.store_every``.
 OPENED_S = 6.0  # After which what was drawn is opened.
+SAID_S = 5.0
 ASKED = (ReplayStep, ReplayAcross, ReplayOuter)
 
 
@@ -36,6 +41,7 @@ class Forger(Scheme):
         exit_when_drawn: it leaves instead of opening what is drawn of a forged round.
         cut_when_drawn: seconds for which it cuts its line instead of opening what is drawn of a forged round, again and again.
         crash_when_drawn: seconds for which its agent is dead instead, with its folder as it was, again and again.
+        restores: what it says after such a crash, that it makes a worker of its records, comes true.
         away: it leaves when it is asked to audit.
         last: it forges in so many last of the job's ``total`` rounds only.
         fresh: it comes back under a new key and wallet whenever it was found, not only where it has to.
@@ -51,6 +57,7 @@ class Forger(Scheme):
     exit_when_drawn: bool = False
     cut_when_drawn: float = 0.0
     crash_when_drawn: float = 0.0
+    restores: bool = True
     away: bool = False
     last: int = 0
     total: int = 0
@@ -113,6 +120,8 @@ class Forger(Scheme):
 
     def turn(self, node: SimNode) -> None:
         """Begin anew where it is not wanted any more."""
+        if not self.restores:
+            node.restored = dict.fromkeys(node.restored, inf)
         parts = node.world.parts
         if self.kills and len(self.forged) >= self.kills:
             for lease in list(node.tasks):
@@ -164,6 +173,68 @@ class Replayer(Forger):
             self.leaves_before -= 1
             node.send(Goodbye("another time"))
             node.leaving = True
+
+
+@dataclass
+class Idler(Scheme):
+    """Begins rounds, does nothing, and says now and then that it comes on.
+
+    Attributes:
+        how: that it has come ``further`` in the round, or is where it ``was``, or ``holds`` something else by now.
+    """
+
+    how: str = "was"
+    said: float = 0.0
+    begun: tuple[int, int] = (0, 0)
+
+    def lie(self, node: SimNode, begun: BeginRound) -> Lie | None:
+        """Note which round it is."""
+        self.begun = begun.plan.epoch, begun.round
+        return None
+
+    def turn(self, node: SimNode) -> None:
+        """Say so."""
+        for lease, task in node.tasks.items():
+            task.abandoned = True
+            if node.world.clock.t - self.said > SAID_S and node.session is not None:
+                self.said = node.world.clock.t
+                step = int(self.said) if self.how == "further" else 1
+                if self.how == "holds":
+                    held = {0: digest("something else", self.said)}
+                    node.report(lease, RoundHolding(*self.begun, held))
+                else:
+                    node.report(lease, Progress(*self.begun, step, 1))
+
+
+@dataclass
+class Flapper(Scheme):
+    """Takes a seat, is gone when a round begins, and back at once. ``fresh``: under another key each time."""
+
+    how: str = "crashes"
+    fresh: bool = False
+    gone: bool = False
+
+    def crashes(self, node: SimNode, command: TaskCommand) -> float:
+        """Be dead for a moment."""
+        return 0.5 if self.how == "crashes" and self._begins(command) else 0.0
+
+    def cuts(self, node: SimNode, command: TaskCommand) -> float:
+        """Be away until the lease has run out."""
+        return 5.0 if self.how == "cuts" and self._begins(command) else 0.0
+
+    def leaves(self, node: SimNode, command: TaskCommand) -> bool:
+        """Say goodbye."""
+        self.gone = self.how == "leaves" and self._begins(command)
+        return self.gone
+
+    def _begins(self, command: TaskCommand) -> bool:
+        return isinstance(command, BeginRound) and command.steps > 0
+
+    def turn(self, node: SimNode) -> None:
+        """Come back as somebody else, once it has left."""
+        if self.fresh and self.gone and node.session is None and not node.tasks:
+            self.gone = False
+            node.begin_anew()
 
 
 def expected(honest: int, rounds: int) -> float:

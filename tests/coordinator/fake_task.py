@@ -1,6 +1,6 @@
 """A worker in memory that keeps the rules of the wire, and can be told to lie."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 import msgspec
@@ -62,8 +62,8 @@ class FakeTask:
     friend in its seat, had come to before from the same samples, where there is such a round, and works where there is none;
     ``blames`` the job's files before it has read them.
 
-    ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
-    everybody or of these nodes. ``choose``: says before each round what it will lie about.
+    ``accuse``: finds every step that it re-runs wrong, and shows its leaves as a proof. ``blind``: finds every step right that
+    it is to re-run, of everybody or of these nodes. ``choose``: says before each round what it will lie about.
     """
 
     def __init__(
@@ -154,14 +154,10 @@ class FakeTask:
             return AuditReport(command.audit, "match")
         contribution = tree.gradient == tree.honest_gradient or command.step < command.leaves - 1
         bound = tree.gradient == command.pseudo_gradient and command.anchor in (None, tree.anchor)
-        if not bound and not tree.forged:
-            places = sorted({command.step, command.leaves - 1})
-            proof = tuple(
-                ProvenLeaf(place, decode(tree.work.leaves[place], StepLeaf), tree.work.tree.proof(place).path)
-                for place in places
-            )
+        proof = _shown(tree, {command.step, command.leaves - 1})
+        if (not bound and not tree.forged) or self.accuse:
             return AuditReport(command.audit, "mismatch", "seen", proof=proof)
-        if self.accuse or tree.forged or not contribution or command.step in tree.work.wrong:
+        if tree.forged or not contribution or command.step in tree.work.wrong:
             return AuditReport(command.audit, "mismatch", "seen")
         if tree.env_class != env_class:
             return AuditReport(command.audit, "incomparable", f"the prover names {tree.env_class}")
@@ -342,3 +338,11 @@ class FakeTask:
             record, said = OuterRecord(record.before, digest("false", record.after)), digest("false", said)
         self.applied = RoundApplied(command.epoch, command.round, said, stored, name, own, record)
         return [self.applied]
+
+
+def _shown(tree: Tree, places: Iterable[int]) -> tuple[ProvenLeaf, ...]:
+    """Leaves with their paths."""
+    work = tree.work
+    return tuple(
+        ProvenLeaf(place, decode(work.leaves[place], StepLeaf), work.tree.proof(place).path) for place in sorted(places)
+    )

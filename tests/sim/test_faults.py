@@ -142,7 +142,9 @@ async def check_conduct(world: World, job: str) -> None:
     assert all(honest[node].ever_hung for node in silent), "neither a cut nor the coordinator's end is a node's silence"
     assert not set(honest) & set(world.chain.slashed)
     shown = [audit for audit in audits if audit.node in honest and audit.outer is None and not audit.canary]
-    assert not any(contradiction(every_leaf(world, audit), audit) for audit in shown), "whoever shows whatever it was given"
+    assert not any(contradiction(every_leaf(world, audit), audit) for audit in shown), (
+        "whoever shows whatever it was given"
+    )
 
 
 def every_leaf(world: World, audit: Audit) -> list[ProvenLeaf]:

@@ -1,6 +1,6 @@
 """Nobody holds a job up for ever by saying that it works, by holding what it should send, or by coming and going."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -8,45 +8,11 @@ import pytest
 from coordinator.domain.job import LIVE, Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.store.records import RoundRecord
-from protocol.task import BeginRound, Progress, RoundHolding, TaskCommand
-from tests.coordinator.fake_task import digest
-from tests.coordinator.fakes import Lie
+from tests.cheats.schemes import Flapper, Idler
 from tests.sim.test_faults import check, gather_nodes, open_rows, read, submit, timeline
-from tests.sim.world import Scheme, SimNode, World
+from tests.sim.world import World
 
 ROUNDS_END = 30_000  # Turns in which twenty rounds end many times over.
-SAID_S = 5.0
-
-
-@dataclass
-class Idler(Scheme):
-    """Begins rounds, does nothing, and says now and then that it comes on.
-
-    Attributes:
-        how: that it has come ``further`` in the round, or is where it ``was``, or ``holds`` something else by now.
-    """
-
-    how: str = "was"
-    said: float = 0.0
-    begun: tuple[int, int] = (0, 0)
-
-    def lie(self, node: SimNode, begun: BeginRound) -> Lie | None:
-        """Note which round it is."""
-        self.begun = begun.plan.epoch, begun.round
-        return None
-
-    def turn(self, node: SimNode) -> None:
-        """Say so."""
-        for lease, task in node.tasks.items():
-            task.abandoned = True
-            if node.world.clock.t - self.said > SAID_S and node.session is not None:
-                self.said = node.world.clock.t
-                step = int(self.said) if self.how == "further" else 1
-                if self.how == "holds":
-                    held = {0: digest("something else", self.said)}
-                    node.report(lease, RoundHolding(*self.begun, held))
-                else:
-                    node.report(lease, Progress(*self.begun, step, 1))
 
 
 @pytest.mark.parametrize("how", ["was", "further", "holds"])
@@ -60,37 +26,6 @@ async def test_who_only_says_that_it_works_loses_its_seat_and_the_job_goes_on(ho
     idler = [lease for lease in await read(world, Lease, job) if lease.node == world.nodes[3].key.address]
     assert {lease.end for lease in idler if lease.seat} == {"stalled"}
     assert world.chain.slashed == {}
-
-
-@dataclass
-class Flapper(Scheme):
-    """Takes a seat, is gone when a round begins, and back at once. ``fresh``: under another key each time."""
-
-    how: str = "crashes"
-    fresh: bool = False
-    gone: bool = False
-
-    def crashes(self, node: SimNode, command: TaskCommand) -> float:
-        """Be dead for a moment."""
-        return 0.5 if self.how == "crashes" and self._begins(command) else 0.0
-
-    def cuts(self, node: SimNode, command: TaskCommand) -> float:
-        """Be away until the lease has run out."""
-        return 5.0 if self.how == "cuts" and self._begins(command) else 0.0
-
-    def leaves(self, node: SimNode, command: TaskCommand) -> bool:
-        """Say goodbye."""
-        self.gone = self.how == "leaves" and self._begins(command)
-        return self.gone
-
-    def _begins(self, command: TaskCommand) -> bool:
-        return isinstance(command, BeginRound) and command.steps > 0
-
-    def turn(self, node: SimNode) -> None:
-        """Come back as somebody else, once it has left."""
-        if self.fresh and self.gone and node.session is None and not node.tasks:
-            self.gone = False
-            node.begin_anew()
 
 
 @pytest.mark.parametrize(
