@@ -16,6 +16,7 @@ QUICK = frozenset(
         "crashes when it is drawn",
         "earns its standing in jobs of its own",
         "is paid to another wallet each time",
+        "its submitter cancels the job once it is trained",
     }
 )
 WORLDS = 3
