@@ -43,6 +43,7 @@ class UnitOfWork:
             holders are back to open what was drawn of them.
         audits: those that are not over. ``concluded``: those that have just ended.
         disputes: those that are not over, by their audit. ``ended_disputes``: those that have just ended.
+        disputed: open audits of which there is a dispute, or was.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class UnitOfWork:
         self.granted: list[Lease] = []
         self.disputes: dict[str, DisputeRecord] = {}
         self.ended_disputes: list[DisputeRecord] = []
+        self.disputed: set[str] = set()
         self._context = context
         self._events: list[EventRecord] = []
         self._outbox: list[OutboxRecord] = []
@@ -168,6 +170,7 @@ class UnitOfWork:
     def dispute(self, record: DisputeRecord) -> None:
         """Keep a dispute as it is now."""
         self.disputes.pop(record.id, None)
+        self.disputed.add(record.id)
         if record.over:
             self.ended_disputes.append(record)
         else:
@@ -275,6 +278,9 @@ class JobDesk:
             DisputeRecord, col(DisputeRecord.job).equals(job), col(DisputeRecord.over).equals(False)
         ):
             work.disputes[record.id] = record
+        judged = tuple(audit.id for audit in audits if audit.state == "replaying")
+        known = await tx.find(DisputeRecord, col(DisputeRecord.id).in_(judged)) if judged else []
+        work.disputed = {record.id for record in known}
         before = _Before(
             stored,
             runs[0] if runs else None,
