@@ -91,7 +91,7 @@ class DisputeService:
     def open(self, work: UnitOfWork, audit: Audit, accuser: str) -> None:
         """An auditor found a difference: it and the prover are asked, where the prover is here to answer.
 
-        Once of each audit: where a dispute has proven nothing of the prover, whoever accuses it next is confirmed by another, or not.
+        Once of each audit: where a dispute has proven nothing of the prover, who accuses it next is confirmed by another, or not.
         """
         config = self._context.config
         if not config.disputes or audit.lease not in work.leases or audit.opening is None or audit.id in work.disputed:
