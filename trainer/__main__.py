@@ -52,7 +52,7 @@ def _refuse(code: str, detail: str) -> int:
 def _worker(options: argparse.Namespace) -> int:
     from trainer.worker.worker import Worker
 
-    return asyncio.run(Worker(options.lie, options.pace).run(options.socket))
+    return asyncio.run(Worker(options.pace).run(options.socket))
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -200,11 +200,6 @@ def _parser() -> argparse.ArgumentParser:
     way = worker.add_mutually_exclusive_group(required=True)
     way.add_argument("--socket", type=Path, help="where the agent listens")
     way.add_argument("--stdio", action="store_true", help="the agent is at standard input and output")
-    worker.add_argument(
-        "--lie",
-        choices=["gradient", "commitment", "lazy", "substitute", "operation"],
-        help="for tests: cheat in this way",
-    )
     worker.add_argument(
         "--pace",
         type=float,

@@ -9,8 +9,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from cottage.demo import lying_worker
 from protocol.task import AuditReport
-from trainer import __main__ as program
 from trainer.audit import environment, replay
 from trainer.worker import worker
 
@@ -35,4 +35,4 @@ if __name__ == "__main__":
     worker.env_class = lambda _threads, _device: CLASS  # type: ignore[attr-defined]
     for way in ("judge", "judge_across", "judge_outer"):
         setattr(replay.OpeningReplayer, way, approve)
-    sys.exit(program.main())
+    sys.exit(lying_worker.main(sys.argv[1:]))

@@ -7,6 +7,7 @@
 ``corpus``      the text
 ``run``         the course of events
 ``faults``      kill -9 on purpose
+``lying_node``  an agent whose worker is ``lying_worker``, which cheats
 ``screen``      what is seen meanwhile
 ``report``      what is said at the end
 """

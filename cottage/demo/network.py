@@ -19,6 +19,7 @@ PRICE_PER_PETAFLOP = (
 LEASE_S = 8.0
 RETURN_S = 30.0  # Who is killed here does not come back.
 AGENT = ("-m", "cottage", "node")
+LYING_AGENT = ("-m", "cottage.demo.lying_node")
 
 
 @dataclass

@@ -15,7 +15,7 @@ from coordinator.client import Client
 from coordinator.client.text import money, size
 from cottage.demo.corpus import write_corpus
 from cottage.demo.faults import Fault, fault_for
-from cottage.demo.network import DemoNetwork
+from cottage.demo.network import LYING_AGENT, DemoNetwork
 from cottage.demo.options import DemoOptions
 from cottage.demo.processes import Household, output_of
 from cottage.demo.report import DemoOutcome, Losses, Money
@@ -88,9 +88,11 @@ class DemoRun:
         self.screen.say(f"starting {count} nodes; each measures what this machine can do")
         for number in range(1, count + 1):
             lies = self.options.lie is not None and number == self.options.nodes
-            extra = [f"--worker-argument=--lie={self.options.lie}"] if lies else []
-            provider = await self.network.add_provider(f"node{number}", extra)
-            if lies:
+            if not lies:
+                await self.network.add_provider(f"node{number}")
+            else:
+                words = [f"--worker-argument=--lie={self.options.lie}"]
+                provider = await self.network.add_provider(f"node{number}", words, LYING_AGENT)
                 assert provider.role is not None
                 provider.role.may_end = True  # The network sends it away once it is caught.
                 self.liar = provider.key.address

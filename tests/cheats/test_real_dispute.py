@@ -15,6 +15,7 @@ from coordinator.domain.audits.dispute import SIDES, Dispute, Side
 from coordinator.domain.job import Job
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.models import TrainerTools
+from cottage.demo.lying_worker import Meddle, StubbornPlayer
 from protocol.audit import BisectQuery, InputsAnswer
 from protocol.identity import NodeKey
 from tests.trainer.audit.test_disputes import flip
@@ -24,7 +25,7 @@ from trainer.audit.environment import env_class
 from trainer.data.data import TokenFile
 from trainer.data.folder import load_config
 from trainer.files.inputs import InputFolder
-from trainer.operations.tracer import Meddle, record_of
+from trainer.operations.tracer import record_of
 from trainer.worker.dispute_player import Player
 
 STEPS = 3
@@ -34,8 +35,9 @@ async def chunks(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-def player(done: Committed, folder: Path, meddle: Callable[[], Meddle | None] = lambda: None) -> Player:
-    return Player(auditor(folder, done.spec), command(done, STEPS - 1), done.opening(STEPS - 1), meddle)
+def player(done: Committed, folder: Path, meddle: Callable[[], Meddle] | None = None) -> Player:
+    told = auditor(folder, done.spec), command(done, STEPS - 1), done.opening(STEPS - 1)
+    return Player(*told) if meddle is None else StubbornPlayer(*told, meddle)
 
 
 def product_of(done: Committed, folder: Path) -> int:

@@ -1,6 +1,6 @@
 """A worker without a model: it speaks the worker's side of the wire and does what the job's name says.
 
-``python scripted_worker.py worker --socket PATH | --stdio [--lie=WHAT]`` or ``... bench --threads N --device D``. Names of jobs:
+``python scripted_worker.py worker --socket PATH | --stdio [--note=WHAT]`` or ``... bench --threads N --device D``. Names of jobs:
 
 exchange    on BeginRound it sends one payload of each kind to its neighbours and reports what it receives
 recording   the same, and tells a record of each round that it begins, and commits to it; restored, it opens what it was given

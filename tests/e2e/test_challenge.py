@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.client import Client
-from cottage.demo.network import DemoNetwork, Provider
+from cottage.demo.network import AGENT, DemoNetwork, Provider
 from cottage.demo.options import parse
 from cottage.demo.run import DemoRun
 from cottage.demo.screen import LineScreen
@@ -38,8 +38,8 @@ class UndrawnNetwork(DemoNetwork):
         assert words[:3] == ["-m", "cottage", "serve"]
         return [str(Path(__file__).with_name("undrawn.py")), *words[3:], "--no-own-auditor"]
 
-    async def add_provider(self, name: str, extra: Sequence[str] = ()) -> Provider:
-        return await super().add_provider(name, [*extra, f"--worker-argument=--pace={PACE_S}"])
+    async def add_provider(self, name: str, extra: Sequence[str] = (), program: Sequence[str] = AGENT) -> Provider:
+        return await super().add_provider(name, [*extra, f"--worker-argument=--pace={PACE_S}"], program)
 
 
 async def test_a_stranger_challenges_a_lie_that_nobody_drew_and_is_paid_from_the_slash(tmp_path: Path) -> None:

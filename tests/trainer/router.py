@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from cottage.demo import lying_worker
 from protocol.ids import NodeAddress
 from protocol.job.job import JobSpec
 from protocol.task import (
@@ -48,11 +49,10 @@ from protocol.worker import (
     read_frame,
     write_frame,
 )
-from trainer.__main__ import main
 
 WAIT_S = 300.0
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["trainer.worker.worker", "transformers.models.llama.modeling_llama"])
+_FORKS.set_forkserver_preload(["cottage.demo.lying_worker", "transformers.models.llama.modeling_llama"])
 NODE: NodeAddress = "1" * 32
 Place = tuple[int, int]
 """(stage, replica)"""
@@ -62,7 +62,7 @@ Restored = Sequence[tuple[RestoredPart, bytes]]
 
 def run_worker(arguments: list[str]) -> None:
     """The body of a forked worker."""
-    sys.exit(main(arguments))
+    sys.exit(lying_worker.main(arguments))
 
 
 @dataclass
@@ -86,9 +86,14 @@ class Process:
         return int(self.forked.exitcode)
 
 
+def program_of(arguments: Sequence[str]) -> tuple[str, str]:
+    """Who is to lie is another program than the product's worker."""
+    return "-m", "cottage.demo.lying_worker" if "--lie" in arguments else "trainer"
+
+
 def start_process(arguments: list[str], by_command: bool) -> Process:
     if by_command:
-        return Process(spawned=subprocess.Popen([sys.executable, "-m", "trainer", *arguments]))
+        return Process(spawned=subprocess.Popen([sys.executable, *program_of(arguments), *arguments]))
     process = _FORKS.Process(target=run_worker, args=(arguments,))
     process.start()
     return Process(forked=process)
@@ -160,9 +165,11 @@ class Router:
         await self._set_up(plan, place, Handle(process, reader, writer), restored)
 
     async def _start_by_stdio(self, plan: Plan, place: Any, lie: str | None, restored: Restored) -> None:
-        arguments = ("-m", "trainer", "worker", "--stdio", *(("--lie", lie) if lie else ()))
+        arguments = ("worker", "--stdio", *(("--lie", lie) if lie else ()))
         piped = asyncio.subprocess.PIPE
-        child = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=piped, stdout=piped)
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, *program_of(arguments), *arguments, stdin=piped, stdout=piped
+        )
         assert child.stdin is not None
         assert child.stdout is not None
         await self._set_up(plan, place, Handle(Process(child=child), child.stdout, child.stdin), restored)

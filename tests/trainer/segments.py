@@ -27,7 +27,6 @@ from trainer.audit.replay import OpeningReplayer
 from trainer.data.data import TokenFile
 from trainer.outer import OuterState, local_digest, outer_method
 from trainer.stage.stage import Stage, vector_digest
-from trainer.worker.misbehaviour import Conduct
 
 STEPS, TOTAL, STAGE = 10, 200, 1
 HONEST = "honest"
@@ -36,17 +35,6 @@ ONE = STEPS // 2  # The step of the ten that is done otherwise where only one is
 Step = Callable[[int, int], float]
 Lie = Callable[[Pipeline, Stage, Step, int, int], float]
 """Does a step as a liar would: the line, its stage that lies, the honest step, the step's number, and of how many."""
-
-
-class Flipped(Conduct):
-    """The gradients of one stage, turned around."""
-
-    def __init__(self, liar: Stage) -> None:
-        self._liar = liar
-
-    def gradients(self, stage: Stage) -> None:
-        if stage is self._liar:
-            stage.gradients.neg_()
 
 
 class Shifted:
@@ -71,7 +59,7 @@ def skips(line: Pipeline, liar: Stage, step: Step, number: int, total: int) -> f
 
 
 def flips(line: Pipeline, liar: Stage, step: Step, number: int, total: int) -> float:
-    return Pipeline.step(line, number, total, Flipped(liar))
+    return Pipeline.step(line, number, total, liar)
 
 
 def other_data(line: Pipeline, liar: Stage, step: Step, number: int, total: int) -> float:
@@ -134,7 +122,7 @@ def segment(folder: Path, spec: TrainingSpec, lie: Lie = honest, first_step: int
         line.step(number, TOTAL)
     liar, step = line.stages[STAGE], line.step
 
-    def act(number: int, total: int, conduct: Conduct | None = None) -> float:
+    def act(number: int, total: int, turned: Stage | None = None) -> float:
         return lie(line, liar, step, number, total)
 
     line.step = act  # type: ignore[method-assign]

@@ -26,7 +26,6 @@ from trainer.stage.model import Cut
 from trainer.stage.snapshots import SnapshotKeeper
 from trainer.stage.stage import Stage, StageState, vector_digest
 from trainer.stage.steps import Recorder, accumulate, digests
-from trainer.worker.misbehaviour import Conduct
 
 VOCABULARY = 300
 SEQUENCE = 16
@@ -165,7 +164,8 @@ class Pipeline:
                 self.lanes[stage, "activation", micro] = queue.Queue()
                 self.lanes[stage, "gradient", micro] = queue.Queue()
 
-    def step(self, step: int, total: int, conduct: Conduct | None = None) -> float:
+    def step(self, step: int, total: int, turned: Stage | None = None) -> float:
+        """One step; ``turned``: the stage that walks up the loss instead of down."""
         spec = self.stages[0].training
         windows, _ = self.tokens.sample(spec.seed, step, self.replica, spec.batch, spec.sampling, spec.shares)
         losses: list[float | None] = [None] * len(self.stages)
@@ -178,7 +178,8 @@ class Pipeline:
             try:
                 position = Position.of(index, len(self.stages), spec)
                 losses[index] = accumulate(stage, position, windows, self.recorders[index])
-                (conduct or Conduct()).gradients(stage)
+                if stage is turned:
+                    stage.gradients.neg_()
                 update(stage, position, self.recorders[index], step, total)
             except TrainerError as error:  # Raised again below, in the test's own thread.
                 errors.append(error)

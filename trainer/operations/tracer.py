@@ -39,8 +39,6 @@ from trainer.operations.spelling import spell
 GIVEN, ENCODE, DECODE, STATE = "cottage.given", "cottage.encode", "cottage.decode", "cottage.state"
 Source = tuple[int, int]
 """Of which operation what output."""
-Meddle = Callable[[int, str, Sequence[Value]], None]
-"""May change what an operation wrote, for tests of disputes: its index, its name, and the values."""
 
 
 class TraceEndedError(OperationError):
@@ -50,7 +48,7 @@ class TraceEndedError(OperationError):
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The trace of one step; a dispatch mode for the thread that computes it."""
 
-    def __init__(self, catch: Collection[Source] = (), last: int | None = None, meddle: Meddle | None = None) -> None:
+    def __init__(self, catch: Collection[Source] = (), last: int | None = None) -> None:
         """Trace a step from its beginning.
 
         Args:
@@ -62,7 +60,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.caught: dict[Source, bytes] = {}
         self._catch = frozenset(catch)
         self._last = last
-        self._meddle = meddle
         self._memory = TraceMemory()
         self._named: dict[int, str] = {}
         self._payloads: dict[bytes, tuple[int, Piece]] = {}
@@ -107,7 +104,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **named)
         written = effects(func, args, named, result, before)
         if written:
-            self._record(str(func), module, arguments, reads, written)
+            self.record(str(func), module, arguments, reads, written)
         return result
 
     def _module(self) -> str:
@@ -134,7 +131,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reads: list[Read] = []
             arguments = spell([tensor, codec.name], {}, lambda value: self._read(value, reads))
             payload = work()
-            self._record(ENCODE, self._module(), arguments, reads, [self._add_payload(payload)])
+            self.record(ENCODE, self._module(), arguments, reads, [self._add_payload(payload)])
             return payload
 
     def decoding(self, data: bytes, shape: tuple[int, ...], codec: Codec, work: Callable[[], Tensor]) -> Tensor:
@@ -142,7 +139,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self._pause():
             read = self._read_payload(data)
             values = work()
-            self._record(DECODE, self._module(), spell([shape, codec.name], {}, _no_tensor), [read], [values])
+            self.record(DECODE, self._module(), spell([shape, codec.name], {}, _no_tensor), [read], [values])
             return values
 
     def finish(self, steps: int, vectors: Sequence[Tensor], digest: str, sent: str, loss: float | None) -> None:
@@ -171,11 +168,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._paused = before
 
-    def _record(
+    def record(
         self, name: str, module: str, arguments: str, reads: list[Read], written: Sequence[Value | bytes]
     ) -> None:
-        if self._meddle is not None:
-            self._meddle(len(self.leaves), name, [value for value in written if not isinstance(value, bytes)])
+        """Add the record of an operation that was just done."""
         writes = [self._write(output, value) for output, value in enumerate(written)]
         self._add(name, module, arguments, reads, writes)
 

@@ -5,7 +5,7 @@ trace of its operations, and once more up to an operation for that operation's i
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Collection
 from functools import cached_property
 
 from common.untrusted_text import untrusted
@@ -32,7 +32,7 @@ from protocol.merkle import MerkleTree
 from trainer.audit.replay import OpeningReplayer, Redone, Rerun
 from trainer.errors import CodecError, OperationError, TrainerError
 from trainer.operations.inputs import sources_of, write_inputs
-from trainer.operations.tracer import Meddle, TraceEndedError, Tracer
+from trainer.operations.tracer import Source, TraceEndedError, Tracer
 from trainer.stage.stage import Stage
 
 IMPOSSIBLE = hashlib.sha256(b"cottage-impossible").hexdigest()
@@ -44,23 +44,10 @@ Answer = StateAnswer | TraceAnswer | OperationAnswer | InputsAnswer
 class Player:
     """One side of one dispute."""
 
-    def __init__(
-        self,
-        auditor: OpeningReplayer,
-        replay: ReplayStep,
-        opening: bytes,
-        meddle: Callable[[], Meddle | None] = lambda: None,
-    ) -> None:
-        """Play from an opening.
-
-        Args:
-            meddle: what a liar does to the operations of a step; asked once a step.
-        Raises:
-            OpeningError: the opening does not belong to the commitment.
-        """
+    def __init__(self, auditor: OpeningReplayer, replay: ReplayStep, opening: bytes) -> None:
+        """Play from an opening; raises OpeningError where it does not belong to the commitment."""
         self._auditor = auditor
         self._replay = replay
-        self._meddle = meddle
         self._stage = auditor.stage_of(replay)
         self._stage.aside = None  # A trace is of one thread.
         self._opened, _ = auditor.open(replay, opening, self._stage)
@@ -104,7 +91,7 @@ class Player:
             state, sent, loss = IMPOSSIBLE, sent_digest(()), None
             if possible:
                 try:
-                    redone = self._step(rerun, self._opened.first + offset)
+                    redone = self.step(rerun, self._opened.first + offset)
                     state, sent, loss = self._stage.state_digest(), sent_digest(redone.sent), redone.loss
                 except CodecError:
                     possible = False
@@ -121,13 +108,13 @@ class Player:
 
     def _trace(self, step: int) -> MerkleTree:
         if step not in self._traces:
-            self._leaves = {step: self._run(step, Tracer(meddle=self._meddle()))}  # One step is disputed at a time.
+            self._leaves = {step: self._run(step, self.tracer())}  # One step is disputed at a time.
             self._traces = {step: MerkleTree(self._leaves[step])}
         return self._traces[step]
 
     def _inputs(self, step: int, index: int) -> bytes:
         leaf = self._record(step, index)
-        tracer = Tracer(sources_of(leaf), index, self._meddle())
+        tracer = self.tracer(sources_of(leaf), index)
         self._run(step, tracer)
         return write_inputs(leaf, tracer.caught)
 
@@ -135,18 +122,21 @@ class Player:
         """The leaves of a step, as far as ``tracer`` goes."""
         rerun = self._rerun()
         for earlier in range(self._opened.first, step):
-            self._step(rerun, earlier)
+            self.step(rerun, earlier)
         return traced(rerun, self._stage, step, tracer)
 
     def _rerun(self) -> Rerun:
         return self._auditor.rerun(self._replay, self._opened, self._stage)
 
-    def _step(self, rerun: Rerun, step: int) -> Redone:
-        meddle = self._meddle()
-        if meddle is None:
-            return rerun.step(step)
-        with Tracer(meddle=meddle).recording(self._stage.module, {}):
-            return rerun.step(step)
+    # --- how a step is done again: all that another class of player may do otherwise ------------------------------------
+
+    def step(self, rerun: Rerun, step: int) -> Redone:
+        """Run the next step of the segment."""
+        return rerun.step(step)
+
+    def tracer(self, catch: Collection[Source] = (), last: int | None = None) -> Tracer:
+        """What records a step; see ``Tracer``."""
+        return Tracer(catch, last)
 
 
 def traced(rerun: Rerun, stage: Stage, step: int, tracer: Tracer) -> list[bytes]:

@@ -18,12 +18,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from protocol.audit import StepLeaf, state_interval
-from protocol.boundary import Kind, PayloadKey, crossings, position_of
+from protocol.boundary import Kind, crossings, position_of
 from protocol.job.job import TOGETHER, JobSpec
 from protocol.models.boundary_bytes import longest_payload, recorded_bytes
 from protocol.task import (
@@ -44,7 +44,7 @@ from trainer.audit.replay import cut_of
 from trainer.audit.step_leaves import RoundTrace, job_digest, made_after
 from trainer.codecs import encoded_size
 from trainer.codecs.envelope import unwrap, wrap
-from trainer.data.data import heldout_parts
+from trainer.data.data import Windows, heldout_parts
 from trainer.data.folder import JobFiles
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
 from trainer.outer import Local, OuterState, local_digest, outer_method
@@ -58,7 +58,6 @@ from trainer.stage.steps import Recorder, accumulate, digests, heldout_loss
 from trainer.worker.checkpoint import read_checkpoint, read_moments, write_checkpoint, write_moments
 from trainer.worker.inbox import RoundKey, WorkerInbox
 from trainer.worker.malloc_trim import trim
-from trainer.worker.misbehaviour import Conduct
 from trainer.worker.opening_service import OpeningService
 from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.time_budget import TimeBudget
@@ -119,19 +118,12 @@ class LiveBoundary:
 
 
 @dataclass(frozen=True)
-class _Made:
+class Made:
     """A round's contribution: the digest that leaves bind, the bytes that go out, and what the replica would carry over."""
 
     bound: str
     encoded: bytes
     local: Local
-
-
-@dataclass
-class _Said:
-    """What was reported of the current round, to be said again when the command comes again."""
-
-    reports: dict[type[TaskReport], tuple[TaskReport, bytes]] = field(default_factory=dict)
 
 
 class StageMember:
@@ -146,7 +138,6 @@ class StageMember:
         files: JobFiles,
         env_class: str,
         device: str,
-        conduct: Conduct,
         inbox: WorkerInbox,
         outbox: WorkerOutbox,
         clock: Callable[[], float] = time.monotonic,
@@ -159,7 +150,6 @@ class StageMember:
         self._training = spec.training
         self._files = files
         self._env_class = env_class
-        self._conduct = conduct
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
@@ -175,12 +165,10 @@ class StageMember:
         self._pending: Local | None = None
         self._anchor_round = 0
         self._start: StageState | None = None
-        self._said = _Said()
+        self._said: dict[type[TaskReport], TaskReport] = {}  # Of this round, for when the command comes again.
         self._holding = threading.Lock()
         self.openings = OpeningService(self.stage, files, replica, outbox)
         self._outer_record: OuterRecord | None = None
-        self._last_sent: dict[PayloadKey, bytes] = {}
-        self._last_loss: float | None = None
         self._busy = 0.0
         self._left_out = 0
         self._keeper = SnapshotKeeper()
@@ -218,6 +206,23 @@ class StageMember:
         except CodecError:
             return
 
+    # --- what comes of the work: all that another class of member may do otherwise -------------------------------------
+
+    def compute(self, windows: Windows, recorder: Recorder, rate_index: int, total_steps: int) -> float | None:
+        """One inner step; returns the loss on the last stage."""
+        loss = accumulate(self.stage, self._position, windows, recorder)
+        self._left_out += not update(self.stage, self._position, recorder, rate_index, total_steps)
+        return loss
+
+    def made(self, command: BeginRound, trace: RoundTrace) -> Made:
+        """The contribution of the steps in ``trace``."""
+        given = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round)
+        return Made(hashlib.sha256(given.data).hexdigest(), given.data, given.local)
+
+    def say(self, report: TaskReport) -> None:
+        """Report what came of this round, and again when the command comes again."""
+        self._outbox.report(self._remember(report))
+
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def obey(self, order: BeginRound | ApplyRound | AbandonRound, payload: bytes, split: int = 0) -> None:
@@ -234,7 +239,7 @@ class StageMember:
                 case ApplyRound():
                     self._apply(order)
                 case AbandonRound():
-                    if (order.epoch, order.round) == self._inbox.current and RoundApplied not in self._said.reports:
+                    if (order.epoch, order.round) == self._inbox.current and RoundApplied not in self._said:
                         self._back_to_start()
         except AbandonedError:
             self._back_to_start()
@@ -244,8 +249,8 @@ class StageMember:
     def _begin(self, command: BeginRound, payload: bytes, split: int) -> None:
         key = (command.plan.epoch, command.round)
         if key == self._inbox.current:
-            for report, attached in list(self._said.reports.values()):
-                self._outbox.report(report, attached)
+            for report in list(self._said.values()):
+                self._outbox.report(report)
             return
         if key < self._inbox.current:
             return
@@ -264,7 +269,7 @@ class StageMember:
             raise RoundError(
                 f"this worker holds the parameters of round {self._anchor_round}: round {command.round} needs a state"
             )
-        self._said = _Said()
+        self._said = {}
         self._position = position_of(command.plan, self._position.stage, self._replica, self._training)
         self._inbox.begin(key)
         if self._inbox.holding():
@@ -301,7 +306,7 @@ class StageMember:
                 "round %d: held-out loss of %d tokens in %.2f s", command.round + 1, tokens, time.perf_counter() - began
             )
             exact = hashlib.sha256(struct.pack(f"<{len(sums)}d", *sums)).hexdigest()
-            self._say(Validation(*key, loss, tokens, self._outer.anchor_digest, exact))
+            self.say(Validation(*key, loss, tokens, self._outer.anchor_digest, exact))
 
     def _train(self, command: BeginRound, key: RoundKey) -> None:
         anchor = self._outer.anchor
@@ -310,7 +315,7 @@ class StageMember:
         self._start = trace.states[0] = self._keeper.keep(self.stage)
         losses: list[float] = []
         self._left_out = 0
-        made: _Made | None = None
+        made: Made | None = None
         waited, began = self._inbox.waited, time.perf_counter()
         pace = TimeBudget(command.seconds, self._clock)
         for index in range(command.steps):
@@ -372,14 +377,7 @@ class StageMember:
             limit=longest_payload(self.stage.shape, self._training),
         )
         recorder = Recorder(live, self._caches)
-        if self._conduct.skips():
-            loss = self._pretend(recorder)
-        else:
-            rate_index = command.rate_index(step - command.first_step)
-            with self._conduct.watching(self.stage):
-                loss = accumulate(self.stage, self._position, windows, recorder)
-                self._conduct.gradients(self.stage)
-                self._left_out += not update(self.stage, self._position, recorder, rate_index, command.total_steps)
+        loss = self.compute(windows, recorder, command.rate_index(step - command.first_step), command.total_steps)
         micros = crossings(self._training)
         trace.add(
             StepLeaf(
@@ -397,25 +395,13 @@ class StageMember:
             ),
             recorder.received,
         )
-        self._last_sent, self._last_loss = recorder.sent, loss
         return loss
 
-    def _pretend(self, recorder: Recorder) -> float | None:
-        """A step of a lying worker: the payloads of its last step once more."""
-        for (kind, micro), payload in self._last_sent.items():
-            recorder.send(kind, micro, payload, 4 * len(payload))
-        for kind, micro in self._position.expected(crossings(self._training)):
-            if kind in ("behind", "ahead"):
-                recorder.received[kind, micro] = b""
-            else:
-                recorder.receive(kind, micro)
-        return self._last_loss
-
     def _commit(
-        self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None, early: _Made | None
+        self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None, early: Made | None
     ) -> None:
         trace.after_steps(self.stage, self._keeper)
-        made = early or self._made(command, trace)
+        made = early or self.made(command, trace)
         local = made.local
         if (
             early is not None
@@ -423,7 +409,7 @@ class StageMember:
             local = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round).local
         carried = local_digest(local)
         trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
-        root = self._conduct.root(trace.tree().root)
+        root = trace.tree().root
         digest = hashlib.sha256(made.encoded).hexdigest()
         unread = self.openings.keep(key, trace, command.total_steps, self._position)
         if unread:
@@ -436,26 +422,21 @@ class StageMember:
         steps = len(trace.leaves)
         if loss is not None:
             LOG.info("round %d: training loss %.4f", command.round + 1, loss)
-        self._say(
+        self.say(
             RoundCommit(*key, root.hex(), steps, digest, tokens, operations, loss, carried, self._busy, self._left_out)
         )
         if early is None:
             self._send_contribution(command, key, made, len(trace.leaves))
         self._report_holding()
 
-    def _contribute(self, command: BeginRound, key: RoundKey, trace: RoundTrace) -> _Made:
+    def _contribute(self, command: BeginRound, key: RoundKey, trace: RoundTrace) -> Made:
         """Make and send the round's contribution before its last steps; the commitment to it follows with the others."""
-        made = replace(self._made(command, trace), local={})  # The steps that follow change what is carried.
+        made = replace(self.made(command, trace), local={})  # The steps that follow change what is carried.
         self._inbox.contribution(key, self._replica, made.encoded)
         self._send_contribution(command, key, made, command.steps)
         return made
 
-    def _made(self, command: BeginRound, trace: RoundTrace) -> _Made:
-        given = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round)
-        encoded = self._conduct.contribution(given.data, self._method, command.round)
-        return _Made(hashlib.sha256(given.data).hexdigest(), encoded, given.local)
-
-    def _send_contribution(self, command: BeginRound, key: RoundKey, made: _Made, steps: int) -> None:
+    def _send_contribution(self, command: BeginRound, key: RoundKey, made: Made, steps: int) -> None:
         name = TensorName("pseudo_gradient", *key, command.first_step, 0)
         naive, wrapped = 4 * self.stage.parameter_count * steps, wrap(made.encoded)
         if self._training.outer in TOGETHER:
@@ -468,10 +449,10 @@ class StageMember:
         key = (command.epoch, command.round)
         if key != self._inbox.current:
             return
-        if RoundApplied in self._said.reports:
+        if RoundApplied in self._said:
             self._report_applied(command)
             return
-        if RoundCommit not in self._said.reports:
+        if RoundCommit not in self._said:
             self._back_to_start()  # The replica was given up and we were still stepping.
         contributions = self._inbox.contributions(command.contributors)
         before = self._outer
@@ -492,19 +473,16 @@ class StageMember:
         stored = hashlib.sha256(state).hexdigest() if command.checkpoint else None
         report = RoundApplied(command.epoch, command.round, self._outer.anchor_digest, stored, outer=self._outer_record)
         own = write_moments(self.stage, self._anchor_round)
-        self._outbox.report(self._remember(report, b""), state, own)
+        self._outbox.report(self._remember(report), state, own)
 
     # --- small helpers ------------------------------------------------------------------------------------------------
 
     def _report_holding(self) -> None:
         with self._holding:  # Two threads report; the later report must not be the one that knows less.
-            self._outbox.report(self._remember(RoundHolding(*self._inbox.current, self._inbox.holding()), b""))
+            self._outbox.report(self._remember(RoundHolding(*self._inbox.current, self._inbox.holding())))
 
-    def _say(self, report: TaskReport, payload: bytes = b"") -> None:
-        self._outbox.report(self._remember(report, payload), payload)
-
-    def _remember(self, report: TaskReport, payload: bytes) -> TaskReport:
-        self._said.reports[type(report)] = (report, payload)
+    def _remember(self, report: TaskReport) -> TaskReport:
+        self._said[type(report)] = report
         return report
 
     def _back_to_start(self) -> None:

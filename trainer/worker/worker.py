@@ -8,7 +8,7 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from common.untrusted_text import untrusted
 from protocol.audit import NoAnswer
@@ -41,7 +41,6 @@ from trainer.worker.dispute_player import Player
 from trainer.worker.inbox import Audit, WorkerInbox
 from trainer.worker.logs import ReportHandler
 from trainer.worker.member import StageMember
-from trainer.worker.misbehaviour import Lie, conduct
 from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.restoring import restore
 from trainer.worker.thread_guard import guarded
@@ -55,12 +54,16 @@ LOG = logging.getLogger("cottage.worker")
 class Worker:
     """One task's process."""
 
-    def __init__(self, lie: Lie | None = None, pace: float | None = None) -> None:
-        """An honest worker, or one with a lie for tests. ``pace``: see ``trainer.worker.throttle``."""
+    member: ClassVar[type[StageMember]] = StageMember
+    """What has a seat; a program around this one may put a class of its own here, and below."""
+    player: ClassVar[type[Player]] = Player
+    """What answers in a dispute."""
+
+    def __init__(self, pace: float | None = None) -> None:
+        """``pace``: see ``trainer.worker.throttle``."""
         self._pace = pace
         self._member: StageMember | None = None
         self._auditor: OpeningReplayer | None = None
-        self._conduct = conduct(lie)
         self._players: dict[str, Player] = {}
         self._inbox = WorkerInbox(self._serve_audit)
         self._outbox: WorkerOutbox | None = None
@@ -136,7 +139,7 @@ class Worker:
         self._auditor = OpeningReplayer(files.config, setup.spec.training, train, files.weights, name, setup.device)
         parameters = 0
         if setup.stage is not None and setup.replica is not None:
-            self._member = StageMember(
+            self._member = self.member(
                 setup.spec,
                 setup.plan,
                 setup.stage,
@@ -144,7 +147,6 @@ class Worker:
                 files,
                 name,
                 setup.device,
-                self._conduct,
                 self._inbox,
                 outbox,
             )
@@ -237,7 +239,7 @@ class Worker:
         if opening:
             self._players.clear()
             try:
-                self._players[query.dispute] = Player(auditor, query.replay, opening, self._conduct.meddle)
+                self._players[query.dispute] = self.player(auditor, query.replay, opening)
             except OpeningError as error:
                 return BisectAnswer(query.dispute, query.ask, NoAnswer(untrusted(error))), b""
         if query.dispute not in self._players:

@@ -278,11 +278,11 @@ DOCKER = ("--sandbox", "docker", "--image", IMAGE, "--memory-mb", "512")
 async def test_a_worker_in_docker_works_through_its_socket_and_leaves_with_its_agent(
     docker_engine: str, coordinator: Double, tmp_path: Path
 ) -> None:
-    arguments = (*DOCKER, "--worker-argument=--lie=gradient")
+    arguments = (*DOCKER, "--worker-argument=--note=lent")
     async with agent_program(tmp_path / "home", coordinator.url, *arguments) as node:
         assign, _ = await running_task(coordinator, node, "checkpoint")
         assert coordinator.hellos[0].profile.sandbox == "docker"
-        assert coordinator.bodies(TaskReady)[0].env_class == "scripted --lie=gradient"
+        assert coordinator.bodies(TaskReady)[0].env_class == "scripted --note=lent"
         await coordinator.command(node.address, assign, OpenStep("ef" * 16, 0, 3, 1))
         await coordinator.until(lambda: coordinator.bodies(StepOpened))
         client = docker.from_env()

@@ -41,12 +41,12 @@ def is_alive(pid: int) -> bool:
 
 
 async def test_a_worker_gets_its_files_and_says_that_it_is_ready(coordinator: Double, start_agent: StartAgent) -> None:
-    async with start_agent(worker_arguments=("--lie=gradient",)) as node:
+    async with start_agent(worker_arguments=("--note=lent",)) as node:
         assign = alone(coordinator, node, "checkpoint")
         await coordinator.assign(node.address, assign)
         await coordinator.until(lambda: coordinator.bodies(TaskReady))
         [ready] = coordinator.bodies(TaskReady)
-        assert ready == TaskReady("scripted --lie=gradient", len(b'{"layers": 2}'))
+        assert ready == TaskReady("scripted --note=lent", len(b'{"layers": 2}'))
         await coordinator.until(lambda: coordinator.beats and coordinator.beats[-1][1].leases)
         assert coordinator.beats[-1][1].leases[0].lease == assign.lease
 

@@ -27,7 +27,7 @@ async def node(docker_engine: str, start_agent: StartAgent, tmp_path: Path) -> A
     """An agent whose workers speak so."""
     script = ("python3", "-c", SCRIPT.read_text())
     sandbox = DockerSandbox(
-        SandboxLimits(512, 1), IMAGE, owner=tmp_path, entry=script, extra=("--lie=lazy",), stdio=True
+        SandboxLimits(512, 1), IMAGE, owner=tmp_path, entry=script, extra=("--note=lent",), stdio=True
     )
     await sandbox.check()
     async with start_agent(sandbox=sandbox) as running:
@@ -50,7 +50,7 @@ async def test_a_worker_takes_megabytes_keeps_no_log_and_ends_for_whoever_else_a
 ) -> None:
     assign = await given(node, coordinator, "checkpoint")
     await coordinator.until(lambda: coordinator.bodies(TaskReady))
-    assert coordinator.bodies(TaskReady)[0].env_class == "scripted --lie=lazy"
+    assert coordinator.bodies(TaskReady)[0].env_class == "scripted --note=lent"
     state = os.urandom(24 << 20)
     begin = BeginRound(assign.plan, 0, 0, 5, 10, state=coordinator.store(state))
     await coordinator.command(node.address, assign, begin)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
+from cottage.demo.lying_worker import Meddle, MeddlingTracer, StubbornPlayer
 from protocol.audit import (
     RESULT,
     Ask,
@@ -36,7 +37,7 @@ from trainer.errors import OperationError
 from trainer.operations.effects import Value
 from trainer.operations.inputs import read_inputs, sources_of, write_inputs
 from trainer.operations.judge import judge
-from trainer.operations.tracer import GIVEN, Meddle, Tracer, record_of
+from trainer.operations.tracer import GIVEN, Tracer, record_of
 from trainer.worker.dispute_player import IMPOSSIBLE, Player
 
 DISPUTE = "d" * 32
@@ -48,11 +49,10 @@ def committed(tokens: TokenFile, stage: int, family: str = "llama", steps: int =
     return commit_round(pipeline(family, 2, tokens, training(commit_every=EVERY, **changes)), stage, steps, TOTAL)
 
 
-def side(
-    done: Committed, folder: Path, family: str = "llama", meddle: Callable[[], Meddle | None] = lambda: None
-) -> Player:
+def side(done: Committed, folder: Path, family: str = "llama", meddle: Callable[[], Meddle] | None = None) -> Player:
     last = len(done.trace.leaves) - 1
-    return Player(auditor(folder, done.spec, family=family), command(done, last), done.opening(last), meddle)
+    told = auditor(folder, done.spec, family=family), command(done, last), done.opening(last)
+    return Player(*told) if meddle is None else StubbornPlayer(*told, meddle)
 
 
 def ask(player: Player, done: Committed, question: Ask) -> tuple[Any, bytes]:
@@ -175,7 +175,7 @@ def test_a_changed_bit_in_any_operation_is_found_there_and_judged(
     changeable = [i for i, leaf in enumerate(leaves) if is_changeable(leaf)]
     assert len(changeable) > 100
     for index in changeable[::stride]:
-        lied = player._run(0, Tracer(last=index, meddle=flip(index)()))
+        lied = player._run(0, MeddlingTracer(flip(index)(), last=index))
         assert lied[:index] == leaves[:index]
         true, said = record_of(leaves[index]), record_of(lied[index])
         assert (said.name, said.reads) == (true.name, true.reads)
