@@ -168,6 +168,40 @@ def _endless() -> int:
     return 1 << 62
 
 
+@dataclass(frozen=True)
+class _Rounds:
+    """What plans, checks and pays the rounds of jobs."""
+
+    watching: Watching
+    drawing: Drawing
+    disputes: DisputeService
+    verification: Verification
+    promises: PromiseService
+    settlement: Settlement
+    funding: FundingService
+    lanes: Lanes
+    runs: Runs
+
+
+def _rounds(
+    context: Context, desk: JobDesk, leases: Leases, nodes: Nodes, links: Links, chain: ChainPort, coordinator: str
+) -> _Rounds:
+    deadlines = Deadlines(context, nodes, links)
+    disputes = DisputeService(context, nodes, deadlines)
+    watching = Watching(context.config, nodes)
+    drawing = Drawing(context, watching)
+    boundaries = Boundaries(context, nodes, leases, drawing)
+    verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
+    promises = PromiseService(context, chain)
+    settlement = Settlement(context, desk, promises)
+    funding = FundingService(context, desk, chain, coordinator, settlement)
+    lanes = Lanes(context, desk, chain, promises, Confirmations(context, desk, chain, promises, funding))
+    looks = Looks(context, desk, nodes, leases)
+    context.metrics.watch(looks.gauges)
+    runs = Runs(context, nodes, Staffing(context, nodes, links, watching), looks, drawing, verification, settlement)
+    return _Rounds(watching, drawing, disputes, verification, promises, settlement, funding, lanes, runs)
+
+
 def assemble(
     config: Config,
     clock: Clock,
@@ -194,38 +228,25 @@ def assemble(
     context.metrics.watch(links.gauges)
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
-    deadlines = Deadlines(context, nodes, links)
-    disputes = DisputeService(context, nodes, deadlines)
-    watching = Watching(config, nodes)
-    drawing = Drawing(context, watching)
-    boundaries = Boundaries(context, nodes, leases, drawing)
-    verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
-    promises = PromiseService(context, chain)
-    settlement = Settlement(context, desk, promises)
-    funding = FundingService(context, desk, chain, coordinator, settlement)
-    lanes = Lanes(context, desk, chain, promises, Confirmations(context, desk, chain, promises, funding))
-    looks = Looks(context, desk, nodes, leases)
-    context.metrics.watch(looks.gauges)
-    runs = Runs(context, nodes, Staffing(context, nodes, links, watching), looks, drawing, verification, settlement)
-    referee = Referee(context, desk, disputes, runs.advance, judge)
-    canaries = Canaries(context, desk, forger)
+    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator)
+    runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
+    referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
     beacons = Beacons(context, desk, drawing, runs, chain)
     logs = JobLogs(context)
     doors = ArtifactAccess(context, nodes, deliveries or Deliveries(store, clock), room)
     returns = Returns(desk, leases, nodes, doors, runs.advance)
-    conversation = Conversation(
-        context, desk, leases, nodes, runs, verification, links, settlement, promises, logs, watching, doors, returns
-    )
-    upkeep = Upkeep(context, desk, leases, conversation, runs, funding, models, returns)
+    talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
+    conversation = Conversation(*talk, rounds.watching, doors, returns)
+    upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns)
     checkpoints = Checkpoints(context, artifacts, models)
-    unpaid = Unpaid(context, desk, runs, funding, artifacts, None if room is not None else _endless)
+    unpaid = Unpaid(context, desk, runs, rounds.funding, artifacts, None if room is not None else _endless)
     jobs = JobService(
         context,
         desk,
         nodes,
         links,
         runs,
-        funding,
+        rounds.funding,
         chain,
         models,
         artifacts,
@@ -242,14 +263,14 @@ def assemble(
     leavings = JobOutputs(checkpoints, Trials(checkpoints, generator), logs, StepOpenings(context, artifacts))
     outside = outside or (lambda: outside_session(allowed=config.webhook_networks))
     notices = NoticeDelivery(context, outside, config.mail)
-    work = (context, desk, leases, nodes, runs, conversation, settlement, funding, lanes, beacons, referee)
-    bonds = Bonds(context, desk, chain, drawing)
-    shown = (bonds, canaries, upkeep, jobs, network, market, books, leavings)
+    work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
+    found = (beacons, referee, Bonds(context, desk, chain, drawing), Canaries(context, desk, forger))
+    shown = (upkeep, jobs, network, market, books, leavings)
     told = (NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics))
     money = (StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor))
     files = (doors, Keeping(context, artifacts, checkpoints.folders), unpaid)
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
-    parts = (*work, *shown, *told, *money, *files, forgetting)
+    parts = (*work, *found, *shown, *told, *money, *files, forgetting)
     return CoordinatorParts(*parts)
 
 

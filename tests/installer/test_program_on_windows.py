@@ -139,7 +139,6 @@ async def test_it_is_built_installed_and_becomes_the_next_version_or_stays_what_
     uninstall = programs / "Cottage" / "uninstall.exe"
     await asyncio.to_thread(windows.run, str(uninstall), "/S", f"_?={seen(uninstall.parent)}")
     assert not runs(windows, "cottage.exe")
-    assert {path.name for path in programs.rglob("*") if path.is_file()} <= {
-        "uninstall.exe"
-    }  # It cannot remove itself.
+    left = {path.name for path in programs.rglob("*") if path.is_file()}
+    assert left <= {"uninstall.exe"}, "it cannot remove itself"
     assert (home / "node.key").exists()
