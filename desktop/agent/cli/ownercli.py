@@ -1,4 +1,4 @@
-"""``cottage node earnings|send|withdraw|selftest|settings|on|off``: what the windows' pages do, in the same words."""
+"""``cottage node earnings|send|withdraw|unstake|selftest|settings|on|off``: what the windows' pages do, in the same words."""
 
 import argparse
 import asyncio
@@ -56,6 +56,8 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     claim.add_argument(
         "--rpc", metavar="URL", help="the ledger's JSON-RPC address (the one that the coordinator named)"
     )
+    back = words.add_parser("unstake", help="have the stake back: ask for it, and after the cool-down take it")
+    back.add_argument("--rpc", metavar="URL", help="the ledger's JSON-RPC address (the one that the coordinator named)")
     owner = words.add_parser("settings", help="the owner's settings: shown, or changed at once where the agent runs")
     _add_settings(owner)
     on = words.add_parser("on", help="switch lending on, where the agent runs with --stay")
@@ -64,6 +66,7 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         (earned, _earnings),
         (take, _send),
         (claim, _withdraw),
+        (back, _unstake),
         (owner, _settings),
         (on, _switch(True)),
         (off, _switch(False)),
@@ -224,6 +227,12 @@ def _withdraw(options: argparse.Namespace) -> int:
     from desktop.agent.cli import withdraw  # Loads the ledger, which the other words can do without.
 
     return withdraw.run(options)
+
+
+def _unstake(options: argparse.Namespace) -> int:
+    from desktop.agent.cli import unstake  # As above.
+
+    return unstake.run(options)
 
 
 def selftest(home: Home, options: argparse.Namespace) -> int:

@@ -75,7 +75,7 @@ async def _claim(kept: list[KeptPromise], key: NodeKey, rpc: str | None) -> Paid
             missing = promised.cumulative - state.paid_to.get(ledger.wallet(promised.payee), ZERO)
             if missing <= 0:
                 return PaidPromise(job, "nothing", 0, "", f"all of {show(promised.cumulative)} has been paid")
-            await _fill(ledger, key)
+            await fill(ledger, key)
             claim = await ledger.prepare_claim(
                 key.seed, promised.submitter, job_bytes(job), promised.payee, Amount(promised.cumulative), found.proof
             )
@@ -85,7 +85,7 @@ async def _claim(kept: list[KeptPromise], key: NodeKey, rpc: str | None) -> Paid
         return PaidPromise(job, "failed", 0, "", str(error))
 
 
-async def _fill(ledger: Ledger, key: NodeKey) -> None:
+async def fill(ledger: Ledger, key: NodeKey) -> None:
     """On the embedded ledger, where lamports are worth nothing, a faucet pays the fee."""
     if await ledger.lamports(key.address) >= NEEDED_LAMPORTS:
         return
