@@ -2,10 +2,10 @@
 
 A movement of money has three steps, so that a crash between any two neither loses nor repeats it:
 
-    prepared = await ledger.prepare_settlement(seed, submitter, job, payouts)   # signed, not sent
-    ...store prepared[i].signature, .wire and .last_valid_block_height...
-    await ledger.submit(prepared[i])                                            # as often as one likes
-    await ledger.outcome(signature, last_valid_block_height)                    # pending .. confirmed
+    prepared = await ledger.prepare_refund(seed, submitter, job)    # signed, not sent
+    ...store prepared.signature, .wire and .last_valid_block_height...
+    await ledger.submit(prepared)                                   # as often as one likes
+    await ledger.outcome(signature, last_valid_block_height)        # pending .. confirmed
 
 Only after ``expired`` or ``failed`` may the same thing be prepared anew.
 """
@@ -15,9 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import TracebackType
 
-from solders.pubkey import Pubkey
-
-from ledger.addresses import address_of, check_hash, check_job, job_bytes, keypair, parse_address
+from ledger.addresses import address_of, check_job, job_bytes, keypair, parse_address
 from ledger.connection import Connection
 from ledger.disputes import DisputeCalls
 from ledger.door import MAX_TRANSACTION_BYTES, memo_of
@@ -125,19 +123,13 @@ class Ledger(EscrowCalls, DisputeCalls, TransferCalls):
 
     async def stake_history(self, node: str) -> list[LedgerEvent]:
         """What the market program did with a node's stake, oldest first, over all the times that it was opened."""
-        return await self._told(self._market.stake(parse_address(node)))
+        stake = self._market.stake(parse_address(node))
+        return await read_history(self._connection, self._market.program, stake, frozenset())
 
     async def paid_to(self, owner: str) -> list[LedgerEvent]:
         """Every payout of the market to an owner's wallet, oldest first, with the escrow that it came from."""
         wallet = self._market.wallet(parse_address(owner))
         return await read_payouts(self._connection, self._market.program, wallet)
-
-    async def dispute_history(self, challenger: str, audit: bytes) -> list[LedgerEvent]:
-        """What the market program did with a dispute, oldest first; also after it was closed."""
-        return await self._told(self._market.dispute(parse_address(challenger), check_hash(audit)))
-
-    async def _told(self, account: Pubkey) -> list[LedgerEvent]:
-        return await read_history(self._connection, self._market.program, account, frozenset())
 
 
 async def _check_market(connection: Connection, market: MarketAddresses) -> None:

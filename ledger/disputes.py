@@ -12,7 +12,6 @@ from ledger.errors import InsufficientFundsError, NoDisputeError, NoStakeError
 from ledger.money import DECIMALS, ZERO, Amount, show
 from ledger.program.layout import (
     JUDGE_OFFSET,
-    NODE_OFFSET,
     TAG_DISPUTE,
     Ruling,
     read_dispute,
@@ -79,14 +78,6 @@ class DisputeCalls(StakeCalls):
         named = [(key, read_dispute(account.data)) for key, account in accounts if account.data[0] == TAG_DISPUTE]
         found = [dispute_state(key, one, one.bond) for key, one in named if one.mint == self._market.mint]
         return sorted((one for one in found if one.ruling is Ruling.OPEN), key=lambda one: (one.deadline, one.address))
-
-    async def find_disputes(self, node: str) -> list[DisputeState]:
-        """Disputes against a node that were not closed, whoever opened them."""
-        accused = bytes(parse_address(node))
-        accounts = await self._connection.program_accounts(self._market.program, NODE_OFFSET, accused)
-        named = [read_dispute(account.data) for _, account in accounts if account.data[0] == TAG_DISPUTE]
-        found = [await self.dispute(str(one.challenger), one.audit) for one in named]
-        return sorted((state for state in found if state is not None), key=lambda state: state.address)
 
     async def prepare_verdict(
         self,

@@ -3,7 +3,6 @@
 LedgerError
 ├── AmountError                 a number that is no amount of money
 ├── AddressError                a text that is no address, a seed or hash of the wrong length
-├── UnbalancedError             postings that do not sum to zero
 ├── EventError                  a lifecycle event that is too long or malformed
 ├── LedgerUnavailableError      the ledger cannot be reached, or does not answer in time
 ├── LedgerAnswerError           the ledger answered something that cannot be right
@@ -36,10 +35,6 @@ class AmountError(LedgerError, ValueError):
 
 class AddressError(LedgerError, ValueError):
     """A text is no address, or bytes have the wrong length."""
-
-
-class UnbalancedError(LedgerError):
-    """Postings do not sum to zero: money would appear or vanish."""
 
 
 class EventError(LedgerError, ValueError):

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from solders.compute_budget import set_compute_unit_limit
-from solders.instruction import Instruction
-from solders.keypair import Keypair
-from solders.pubkey import Pubkey
 from spl.token.instructions import create_idempotent_associated_token_account
 
 from ledger import merkle
 from ledger.addresses import check_job, keypair, parse_address
-from ledger.door import MAX_TRANSACTION_BYTES, amount_in, checked, memo_of
+from ledger.door import amount_in, checked, memo_of
 from ledger.errors import (
     AmountError,
     EscrowExistsError,
@@ -21,21 +17,14 @@ from ledger.errors import (
     NoEscrowError,
 )
 from ledger.money import Amount, show
-from ledger.program.codes import MAX_GROWTH, MAX_PAYEES, REVISION, Consent
+from ledger.program.codes import MAX_PAYEES, REVISION, Consent
 from ledger.program.layout import JOB_OFFSET, read_escrow
 from ledger.promises import PromisedEarnings, earnings_of
-from ledger.sender import SigningWindow
 from ledger.states import Asked, EscrowState, PreparedTransaction, escrow_state
 from ledger.terms import TermsCalls
-from protocol.merkle import MerkleProof, MerkleTree
+from protocol.merkle import MerkleProof
 
-MAX_PAYEES_A_TRANSACTION = 20  # Fits 1,232 bytes where every payee has a token account already.
-MAX_ADMISSIONS = 25  # Payees that one transaction can append to a list: 32 bytes each.
 DEFAULT_PAYEES = 64  # Payees an escrow is opened for; each costs 40 bytes of rent, returned at the close.
-# A node keeps 10,000 bytes of a transaction's logs, and the history is read from them. Measured: 360 bytes a
-# payout, 1,480 where the payee's token account is created first; a little room is added to both.
-_GROWTHS, _GROWTH_UNITS = 16, 100_000  # A transaction; measured: 3,700 units a growth of the largest table.
-_MAX_LOG, _PAYEE_LOG, _NEW_PAYEE_LOG = 9000, 400, 1650
 
 
 class EscrowCalls(TermsCalls):
@@ -174,176 +163,11 @@ class EscrowCalls(TermsCalls):
         found = [await self.escrow(submitter, job) for submitter in sorted(submitters)]
         return [state for state in found if state is not None]
 
-    async def prepare_settlement(
-        self, coordinator_seed: bytes, submitter: str, job: bytes, payouts: Mapping[str, Amount]
-    ) -> list[PreparedTransaction]:
-        """Pay nodes from a job's escrow.
-
-        Args:
-            payouts: payee to what it shall have received for this job *in total*. Who received as much
-                already gets nothing, so a repeated settlement pays nothing more.
-        Returns:
-            Transactions that may be sent in any order; each creates the token accounts that it needs. None
-            when everybody has received as much already.
-        Raises:
-            NoEscrowError: the job has no open escrow.
-            InsufficientFundsError: the escrow holds less than what is due, or its cap allows less.
-            StateError: a payee has no entry in the table, and the submitter lets nobody else admit it.
-        """
-        signer = keypair(coordinator_seed)
-        state = await self._open_escrow_state(submitter, job)
-        due, rest = dict[str, Amount](), 0
-        for payee, total in sorted(payouts.items()):
-            missing = checked(total) - state.paid_to.get(self.wallet(payee), 0)
-            if missing > 0:
-                due[payee], rest = total, rest + missing
-        if rest > state.balance:
-            message = f"{show(rest)} are due, the escrow {state.address} holds {show(state.balance)}"
-            raise InsufficientFundsError(f"{message}: deposit more or pay less")
-        if state.paid + rest > state.cap:
-            message = f"{show(rest)} are due, and {show(state.paid)} of at most {show(state.cap)} were paid"
-            raise InsufficientFundsError(f"{message}: ask the submitter to raise the cap of {state.address}")
-        payees = [parse_address(payee) for payee in due]
-        wallets = await self._connection.accounts([self._market.wallet(payee) for payee in payees])
-        new = frozenset(payee for payee, wallet in zip(payees, wallets, strict=True) if wallet is None)
-        pending, prepared = list(zip(payees, due.values(), strict=True)), list[PreparedTransaction]()
-        self._check_admission(state, due)
-        window = await self._sender.window()
-        while pending:
-            transaction, count = self._settle_most(signer, state, pending, new, window)
-            prepared.append(transaction)
-            pending = pending[count:]
-        return prepared
-
-    def _settle_most(
-        self,
-        signer: Keypair,
-        state: EscrowState,
-        pending: Sequence[tuple[Pubkey, Amount]],
-        new: frozenset[Pubkey],
-        window: SigningWindow,
-    ) -> tuple[PreparedTransaction, int]:
-        """The longest beginning of the payouts that fits one transaction; one payee always fits."""
-        count = min(len(pending), MAX_PAYEES_A_TRANSACTION)
-        while True:
-            transaction = window.sign(signer, self._settle(signer.pubkey(), state, pending[:count], new))
-            logs = sum(_NEW_PAYEE_LOG if payee in new else _PAYEE_LOG for payee, _ in pending[:count])
-            if (len(transaction.wire) <= MAX_TRANSACTION_BYTES and logs <= _MAX_LOG) or count == 1:
-                return transaction, count
-            count -= 1
-
-    def _settle(
-        self, coordinator: Pubkey, state: EscrowState, payouts: Sequence[tuple[Pubkey, Amount]], new: frozenset[Pubkey]
-    ) -> list[Instruction]:
-        market, escrow = self._market, parse_address(state.address)
-        instructions = [
-            create_idempotent_associated_token_account(coordinator, payee, market.mint)
-            for payee, _ in payouts
-            if payee in new
-        ]
-        places = {wallet: place for place, wallet in enumerate(state.paid_to)}
-        slots = [places.get(str(market.wallet(payee)), len(places)) for payee, _ in payouts]
-        strangers = [payee for (payee, _), slot in zip(payouts, slots, strict=True) if slot == len(places)]
-        if strangers:
-            instructions.append(market.escrow_admit(coordinator, escrow, strangers, enrol=True))
-        return [*instructions, market.escrow_settle(coordinator, escrow, payouts, slots)]
-
-    def _check_admission(self, state: EscrowState, payees: Mapping[str, Amount]) -> None:
-        if Consent.ADMIT in state.consent:
-            return
-        for payee in payees:
-            if self.wallet(payee) not in state.paid_to:
-                raise LedgerStateError(
-                    f"{payee} has no entry in {state.address}: enrol it, or let the submitter admit it"
-                )
-
-    # Payees
-
-    async def prepare_admission(
-        self, seed: bytes, submitter: str, job: bytes, payees: Sequence[str], *, enrol: bool = True
-    ) -> list[PreparedTransaction]:
-        """Append payees to the list of an escrow; the seed is the submitter's, or the coordinator's where it may.
-
-        With ``enrol`` they can be paid at once, and a repetition changes nothing.
-
-        Raises:
-            NoEscrowError: the job has no open escrow.
-        """
-        signer = keypair(seed)
-        escrow = parse_address((await self._open_escrow_state(submitter, job)).address)
-        keys, window = [parse_address(payee) for payee in payees], await self._sender.window()
-        return [
-            window.sign(
-                signer,
-                [self._market.escrow_admit(signer.pubkey(), escrow, keys[start : start + MAX_ADMISSIONS], enrol=enrol)],
-            )
-            for start in range(0, len(keys), MAX_ADMISSIONS)
-        ]
-
-    async def prepare_enrolment(
-        self, seed: bytes, submitter: str, job: bytes, payee: str, listed: Sequence[str]
-    ) -> PreparedTransaction:
-        """Make the table's entry of a payee who is in the list already; anyone may.
-
-        Args:
-            listed: the whole list, in its order.
-        Raises:
-            StateError: this is not the escrow's list, or the payee is not in it.
-        """
-        signer, state = keypair(seed), await self._open_escrow_state(submitter, job)
-        leaves = self._leaves(listed)
-        if len(leaves) != state.listed or tuple(merkle.peaks(leaves)) != state.peaks:
-            message = f"these {len(leaves)} payees are not the {state.listed} whom {state.address} lists"
-            raise LedgerStateError(f"{message}: read the list anew, in its order")
-        if payee not in listed:
-            raise LedgerStateError(f"{payee} is not among the {len(listed)} payees of {state.address}: admit it first")
-        key, proof = parse_address(payee), MerkleTree(leaves).proof(list(listed).index(payee))
-        enrolment = self._market.escrow_enrol(signer.pubkey(), parse_address(state.address), key, proof)
-        return await self._prepare(signer, [enrolment])
-
-    async def prepare_growth(self, seed: bytes, submitter: str, job: bytes, more: int) -> list[PreparedTransaction]:
-        """Make room for ``more`` payees; the close gives the rent back to the coordinator, if it is who signs."""
-        signer = keypair(seed)
-        escrow = parse_address((await self._open_escrow_state(submitter, job)).address)
-        window = await self._sender.window()
-        steps = [min(MAX_GROWTH, more - start) for start in range(0, more, MAX_GROWTH)]
-        groups = [steps[start : start + _GROWTHS] for start in range(0, len(steps), _GROWTHS)]
-        # Equal transactions would be one and the same; the budget, which differs, tells them apart.
-        return [
-            window.sign(
-                signer,
-                [
-                    set_compute_unit_limit(_GROWTH_UNITS + place),
-                    *(self._market.escrow_grow(signer.pubkey(), escrow, step) for step in group),
-                ],
-            )
-            for place, group in enumerate(groups)
-        ]
-
     # Promises and claims
 
     def earnings(self, cumulative: Mapping[str, Amount]) -> PromisedEarnings:
         """The tree over what each payee shall have received in total; payees in the order of the mapping."""
         return earnings_of(self._market, cumulative)
-
-    async def prepare_commitment(
-        self, coordinator_seed: bytes, submitter: str, job: bytes, earnings: PromisedEarnings, period: int
-    ) -> PreparedTransaction:
-        """Promise earnings, from now on claimable by everybody in them; ``period`` rises with each promise.
-
-        Raises:
-            InsufficientFundsError: the escrow holds less than what would be promised, or its cap allows less.
-        """
-        signer, state = keypair(coordinator_seed), await self._open_escrow_state(submitter, job)
-        if earnings.total > min(state.paid + state.balance, state.cap):
-            message = (
-                f"{show(earnings.total)} cannot be promised: {state.address} has {show(state.paid + state.balance)}"
-            )
-            raise InsufficientFundsError(f"{message} with what it paid, and may pay {show(state.cap)}")
-        commitment = self._market.escrow_commit(
-            signer.pubkey(), parse_address(state.address), earnings.root, earnings.total, period
-        )
-        return await self._prepare(signer, [commitment])
 
     async def prepare_claim(
         self, seed: bytes, submitter: str, job: bytes, payee: str, cumulative: Amount, proof: MerkleProof
@@ -351,7 +175,7 @@ class EscrowCalls(TermsCalls):
         """Pay a payee what was promised to it, without the coordinator; anyone may sign, who then pays the fee.
 
         Raises:
-            StateError: the payee has no entry in the table (``prepare_enrolment``).
+            StateError: the payee has no entry in the table.
         """
         signer, state = keypair(seed), await self._open_escrow_state(submitter, job)
         key, wallets = parse_address(payee), list(state.paid_to)
@@ -367,19 +191,6 @@ class EscrowCalls(TermsCalls):
         return await self._prepare(signer, instructions)
 
     # The end
-
-    async def prepare_extension(
-        self, submitter_seed: bytes, job: bytes, cap: Amount, deadline_unix: int
-    ) -> PreparedTransaction:
-        """Raise an escrow's cap and postpone its deadline.
-
-        Raises:
-            NoEscrowError: the job has no open escrow.
-        """
-        signer = keypair(submitter_seed)
-        await self._open_escrow_state(str(signer.pubkey()), job)
-        extension = self._market.escrow_extend(signer.pubkey(), job, checked(cap), deadline_unix)
-        return await self._prepare(signer, [extension])
 
     async def prepare_refund(
         self,

@@ -7,7 +7,7 @@ which longer lists follow while every earlier leaf stays where it is.
 import struct
 from collections.abc import Sequence
 
-from protocol.merkle import MerkleTree, node_hash, root_hash
+from protocol.merkle import MerkleTree
 
 
 def earning(wallet: bytes, cumulative: int) -> bytes:
@@ -24,11 +24,3 @@ def peaks(leaves: Sequence[bytes]) -> list[bytes]:
             found.append(MerkleTree(leaves[start : start + (1 << bit)]).top)
             start += 1 << bit
     return found
-
-
-def root_of_peaks(count: int, tops: Sequence[bytes]) -> bytes:
-    """The root of a list of which only the peaks are known, largest first."""
-    top = tops[-1] if tops else b""
-    for peak in reversed(tops[:-1]):
-        top = node_hash(peak, top)
-    return root_hash(count, top)

@@ -122,11 +122,6 @@ class StakeCalls(TermsCalls):
         wallet = create_idempotent_associated_token_account(node, node, self._market.mint)
         return [wallet, self._market.stake_withdraw(node)]
 
-    async def prepare_stake_move(self, node_seed: bytes, coordinator: str) -> PreparedTransaction:
-        """Name another coordinator: at once while nothing is staked; else ask now, and again after the cool-down."""
-        signer = keypair(node_seed)
-        return await self._prepare(signer, [self._market.stake_move(signer.pubkey(), parse_address(coordinator))])
-
     async def prepare_stake_close(self, node_seed: bytes) -> PreparedTransaction:
         """Close a stake; its rent returns to the node, which may open a new one later.
 

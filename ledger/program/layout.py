@@ -17,7 +17,7 @@ from ledger.program.codes import ACCEPTED, FRONTIER, Consent
 JOB_OFFSET = 168  # Of the job in an escrow account; a search by job compares here.
 REASONS = 16  # Slashes that a stake remembers.
 
-NODE_OFFSET, JUDGE_OFFSET = 56, 88  # Of the accused node, and of its coordinator, in a dispute account.
+JUDGE_OFFSET = 88  # Of the accused node's coordinator, in a dispute account.
 VERSION = 2  # Of every layout here. Accounts of version 1 belong to the program's first deployment.
 
 _ESCROW = struct.Struct("<4B2Hq3Q32s32s32s32s32s")  # What stays of a closed escrow.

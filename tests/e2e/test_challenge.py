@@ -17,6 +17,7 @@ from ledger.client import Ledger
 from ledger.money import Amount
 from ledger.program.layout import Ruling
 from protocol.identity import NodeKey
+from tests.support.dispute_history import dispute_history
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -104,7 +105,7 @@ async def assert_paid(ledger: Ledger, place: StepPlace, liar: str, stranger: str
     assert dispute is not None
     assert (dispute.ruling, dispute.balance, dispute.node) == (Ruling.UPHELD, 0, liar)
     (slash,) = [event for event in await ledger.stake_history(liar) if event.kind == "stake_slashed"]
-    decided = [e for e in await ledger.dispute_history(stranger, place.bytes) if e.kind == "dispute_decided"]
+    decided = [e for e in await dispute_history(ledger, stranger, place.bytes) if e.kind == "dispute_decided"]
     assert [event.signature for event in decided] == [slash.signature]
     part = slash.fields["part"]
     assert isinstance(part, int)

@@ -13,7 +13,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from ledger import events
-from ledger.client import MAX_TRANSACTION_BYTES, Ledger, LedgerConfig, PreparedTransaction, address_of, job_bytes
+from ledger.client import Ledger, LedgerConfig, PreparedTransaction, address_of, job_bytes
 from ledger.errors import (
     AddressError,
     AmountError,
@@ -31,6 +31,7 @@ from ledger.local.chain import BLOCKHASH_SLOTS, SLOT_S
 from ledger.local.genesis import COOLDOWN_S
 from ledger.money import MAX_AMOUNT, Amount, parse
 from ledger.program.interface import MarketError
+from tests.ledger.by_hand import pay
 from tests.ledger.world import World
 
 SUBMITTER, COORDINATOR, STRANGER = b"\1" * 32, b"\2" * 32, b"\3" * 32
@@ -51,9 +52,16 @@ async def funded(ledger: Ledger, world: World) -> Ledger:
 
 
 async def _settle(ledger: Ledger, payouts: dict[str, Amount]) -> list[PreparedTransaction]:
-    prepared = await ledger.prepare_settlement(COORDINATOR, address_of(SUBMITTER), JOB, payouts)
-    for one in prepared:
-        await ledger.confirm(one)
+    return await pay(ledger, COORDINATOR, address_of(SUBMITTER), JOB, payouts)
+
+
+async def _payment(ledger: Ledger, total: Amount) -> PreparedTransaction:
+    """What pays the first node, who has had one unit before, and has all that it takes."""
+    payouts = ledger.payouts(COORDINATOR)
+    await _settle(ledger, {address_of(NODES[0]): Amount(1)})
+    prepared = await payouts.prepare(address_of(SUBMITTER), JOB, {address_of(NODES[0]): total})
+    assert prepared is not None
+    assert prepared.step == ""
     return prepared
 
 
@@ -68,19 +76,6 @@ async def test_an_escrow_says_what_it_holds(funded: Ledger, world: World) -> Non
     assert await funded.escrow(address_of(STRANGER), JOB) is None
 
 
-@pytest.mark.parametrize("count", [1, 7, 45])
-async def test_any_number_of_payees_is_paid_in_transactions_that_fit(funded: Ledger, count: int) -> None:
-    payouts = {address_of(node): Amount(1000 + index) for index, node in enumerate(NODES[:count])}
-    first = await _settle(funded, payouts)
-    assert all(len(one.wire) <= MAX_TRANSACTION_BYTES for one in first)
-    for node, total in payouts.items():
-        assert await funded.balance(node) == total
-    doubled = {node: Amount(2 * total) for node, total in payouts.items()}
-    second = await _settle(funded, doubled)
-    assert len(second) == (count + 19) // 20  # wallets exist now: twenty payees a transaction
-    assert sum([await funded.balance(node) for node in payouts]) == sum(doubled.values())
-
-
 async def test_settling_the_same_totals_again_pays_nothing(funded: Ledger) -> None:
     payouts = {address_of(NODES[0]): parse("10")}
     await _settle(funded, payouts)
@@ -90,56 +85,40 @@ async def test_settling_the_same_totals_again_pays_nothing(funded: Ledger) -> No
 
 async def test_two_settlements_prepared_at_once_pay_once(funded: Ledger, world: World) -> None:
     """A coordinator that crashed before storing a signature prepares the same payout a second time."""
-    payouts = {address_of(NODES[0]): parse("10")}
-    first = await funded.prepare_settlement(COORDINATOR, address_of(SUBMITTER), JOB, payouts)
+    first = await _payment(funded, parse("10"))
     world.clock.advance(SLOT_S)  # another blockhash: another signature
-    second = await funded.prepare_settlement(COORDINATOR, address_of(SUBMITTER), JOB, payouts)
-    assert first[0].signature != second[0].signature
-    for one in (*first, *second):
+    second = await _payment(funded, parse("10"))
+    assert first.signature != second.signature
+    for one in (first, second):
         await funded.confirm(one)
     assert await funded.balance(address_of(NODES[0])) == parse("10")
 
 
-async def test_transactions_of_one_settlement_may_arrive_in_any_order(funded: Ledger) -> None:
-    payouts = {address_of(node): Amount(5) for node in NODES[:20]}
-    prepared = await funded.prepare_settlement(COORDINATOR, address_of(SUBMITTER), JOB, payouts)
-    assert len(prepared) > 1
-    for one in reversed(prepared):
-        await funded.confirm(one)
-    assert [await funded.balance(node) for node in payouts] == [5] * 20
-
-
 async def test_the_signature_is_known_before_sending_and_tells_the_outcome(funded: Ledger) -> None:
-    (prepared,) = await funded.prepare_settlement(
-        COORDINATOR, address_of(SUBMITTER), JOB, {address_of(NODES[0]): Amount(1)}
-    )
+    prepared = await _payment(funded, Amount(2))
     assert await funded.outcome(prepared.signature, prepared.last_valid_block_height) == "pending"
     assert await funded.confirm(prepared) == prepared.signature
     assert await funded.outcome(prepared.signature, prepared.last_valid_block_height) == "confirmed"
 
 
 async def test_sending_twice_pays_once(funded: Ledger) -> None:
-    (prepared,) = await funded.prepare_settlement(
-        COORDINATOR, address_of(SUBMITTER), JOB, {address_of(NODES[0]): Amount(7)}
-    )
+    prepared = await _payment(funded, Amount(7))
     for _ in range(3):
         await funded.submit(prepared)
     assert await funded.balance(address_of(NODES[0])) == 7
 
 
 async def test_an_unsent_transaction_expires_for_good(funded: Ledger, world: World) -> None:
-    (prepared,) = await funded.prepare_settlement(
-        COORDINATOR, address_of(SUBMITTER), JOB, {address_of(NODES[0]): Amount(7)}
-    )
+    prepared = await _payment(funded, Amount(7))
     world.clock.advance((BLOCKHASH_SLOTS + 2) * SLOT_S)
     assert await funded.outcome(prepared.signature, prepared.last_valid_block_height) == "expired"
     with pytest.raises(TransactionExpiredError, match="prepare it anew"):
         await funded.submit(prepared)
-    assert await funded.balance(address_of(NODES[0])) == 0
+    assert await funded.balance(address_of(NODES[0])) == 1, "what it had before"
 
 
 async def test_a_sent_transaction_never_counts_as_expired(funded: Ledger, world: World) -> None:
-    (prepared,) = await _settle(funded, {address_of(NODES[0]): Amount(7)})
+    prepared = (await _settle(funded, {address_of(NODES[0]): Amount(7)}))[-1]
     world.clock.advance((BLOCKHASH_SLOTS + 2) * SLOT_S)
     assert await funded.outcome(prepared.signature, prepared.last_valid_block_height) == "confirmed"
     await funded.submit(prepared)
@@ -241,7 +220,7 @@ async def test_payouts_beyond_the_escrow_are_refused_with_both_amounts(funded: L
 
 async def test_what_does_not_exist_is_named(ledger: Ledger) -> None:
     with pytest.raises(NoEscrowError, match="never opened"):
-        await ledger.prepare_settlement(COORDINATOR, address_of(SUBMITTER), JOB, {})
+        await _settle(ledger, {})
     with pytest.raises(NoStakeError, match="has no stake"):
         await ledger.prepare_slash(COORDINATOR, address_of(NODES[0]), Amount(1), b"\1" * 32)
 
@@ -314,7 +293,7 @@ async def test_the_longest_memo_fits(funded: Ledger) -> None:
 
 
 async def test_a_plain_solana_client_reads_the_same(funded: Ledger, url: str) -> None:
-    (prepared,) = await _settle(funded, {address_of(NODES[0]): Amount(7)})
+    wallet_made, *_, prepared = await _settle(funded, {address_of(NODES[0]): Amount(7)})
     async with AsyncClient(url) as client:
         found = (await client.get_transaction(Signature.from_string(prepared.signature))).value
         assert found is not None
@@ -323,7 +302,7 @@ async def test_a_plain_solana_client_reads_the_same(funded: Ledger, url: str) ->
         wallet = Pubkey.from_string(funded.wallet(address_of(NODES[0])))
         assert (await client.get_token_account_balance(wallet)).value.amount == "7"
         listed = (await client.get_signatures_for_address(wallet)).value
-        assert [str(entry.signature) for entry in listed] == [prepared.signature]
+        assert [str(entry.signature) for entry in listed] == [prepared.signature, wallet_made.signature]
 
 
 # Lost answers
@@ -365,9 +344,7 @@ async def lossy(url: str) -> AsyncIterator[tuple[_Lossy, Ledger]]:
 @pytest.mark.parametrize("lost", [1, 2])
 async def test_a_lost_acknowledgement_never_pays_twice(funded: Ledger, lossy: tuple[_Lossy, Ledger], lost: int) -> None:
     network, client = lossy
-    (prepared,) = await client.prepare_settlement(
-        COORDINATOR, address_of(SUBMITTER), JOB, {address_of(NODES[0]): Amount(7)}
-    )
+    prepared = await _payment(client, Amount(7))
     network.lose = lost
     if lost == 1:  # the transport itself asks once more
         await client.confirm(prepared)

@@ -29,7 +29,8 @@ from ledger.program.interface import MarketAddresses
 from ledger.program.layout import Ruling
 from ledger.sender import Sender
 from ledger.states import Asked
-from protocol.merkle import MerkleProof
+from protocol.merkle import MerkleProof, MerkleTree
+from tests.ledger.by_hand import pay, promise, send
 from tests.ledger.surfpool import serving
 from tests.ledger.world import World, key
 
@@ -171,14 +172,11 @@ async def _escrow_story(ledger: Ledger, market: MarketAddresses, people: People)
     )
     await ledger.confirm(opening)
     escrow = market.escrow(people.submitter, JOB)
-    enrolment = await ledger.prepare_enrolment(people.seed("stranger"), who, JOB, node, [node])
-    await ledger.confirm(enrolment)
-    for prepared in await ledger.prepare_settlement(
-        people.seed("coordinator"), who, JOB, {node: Amount(100), payee: Amount(50)}
-    ):
-        await ledger.confirm(prepared)
+    proof = MerkleTree([bytes(market.wallet(people.node))]).proof(0)
+    await send(ledger, people.seed("stranger"), market.escrow_enrol(people.stranger, escrow, people.node, proof))
+    await pay(ledger, people.seed("coordinator"), who, JOB, {node: Amount(100), payee: Amount(50)})
     earnings = ledger.earnings({node: Amount(300), payee: Amount(60)})
-    await ledger.confirm(await ledger.prepare_commitment(people.seed("coordinator"), who, JOB, earnings, 1))
+    await promise(ledger, people.seed("coordinator"), who, JOB, earnings.cumulative)
     claim = await ledger.prepare_claim(people.seed("node"), who, JOB, node, Amount(300), earnings.proofs[node])
     await ledger.confirm(claim)
     assert [await ledger.balance(one) for one in (node, payee)] == [RICH + 300, RICH + 50]
@@ -228,7 +226,6 @@ async def _dispute_story(ledger: Ledger, market: MarketAddresses, people: People
     state = await ledger.dispute(challenger, AUDIT)
     assert state is not None
     assert (state.ruling, state.bond, state.node) == (Ruling.OPEN, 50, node)
-    assert [found.address for found in await ledger.find_disputes(node)] == [state.address]
     slash, who = market.stake_slash, people.coordinator
     await _refusals(
         ledger,

@@ -34,6 +34,7 @@ from ledger.local.chain import (
 from ledger.local.genesis import give, open_chain
 from ledger.local.store import Entry, LocalStore
 from ledger.money import Amount, parse
+from tests.ledger.by_hand import pay
 from tests.ledger.served import served
 from tests.ledger.world import HandClock, World, key, transaction
 
@@ -236,9 +237,7 @@ async def test_after_kill_9_everything_confirmed_is_there_and_nothing_is_paid_tw
             await ledger.faucet(address_of(COORDINATOR), Amount(0))
             await ledger.open_escrow(SUBMITTER, JOB, address_of(COORDINATOR), parse("100"), FAR)
             payouts = {address_of(node): parse("10") for node in NODES}
-            sent = await ledger.prepare_settlement(COORDINATOR, address_of(SUBMITTER), JOB, payouts)
-            for one in sent:
-                await ledger.confirm(one)
+            sent = await pay(ledger, COORDINATOR, address_of(SUBMITTER), JOB, payouts)
             unsent = await ledger.prepare_refund(COORDINATOR, address_of(SUBMITTER), JOB)
             program = ledger.program
         server.end(signal.SIGKILL)

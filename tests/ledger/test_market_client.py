@@ -24,8 +24,10 @@ from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
 from ledger.money import Amount
 from ledger.program.codes import MarketError
 from ledger.program.layout import Ruling
-from protocol.merkle import MerkleProof
+from protocol.merkle import MerkleProof, MerkleTree
+from tests.ledger.by_hand import pay, send
 from tests.ledger.world import World
+from tests.support.dispute_history import dispute_history
 
 SUBMITTER, COORDINATOR, STRANGER = (bytes([number]) * 32 for number in (1, 2, 3))
 NODES = [bytes([10 + index]) * 32 for index in range(60)]
@@ -44,6 +46,10 @@ async def rich(ledger: Ledger) -> Ledger:
     return ledger
 
 
+def _key(seed: bytes) -> Pubkey:
+    return keypair(seed).pubkey()
+
+
 async def _open(ledger: Ledger, world: World, **terms: object) -> None:
     deadline = int(world.clock.now) + 3600
     opening = await ledger.prepare_escrow(SUBMITTER, JOB, JUDGE, BUDGET, deadline, **terms)  # type: ignore[arg-type]
@@ -53,64 +59,28 @@ async def _open(ledger: Ledger, world: World, **terms: object) -> None:
 async def test_a_closed_list_pays_those_on_it_and_nobody_else(rich: Ledger, world: World) -> None:
     await _open(rich, world, consent=Consent(0), payees=PAYEES[:5])
     with pytest.raises(LedgerStateError, match="enrol it, or let the submitter admit it"):
-        await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[2]: Amount(5)})
-    await rich.confirm(await rich.prepare_enrolment(STRANGER, WHO, JOB, PAYEES[2], PAYEES[:5]))
-    for prepared in await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[2]: Amount(5)}):
-        await rich.confirm(prepared)
+        await pay(rich, COORDINATOR, WHO, JOB, {PAYEES[2]: Amount(5)})
+    market, escrow, newcomer = world.market, Pubkey.from_string(rich.escrow_address(WHO, JOB)), [_key(NODES[9])]
+    proof = MerkleTree([bytes(market.wallet(_key(seed))) for seed in NODES[:5]]).proof(2)
+    await send(rich, STRANGER, market.escrow_enrol(_key(STRANGER), escrow, _key(NODES[2]), proof))
+    await pay(rich, COORDINATOR, WHO, JOB, {PAYEES[2]: Amount(5)})
     assert await rich.balance(PAYEES[2]) == 5
-    (admission,) = await rich.prepare_admission(COORDINATOR, WHO, JOB, [PAYEES[9]])
     with pytest.raises(TransactionFailedError) as refusal:
-        await rich.confirm(admission)
+        await send(rich, COORDINATOR, market.escrow_admit(_key(COORDINATOR), escrow, newcomer, enrol=True))
     assert refusal.value.code == MarketError.WRONG_AUTHORITY
-    (admission,) = await rich.prepare_admission(SUBMITTER, WHO, JOB, [PAYEES[9]])
-    await rich.confirm(admission)
-    for prepared in await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[9]: Amount(7)}):
-        await rich.confirm(prepared)
+    await send(rich, SUBMITTER, market.escrow_admit(_key(SUBMITTER), escrow, newcomer, enrol=True))
+    await pay(rich, COORDINATOR, WHO, JOB, {PAYEES[9]: Amount(7)})
     assert await rich.balance(PAYEES[9]) == 7
-
-
-@pytest.mark.parametrize("listed", [PAYEES[:4], PAYEES[:6], PAYEES[4::-1], []])
-async def test_a_list_that_is_not_the_escrows_proves_nothing(rich: Ledger, world: World, listed: list[str]) -> None:
-    await _open(rich, world, payees=PAYEES[:5])
-    with pytest.raises(LedgerStateError, match="are not the 5 whom"):
-        await rich.prepare_enrolment(STRANGER, WHO, JOB, PAYEES[2], listed)
-    with pytest.raises(LedgerStateError, match="is not among the 5 payees"):
-        await rich.prepare_enrolment(STRANGER, WHO, JOB, PAYEES[7], PAYEES[:5])
-
-
-async def test_sixty_payees_are_admitted_in_as_many_transactions_as_needed_in_any_order(
-    rich: Ledger, world: World
-) -> None:
-    await _open(rich, world)
-    prepared = await rich.prepare_admission(COORDINATOR, WHO, JOB, PAYEES)
-    assert len(prepared) == 3
-    for one in (*reversed(prepared), *await rich.prepare_admission(COORDINATOR, WHO, JOB, PAYEES[:3])):
-        await rich.confirm(one)
-    state = await rich.escrow(WHO, JOB)
-    assert state is not None
-    assert set(state.paid_to) == {rich.wallet(payee) for payee in PAYEES}
-    assert state.listed == len(PAYEES)
-
-
-@pytest.mark.parametrize("more", [1, 255, 600, 16 * 255 + 1])
-async def test_a_table_grows_by_whatever_is_asked(rich: Ledger, world: World, more: int) -> None:
-    await _open(rich, world)
-    for prepared in await rich.prepare_growth(COORDINATOR, WHO, JOB, more):
-        await rich.confirm(prepared)
-    state = await rich.escrow(WHO, JOB)
-    assert state is not None
-    assert state.max_payees == 64 + more
 
 
 async def test_the_cap_is_the_deposit_until_the_submitter_raises_it(rich: Ledger, world: World) -> None:
     await _open(rich, world, cap=Amount(50))
     with pytest.raises(InsufficientFundsError, match="ask the submitter to raise the cap"):
-        await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[0]: Amount(51)})
+        await pay(rich, COORDINATOR, WHO, JOB, {PAYEES[0]: Amount(51)})
     state = await rich.escrow(WHO, JOB)
     assert state is not None
-    await rich.confirm(await rich.prepare_extension(SUBMITTER, JOB, Amount(60), state.deadline + 5))
-    for prepared in await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[0]: Amount(51)}):
-        await rich.confirm(prepared)
+    await send(rich, SUBMITTER, world.market.escrow_extend(_key(SUBMITTER), JOB, 60, state.deadline + 5))
+    await pay(rich, COORDINATOR, WHO, JOB, {PAYEES[0]: Amount(51)})
     state = await rich.escrow(WHO, JOB)
     assert state is not None
     assert (state.cap, state.paid) == (60, 51)
@@ -120,11 +90,9 @@ async def test_a_provider_claims_without_the_coordinator(rich: Ledger, world: Wo
     await _open(rich, world)
     earnings = rich.earnings({payee: Amount(100 + place) for place, payee in enumerate(PAYEES[:7])})
     assert earnings.total == sum(100 + place for place in range(7))
-    for prepared in (
-        await rich.prepare_commitment(COORDINATOR, WHO, JOB, earnings, 1),
-        *await rich.prepare_admission(COORDINATOR, WHO, JOB, PAYEES[:6]),
-    ):
-        await rich.confirm(prepared)
+    judge, escrow = _key(COORDINATOR), Pubkey.from_string(rich.escrow_address(WHO, JOB))
+    await send(rich, COORDINATOR, world.market.escrow_commit(judge, escrow, earnings.root, earnings.total, 1))
+    await send(rich, COORDINATOR, world.market.escrow_admit(judge, escrow, [*map(_key, NODES[:6])], enrol=True))
     proof = earnings.proofs[PAYEES[0]]
     await rich.confirm(await rich.prepare_claim(NODES[0], WHO, JOB, PAYEES[0], Amount(100), proof))
     await rich.confirm(await rich.prepare_claim(STRANGER, WHO, JOB, PAYEES[5], Amount(105), earnings.proofs[PAYEES[5]]))
@@ -135,8 +103,6 @@ async def test_a_provider_claims_without_the_coordinator(rich: Ledger, world: Wo
     with pytest.raises(TransactionFailedError) as refusal:
         await rich.confirm(lie)
     assert refusal.value.code == MarketError.BAD_PROOF
-    with pytest.raises(InsufficientFundsError, match="cannot be promised"):
-        await rich.prepare_commitment(COORDINATOR, WHO, JOB, rich.earnings({PAYEES[0]: Amount(BUDGET + 1)}), 2)
     told = [event for event in await rich.history(WHO, JOB) if event.kind == "promised"]
     assert [event.fields["root"] for event in told] == [earnings.root.hex()]
 
@@ -151,14 +117,14 @@ async def test_submitter_and_coordinator_end_a_job_together(rich: Ledger, world:
 
 
 async def test_many_stakes_are_read_together_and_each_as_it_is_by_itself(
-    rich: Ledger, monkeypatch: pytest.MonkeyPatch
+    rich: Ledger, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in NODES[1:4]:
         await rich.faucet(address_of(seed), Amount(10 * BUDGET))
     for seed in NODES[:3]:
         await rich.open_stake(seed, Amount(100), JUDGE)
     await rich.confirm(await rich.prepare_stake_request(NODES[1], Amount(30)))
-    await rich.confirm(await rich.prepare_stake_move(NODES[2], WHO))
+    await send(rich, NODES[2], world.market.stake_move(_key(NODES[2]), _key(SUBMITTER)))
     asked: list[int] = []
     real = rich._connection._client.get_multiple_accounts
 
@@ -239,15 +205,15 @@ async def test_a_stake_is_emptied_and_closed_although_somebody_adds_to_it(rich: 
 
 
 async def test_a_stake_moves_and_closes(rich: Ledger, world: World) -> None:
-    node = NODES[0]
+    node, move = NODES[0], world.market.stake_move(_key(NODES[0]), _key(SUBMITTER))
     await rich.open_stake(node, Amount(100), JUDGE)
-    await rich.confirm(await rich.prepare_stake_move(node, WHO))
+    await send(rich, node, move)
     state = await rich.stake(PAYEES[0])
     assert state is not None
     assert (state.coordinator, state.next_coordinator) == (JUDGE, WHO)
     await rich.confirm(await rich.prepare_stake_request(node, Amount(100)))
     world.clock.advance(COOLDOWN_S)
-    await rich.confirm(await rich.prepare_stake_move(node, WHO))
+    await send(rich, node, move)
     state = await rich.stake(PAYEES[0])
     assert state is not None
     assert (state.coordinator, state.next_coordinator) == (WHO, None)
@@ -280,9 +246,9 @@ async def test_a_dispute_is_opened_found_decided_and_closed(rich: Ledger, world:
         await rich.prepare_verdict(COORDINATOR, challenger, AUDIT, EVIDENCE, upheld=True)
     await rich.confirm(await rich.prepare_dispute(STRANGER, node, AUDIT))
     assert (await rich.terms()).bond == BOND
-    (found,) = await rich.find_disputes(node)
+    found = await rich.dispute(challenger, AUDIT)
+    assert found is not None
     assert (found.challenger, found.audit, found.bond, found.evidence) == (challenger, AUDIT, BOND, None)
-    assert await rich.find_disputes(challenger) == []
     verdict = await rich.prepare_verdict(COORDINATOR, challenger, AUDIT, EVIDENCE, upheld=True, slash=Amount(500))
     await rich.confirm(verdict)
     state = await rich.dispute(challenger, AUDIT)
@@ -293,14 +259,14 @@ async def test_a_dispute_is_opened_found_decided_and_closed(rich: Ledger, world:
     assert stake is not None
     assert stake.slashed == 500
     await rich.confirm(await rich.prepare_dispute_close(COORDINATOR, challenger, AUDIT))
-    told = await rich.dispute_history(challenger, AUDIT)
+    told = await dispute_history(rich, challenger, AUDIT)
     assert [event.kind for event in told] == ["disputed", "dispute_decided", "dispute_closed"]
     assert (told[0].fields["ruling"], told[1].fields["ruling"]) == ("open", "upheld")
     assert (told[1].fields["evidence"], told[1].fields["node"]) == (EVIDENCE.hex(), node)
     slash = (await rich.stake_history(node))[-1]
     assert (slash.kind, slash.fields["amount"], slash.fields["part"]) == ("stake_slashed", 500, 250)
     assert (slash.fields["reason"], slash.fields["challenger"]) == (AUDIT.hex(), rich.wallet(challenger))
-    assert await rich.find_disputes(node) == []
+    assert await rich.dispute(challenger, AUDIT) is None
 
 
 async def test_a_judges_silence_returns_the_bond(rich: Ledger, world: World) -> None:
@@ -316,8 +282,13 @@ async def test_fifty_payments_are_told_although_nodes_cut_their_logs(rich: Ledge
     fifty, root = PAYEES[:50], world.genesis.root.pubkey()
     for payee in fifty:
         await rich.faucet(payee, Amount(1), 0)
-    for prepared in await rich.prepare_admission(COORDINATOR, WHO, JOB, fifty):
-        await rich.confirm(prepared)
+    escrow = Pubkey.from_string(rich.escrow_address(WHO, JOB))
+    for some in (NODES[:25], NODES[25:50]):
+        await send(
+            rich,
+            COORDINATOR,
+            world.market.escrow_admit(_key(COORDINATOR), escrow, [*map(_key, some)], enrol=True),
+        )
     wallets = [Pubkey.from_string(rich.wallet(payee)) for payee in fifty]
     slot = world.chain.slot - 1
     address = tables.table_address(root, slot)
@@ -326,7 +297,6 @@ async def test_fifty_payments_are_told_although_nodes_cut_their_logs(rich: Ledge
         world.send(tables.extend_table(root, address, wallets[start : start + 20]))
     world.clock.advance(SLOT_S)
     keys = [(Pubkey.from_string(payee), 10 + place) for place, payee in enumerate(fifty)]
-    escrow = Pubkey.from_string(rich.escrow_address(WHO, JOB))
     settle = world.market.escrow_settle(keypair(COORDINATOR).pubkey(), escrow, keys)
     lookup = AddressLookupTableAccount(address, wallets)
     prepared = (await rich._sender.window()).sign(keypair(COORDINATOR), [settle], (), [lookup])

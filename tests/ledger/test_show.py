@@ -13,6 +13,7 @@ from ledger import events
 from ledger.cli import main
 from ledger.client import Ledger, LedgerConfig, address_of, job_bytes
 from ledger.money import Amount, parse
+from tests.ledger.by_hand import pay
 from tests.ledger.served import served
 
 SUBMITTER, COORDINATOR, NODE, RIVAL = b"\1" * 32, b"\2" * 32, b"\3" * 32, b"\4" * 32
@@ -44,8 +45,7 @@ async def _one_job(url: str) -> None:
             ),
         ):
             await ledger.confirm(await ledger.prepare_memo(COORDINATOR, events.encode(event), submitter, job))
-        for one in await ledger.prepare_settlement(COORDINATOR, submitter, job, {address_of(NODE): parse("2.25")}):
-            await ledger.confirm(one)
+        await pay(ledger, COORDINATOR, submitter, job, {address_of(NODE): parse("2.25")})
         await ledger.confirm(await ledger.prepare_refund(COORDINATOR, submitter, job))
         await ledger.faucet(address_of(NODE), parse("5"))
         await ledger.open_stake(NODE, parse("4"), address_of(COORDINATOR))

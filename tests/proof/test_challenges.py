@@ -16,6 +16,7 @@ from ledger.money import Amount
 from ledger.program.layout import Ruling
 from ledger.states import DisputeState
 from tests.proof.town import MAX_TURNS, OVER, Town, town
+from tests.support.dispute_history import dispute_history
 
 LIAR = 2
 DOUBTER = b"d" * 32
@@ -115,7 +116,7 @@ async def test_a_lie_that_nobody_drew_is_slashed_with_the_verdict_and_pays_the_s
         assert [(a.node, a.state, a.blame, a.twice) for a in audits] == [(commit.node, "failed", "wrong", True)]
         slashes = [e for e in await place.ledger.stake_history(commit.node) if e.kind == "stake_slashed"]
         about = StepPlace(job, commit.epoch, commit.round, commit.stage, commit.replica, 0)
-        verdicts = [e for e in await place.ledger.dispute_history(WHO, about.bytes) if e.kind == "dispute_decided"]
+        verdicts = [e for e in await dispute_history(place.ledger, WHO, about.bytes) if e.kind == "dispute_decided"]
         assert [e.signature for e in slashes] == [e.signature for e in verdicts], "one transaction"
         assert await place.ledger.balance(WHO) == BOND + slashes[0].fields["part"] > BOND
         await until_over(place, job)

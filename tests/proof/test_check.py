@@ -22,6 +22,7 @@ from ledger.history import LedgerEvent
 from ledger.money import Amount
 from protocol.evidence import ACROSS, RoundEvidence, leaves_of, root_of
 from tests.coordinator.fakes import WALLET
+from tests.ledger.by_hand import pay
 from tests.proof.town import COORDINATOR_SEED, Town, town
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -289,8 +290,7 @@ async def test_money_that_went_to_a_stranger_is_found_on_the_ledger_itself(place
     while (await place.parts.jobs.get(job)).rounds_done < 2:
         await place.turn()
     key = job_bytes(job)
-    for prepared in await place.ledger.prepare_settlement(COORDINATOR_SEED, WALLET, key, {STRANGER: Amount(1234)}):
-        await place.ledger.confirm(prepared)
+    await pay(place.ledger, COORDINATOR_SEED, WALLET, key, {STRANGER: Amount(1234)})
     found = first_failure(await gather(job, place.rpc, None, None, place.url))
     assert found is not None
     assert (found.check, "0.001234" in found.detail) == ("payouts", True)

@@ -22,6 +22,7 @@ from protocol.disputes import DisputeEvidence, DisputeView, digest_of
 from protocol.task import StepChallenge
 from tests.proof.town import MAX_TURNS, OVER, Town, town
 from tests.sim.world import SimNode
+from tests.support.dispute_history import dispute_history
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BOND, LIAR = 10_000_000, 2
@@ -90,7 +91,7 @@ async def test_a_proven_lie_returns_the_bond_and_takes_the_stake_in_one_transact
     right = [
         d for d in await place.parts.books.disputes(job, 0, 10) if (d.prover, d.winner) == (one.prover, "challenger")
     ]
-    told = [await place.ledger.dispute_history(d.challenger, audit_bytes(d.audit)) for d in right]
+    told = [await dispute_history(place.ledger, d.challenger, audit_bytes(d.audit)) for d in right]
     verdicts = [e.signature for events in told for e in events if e.kind == "dispute_decided"]
     assert [e.signature in verdicts for e in slashes] == [True]
     stake = await place.ledger.stake(one.prover)
@@ -212,7 +213,7 @@ async def test_a_false_accusation_loses_its_bond_to_whom_it_accused(
         state = await place.ledger.dispute(one.challenger, audit_bytes(one.audit))
         assert state is not None
         assert (state.ruling, state.balance) == (Ruling.REJECTED, 0)
-        decided = [e for e in await place.ledger.dispute_history(one.challenger, audit_bytes(one.audit)) if e.fields]
+        decided = [e for e in await dispute_history(place.ledger, one.challenger, audit_bytes(one.audit)) if e.fields]
         assert decided[-1].fields["ruling"] == "rejected"
         assert await place.ledger.balance(one.prover) >= BOND, "the bond is the accused's"
         stake = await place.ledger.stake(one.challenger)

@@ -24,6 +24,7 @@ from protocol.node import Assign, JobEarned, LedgerInfo, Promised, Refused
 from protocol.task import OpenStep, StepOpened, TaskFailed, TaskReady
 from tests.desktop.conftest import assignment, plan_of
 from tests.desktop.coordinator_double import Double
+from tests.ledger.by_hand import promise
 from tests.ledger.served import served
 from tests.support.docker import IMAGE
 
@@ -339,12 +340,7 @@ async def test_what_was_promised_is_withdrawn_with_neither_coordinator_nor_agent
             async with agent_program(tmp_path / "home", coordinator.url, "--sandbox", "process") as node:
                 await coordinator.until(lambda: node.address in coordinator.nodes)
                 earned = ledger.earnings({judge.address: Amount(5), node.address: Amount(700)})
-                for prepared in await ledger.prepare_admission(
-                    judge.seed, submitter.address, job_bytes(job), list(earned.cumulative)
-                ):
-                    await ledger.confirm(prepared)
-                promise = await ledger.prepare_commitment(judge.seed, submitter.address, job_bytes(job), earned, 1)
-                await ledger.confirm(promise)
+                await promise(ledger, judge.seed, submitter.address, job_bytes(job), earned.cumulative)
                 old, proof = ledger.earnings({node.address: Amount(300)}), earned.proofs[node.address]
                 first = old.proofs[node.address]
                 await coordinator.send(

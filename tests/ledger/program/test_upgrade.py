@@ -34,6 +34,7 @@ from ledger.program.interface import MarketAddresses
 from ledger.program.layout import EscrowStatus, Ruling, read_terms
 from ledger.states import Asked
 from protocol.merkle import MerkleTree, merkle_root
+from tests.ledger.by_hand import pay
 from tests.ledger.surfpool import serving
 from tests.ledger.test_clusters import Cluster, People
 from tests.ledger.world import JOB, TOKENS, HandClock, World
@@ -229,8 +230,7 @@ async def test_a_cluster_is_upgraded_by_its_authority_and_served_before(
         kept = await ledger.terms()
         assert (kept.revision, kept.slash_bps, kept.bond, kept.cooldown) == (REVISION, 4000, 50, 0)
         await ledger.confirm(await ledger.prepare_acceptance(people.seed("coordinator"), who, JOB, asked, NOTE))
-        for prepared in await ledger.prepare_settlement(people.seed("coordinator"), who, JOB, {node: Amount(7)}):
-            await ledger.confirm(prepared)
+        await pay(ledger, people.seed("coordinator"), who, JOB, {node: Amount(7)})
         state = await ledger.escrow(who, JOB)
         assert state is not None
         assert (state.accepted, state.paid, state.consent) == (True, 7, Consent.ADMIT | Consent.END)
