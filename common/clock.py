@@ -1,8 +1,6 @@
 """Time comes in through the front: code takes a ``Clock``, and tests hand it one that they move themselves."""
 
 import asyncio
-import heapq
-import itertools
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -18,8 +16,6 @@ instant: Callable[[], float] = time.perf_counter if sys.platform == "win32" else
 loop's time, too, moves every 15.6 ms."""
 
 _T = TypeVar("_T")
-
-_SETTLE_ROUNDS = 25  # Rounds of the event loop between two timers: enough for a chain of awaits to run through.
 
 
 class Clock(Protocol):
@@ -58,51 +54,6 @@ class SystemClock:
         return asyncio.timeout(seconds)
 
 
-class VirtualClock:
-    """Time that stands still until ``advance`` moves it: hours pass in milliseconds, the same way every time."""
-
-    def __init__(self, start: float = 1_000_000.0) -> None:
-        """Start at ``start`` monotonic and unix seconds."""
-        self._now = start
-        self._order = itertools.count()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-
-    def now(self) -> float:
-        """Virtual seconds."""
-        return self._now
-
-    def time(self) -> float:
-        """Virtual seconds."""
-        return self._now
-
-    async def sleep(self, seconds: float) -> None:
-        """Return once ``advance`` has passed the moment."""
-        done = asyncio.get_running_loop().create_future()
-        self._at(self._now + max(0.0, seconds), lambda: None if done.done() else done.set_result(None))
-        await done
-
-    def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[object]:
-        """Limit the body to ``seconds`` of virtual time."""
-        limit = asyncio.timeout(None)
-        if seconds is not None:
-            self._at(self._now + max(0.0, seconds), lambda: _expire(limit))
-        return limit
-
-    async def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass, waking sleepers in the order of their times and letting each run on."""
-        end = self._now + seconds
-        await _settle()
-        while self._timers and self._timers[0][0] <= end:
-            at, _, action = heapq.heappop(self._timers)
-            self._now = max(self._now, at)
-            action()
-            await _settle()
-        self._now = end
-
-    def _at(self, when: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (when, next(self._order), action))
-
-
 def backoff(attempt: int, jitter: Callable[[], float]) -> float:
     """Seconds to wait before try number ``attempt`` (from 1): doubling, capped, less a random part.
 
@@ -133,16 +84,3 @@ async def within(seconds: float | None, work: Awaitable[_T]) -> _T:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def _expire(limit: asyncio.Timeout) -> None:
-    """End the body of a time limit, if it still runs."""
-    try:
-        limit.reschedule(asyncio.get_running_loop().time())
-    except RuntimeError:
-        return  # The body has ended, or not begun: there is nothing to interrupt.
-
-
-async def _settle() -> None:
-    for _ in range(_SETTLE_ROUNDS):
-        await asyncio.sleep(0)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.domain.audits import rate as rates
 from coordinator.domain.audits.penalty import EVASIONS
 from coordinator.domain.audits.sampling import LAST, WHOLE
 from coordinator.domain.audits.trust import Audit
@@ -66,7 +65,7 @@ def _lies(lie: str) -> dict[int, dict[str, Any]]:
     return {CHEAT: {"lie": lie}}
 
 
-ANY, LAST_STEP = 1.0, rates.chance_of_last(STEPS)
+ANY, LAST_STEP = 1.0, 1 / LAST + (1 - 1 / LAST) / STEPS
 ONE_STEP = (1 - 1 / LAST) / STEPS / 2 + LAST_STEP / 2  # The forged step is the last one as often as the other.
 
 CATALOGUE = (

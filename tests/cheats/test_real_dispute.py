@@ -10,7 +10,6 @@ from typing import cast
 import msgspec
 
 from coordinator.domain.audits import dispute as disputes
-from coordinator.domain.audits.bisection import most_questions
 from coordinator.domain.audits.dispute import SIDES, Dispute, Side
 from coordinator.domain.job import Job
 from coordinator.services.artifacts.artifacts import ArtifactStore
@@ -76,7 +75,7 @@ async def test_one_wrong_bit_of_a_real_step_is_found_and_a_process_of_its_own_sa
     assert (over.phase, over.step, over.index) == ("judging", 0, lied), over.detail
     trace = over.said["prover"].trace
     assert trace is not None
-    assert over.questions <= 1 + most_questions(STEPS) + 1 + most_questions(trace.operations) + 1 + 1
+    assert over.questions <= 1 + (STEPS - 1).bit_length() + 1 + (trace.operations - 1).bit_length() + 1 + 1
     tools = TrainerTools(artifacts, tmp_path / "scratch", 120.0, 8_192)
     verdicts = {}
     for side in SIDES:

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from common.clock import BACKOFF_MAX_S, Clock, SystemClock, VirtualClock, backoff, within
+from common.clock import BACKOFF_MAX_S, Clock, SystemClock, backoff, within
+from tests.support.clock import VirtualClock
 
 
 async def test_sleepers_wake_in_the_order_of_their_times() -> None:

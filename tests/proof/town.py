@@ -136,7 +136,7 @@ class Town:
                 node.obey()
         await self.parts.upkeep.tick()
         while self.parts.upkeep.waiting():
-            await self.parts.upkeep.assemble_one(self.parts.upkeep.next_assembly())
+            await self.parts.upkeep.assemble_next()
         await self.parts.referee.poll()
         await self.parts.lanes.drain()
         await self.parts.beacons.poll()

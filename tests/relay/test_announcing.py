@@ -10,12 +10,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from common.clock import SystemClock, VirtualClock
+from common.clock import SystemClock
 from protocol import identity
 from protocol.codec import decode_json
 from protocol.identity import NodeKey
 from protocol.network import MAX_USERS, RelayEnvelope, RelayOrder, RelayReport
 from tests.relay.conftest import SECRET, asker, code, peer, relay_options, until
+from tests.support.clock import VirtualClock
 from transport.relay.announce import CONTEXT, PATH, Announcer, Identity, check_coordinator
 from transport.relay.errors import AnnounceError, OptionsError
 from transport.relay.server import RelayServer

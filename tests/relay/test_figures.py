@@ -5,8 +5,8 @@ import re
 import aiohttp
 from aioice.stun import Method
 
-from common.clock import VirtualClock
 from tests.relay.conftest import asker, code, coturn_relay, needs_coturn, peer, until
+from tests.support.clock import VirtualClock
 from transport.relay import metrics
 from transport.relay.coturn import CoturnMeter
 from transport.relay.message import Attribute

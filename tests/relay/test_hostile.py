@@ -9,8 +9,8 @@ import tracemalloc
 import pytest
 from aioice.stun import Class, Method
 
-from common.clock import VirtualClock
 from tests.relay.conftest import UDP_TRANSPORT, asker, code, credentials, peer, relay_options, until
+from tests.support.clock import VirtualClock
 from transport.relay import guard, message, stream
 from transport.relay.errors import MalformedMessageError
 from transport.relay.guard import StrangerGuard

@@ -8,7 +8,6 @@ import pytest
 from aioice import stun
 from aioice.stun import Class, Method
 
-from common.clock import VirtualClock
 from tests.relay.conftest import (
     REALM,
     UDP_TRANSPORT,
@@ -22,6 +21,7 @@ from tests.relay.conftest import (
     relay_options,
     until,
 )
+from tests.support.clock import VirtualClock
 from transport.ice.ice import turn_credentials
 from transport.relay import message
 from transport.relay.message import Attribute

@@ -9,8 +9,8 @@ import pytest
 from aioice import stun
 from aioice.stun import Method
 
-from common.clock import VirtualClock
 from tests.relay.conftest import SECRET, asker, code, needs_ipv6, peer, relay_options, relayed, until
+from tests.support.clock import VirtualClock
 from transport.ice.ice import turn_credentials
 from transport.relay.message import Attribute
 from transport.relay.server import RelayServer

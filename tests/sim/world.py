@@ -471,7 +471,7 @@ class World:
             self._ticked = self.clock.t
             await parts.upkeep.tick()
             while parts.upkeep.waiting():
-                await parts.upkeep.assemble_one(parts.upkeep.next_assembly())
+                await parts.upkeep.assemble_next()
         if self.clock.t - self._carried > 0.7:
             self._carried = self.clock.t
             self.chain.height += 1

@@ -46,6 +46,11 @@ class Node:
     def address(self) -> str:
         return self.key.address
 
+    @property
+    def memory_held(self) -> int:
+        """Bytes reserved for large messages that arrive."""
+        return self.net._context.budget.held
+
     async def take(self, peer: str, lane: Lane, header: bytes, payload: memoryview) -> None:
         message = Received(peer, lane, header, bytes(payload))
         if self.handler is not None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from common.errors import StreamBrokenError
 from common.peer_memory import MemoryBudget
+from transport.messages.flow_window import FlowWindow
 from transport.messages.framing import Ack, Begin, Cancel, Fail, Frame, Grant, More, decode, encode
 from transport.messages.inbox import MessageInbox, ReceivedMessage
 from transport.messages.lanes import Lane
@@ -248,5 +249,6 @@ class Wire:
         nothing_open = not outbox.wanted and not list(outbox.pending) and outbox.floor == outbox._next_id
         nothing_here = not (inbox._partial or inbox._busy or inbox._settled or inbox.awaits_bytes)
         nothing_early = not (inbox._early or inbox._early_bytes or inbox._pieces)
-        no_account = outbox._window.is_empty and inbox._window.is_empty
+        unused = FlowWindow(outbox._limits)._accounts
+        no_account = outbox._window._accounts == unused == inbox._window._accounts
         return nothing_open and nothing_here and nothing_early and self.budget.held == 0 and no_account

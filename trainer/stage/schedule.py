@@ -2,9 +2,9 @@
 
 ::
 
-    1F1B, 3 stages, 4 micro-batches                 GPipe
-    stage 0  F0 F1 F2 B0 F3 B1 B2 B3                F0 F1 F2 F3 B0 B1 B2 B3
-    stage 1  F0 F1 B0 F2 B1 F3 B2 B3                ...
+    1F1B, 3 stages, 4 micro-batches
+    stage 0  F0 F1 F2 B0 F3 B1 B2 B3
+    stage 1  F0 F1 B0 F2 B1 F3 B2 B3
     stage 2  F0 B0 F1 B1 F2 B2 F3 B3
 
     zero bubble: a backward pass in two, I (gradient of the inputs, which the stage before waits for) and W (of the weights)
@@ -15,11 +15,10 @@
 Gradients of the weights come in the order of the micro-batches on every stage and in every schedule, so they add up in the
 same order and a schedule never changes a bit of the result.
 
-Source: PipeDream-Flush, arXiv 2006.09503, section 2.2; GPipe, arXiv 1811.06965; Zero Bubble (ZB-H1), arXiv 2401.10241.
+Source: PipeDream-Flush, arXiv 2006.09503, section 2.2; Zero Bubble (ZB-H1), arXiv 2401.10241.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -62,17 +61,6 @@ def one_forward_one_backward(
         actions += [PipelineAction("forward", micro + ahead), PipelineAction("backward", micro)]
     actions += [PipelineAction("backward", micro) for micro in range(micro_batches - ahead, micro_batches)]
     return tuple(actions)
-
-
-def gpipe(stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[PipelineAction, ...]:
-    """Actions of ``stage``: all forward passes, then all backward ones; no ``lookahead`` could go further.
-
-    Raises:
-        ScheduleError: no such stage, or no micro-batch.
-    """
-    _check(stage, stages, micro_batches, lookahead)
-    forwards = tuple(PipelineAction("forward", micro) for micro in range(micro_batches))
-    return forwards + tuple(PipelineAction("backward", micro) for micro in range(micro_batches))
 
 
 def zero_bubble(stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[PipelineAction, ...]:
@@ -134,80 +122,6 @@ def _next_kind(
 def schedule_of(name: Literal["1f1b", "zero-bubble"]) -> PipelineSchedule:
     """The schedule that a job names."""
     return zero_bubble if name == "zero-bubble" else one_forward_one_backward
-
-
-def makespan(
-    schedule: PipelineSchedule,
-    stages: int,
-    micro_batches: int,
-    backward_cost: int = 2,
-    transfer: int = 0,
-    lookahead: int = 0,
-) -> int:
-    """Time units until all stages are done.
-
-    Args:
-        backward_cost: of a whole backward pass, where a forward takes 1; its halves take half of it each.
-        transfer: time units that a payload takes from a stage to its neighbour; ``lookahead`` as the schedule's.
-    Raises:
-        ScheduleError: the stages would wait for each other for ever.
-    """
-    lists = [schedule(stage, stages, micro_batches, lookahead) for stage in range(stages)]
-    costs: dict[ActionKind, int] = {
-        "forward": 1,
-        "backward": backward_cost,
-        "inputs": backward_cost - backward_cost // 2,
-        "weights": backward_cost // 2,
-    }
-    done: dict[tuple[int, str, int], int] = {}
-    position, clock = [0] * stages, [0] * stages
-    while any(position[stage] < len(lists[stage]) for stage in range(stages)):
-        moved = False
-        for stage in range(stages):
-            moved |= _advance(stage, stages, lists[stage], position, clock, done, costs, transfer)
-        if not moved:
-            raise ScheduleError(f"{stages} stages with {micro_batches} micro-batches wait for each other at {position}")
-    return max(clock)
-
-
-def _advance(
-    stage: int,
-    stages: int,
-    actions: Sequence[PipelineAction],
-    position: list[int],
-    clock: list[int],
-    done: dict[tuple[int, str, int], int],
-    costs: dict[ActionKind, int],
-    transfer: int,
-) -> bool:
-    if position[stage] == len(actions):
-        return False
-    action = actions[position[stage]]
-    ready = [clock[stage]]
-    for place, what in _needed(stage, stages, action):
-        end = done.get((place, what, action.micro))
-        if end is None:
-            return False
-        ready.append(end + transfer * (place != stage))
-    clock[stage] = max(ready) + costs[action.kind]
-    done[stage, _result(action), action.micro] = clock[stage]
-    position[stage] += 1
-    return True
-
-
-def _needed(stage: int, stages: int, action: PipelineAction) -> list[tuple[int, str]]:
-    """What must be done before: (stage, forward | inputs | weights)."""
-    match action.kind:
-        case "forward":
-            return [(stage - 1, "forward")] if stage > 0 else []
-        case "weights":
-            return [(stage, "inputs")]
-        case _:
-            return [(stage, "forward"), *([(stage + 1, "inputs")] if stage < stages - 1 else [])]
-
-
-def _result(action: PipelineAction) -> str:
-    return "inputs" if action.kind == "backward" else action.kind
 
 
 def _check(stage: int, stages: int, micro_batches: int, lookahead: int) -> None:

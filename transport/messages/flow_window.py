@@ -30,11 +30,6 @@ class FlowWindow:
         """Forget all messages."""
         self._accounts = {lane: _Account() for lane in Lane}
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no message is open."""
-        return all(account == _Account() for account in self._accounts.values())
-
     def fits(self, lane: Lane, size: int, *, eager: bool) -> bool:
         """Whether one more message of ``size`` bytes may be open on a lane."""
         limits, account = self._limits, self._accounts[lane]

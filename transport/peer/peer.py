@@ -227,11 +227,6 @@ class PeerNet:
         """How many envelopes were refused, by reason."""
         return self._refused
 
-    @property
-    def memory_held(self) -> int:
-        """Bytes reserved for large messages that arrive."""
-        return self._context.budget.held
-
     def stats(self) -> Mapping[str, LinkStats]:
         """Counters of every allowed peer."""
         return {peer: session.stats for peer, session in self._sessions.items()}

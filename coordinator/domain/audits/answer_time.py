@@ -77,11 +77,6 @@ def outer_bytes(shape: ModelShape, layers: Layers, last: int, replicas: int) -> 
     return HEAD_BYTES + int(vectors)
 
 
-def likely_bytes(shape: ModelShape, training: TrainingSpec, layers: Layers, last: int, steps: int) -> int:
-    """About what an opening of a step comes to: the state before it, the anchor, and what came in."""
-    return 4 * FLOAT32 * parameters_of(shape, layers, last) + steps * _payload_bytes(shape, training, layers, last)
-
-
 def input_bytes(shape: ModelShape, layers: Layers, last: int) -> int:
     """About the most that one operation of a step reads: an optimizer's, over the whole stage."""
     return min(MAX_INPUT_BYTES, 4 * FLOAT32 * parameters_of(shape, layers, last))

@@ -36,8 +36,3 @@ def halved(search: Search, equal: bool) -> Search:
     if equal:
         return Search(search.middle + 1, search.high, search.asked + 1)
     return Search(search.low, search.middle, search.asked + 1)
-
-
-def most_questions(places: int) -> int:
-    """ceil(log2 places): what a search takes at most."""
-    return max(0, places - 1).bit_length()

@@ -23,7 +23,7 @@ from fractions import Fraction
 
 import msgspec
 
-from coordinator.domain.audits.sampling import LAST, WHOLE
+from coordinator.domain.audits.sampling import WHOLE
 
 FLOOR = 50_000  # 5 %: also the oldest node is looked at once in 20 rounds, for ever.
 TRUST = 21  # Forged work that is paid for stays below 1 / (TRUST - 1) of honest work: 5 %.
@@ -117,8 +117,3 @@ def at_stake(exposure: Exposure) -> int:
     if loss <= 0:
         return WHOLE if exposure.share > 0 else 0
     return min(WHOLE, -(-MARGIN * exposure.share * WHOLE // loss))
-
-
-def chance_of_last(steps: int) -> float:
-    """That a drawn step is the round's last one."""
-    return 1 / LAST + (1 - 1 / LAST) / steps

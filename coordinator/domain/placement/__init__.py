@@ -9,7 +9,6 @@
     search    swaps, from a seed of the caller           explain  what bounds a plan, in words
     choose    the plan of a job                          regions  thousands of nodes: regions first
     replan    whether a new plan pays                    crossing what its stages send each other
-    communication  synchronous steps, DT-FM's cost
 
 Memory, measured speed, measured links. Stages are cut in proportion to the speed of the slowest node that will hold them;
 replicas of a stage go to distinct owners where that is possible. How the model of cost was checked, and its limits:

@@ -1,4 +1,4 @@
-"""Where a search begins: near nodes together, as a pipeline or as the replicas of a stage.
+"""Where a search begins: near nodes together, as a pipeline.
 
 On links of the open network the search is only as good as its start: from chance it ends 30 % above what two lines of arithmetic
 on regions give at once (64 nodes in 8 cities).
@@ -20,13 +20,8 @@ def pipelines_inside(far: Matrix, nodes: Sequence[int], stages: int, replicas: i
     """
     rows = gather(far, nodes, stages, replicas)
     seated = [row[stage] for stage in range(stages) for row in rows]
-    return seated + _others(nodes, seated)
-
-
-def replicas_inside(far: Matrix, nodes: Sequence[int], stages: int, replicas: int) -> list[int]:
-    """The replicas of a stage within a region, pipelines across: best where every step exchanges gradients over slow links."""
-    seated = [node for column in gather(far, nodes, replicas, stages) for node in column]
-    return seated + _others(nodes, seated)
+    taken = set(seated)
+    return seated + [node for node in nodes if node not in taken]
 
 
 def gather(far: Matrix, nodes: Sequence[int], size: int, count: int) -> list[list[int]]:
@@ -48,8 +43,3 @@ def gather(far: Matrix, nodes: Sequence[int], size: int, count: int) -> list[lis
             row = far[node]
             total[node] -= sum([row[other] for other in group])
     return groups
-
-
-def _others(nodes: Sequence[int], seated: Sequence[int]) -> list[int]:
-    taken = set(seated)
-    return [node for node in nodes if node not in taken]

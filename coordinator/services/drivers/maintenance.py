@@ -155,22 +155,22 @@ class Upkeep:
     async def assemble(self) -> None:
         """Put finished models together, one after the other, for ever."""
         while True:
-            job = await self._to_assemble.get()
-            try:
-                await self.assemble_one(job)
-            except (StoreAwayError, OSError):
-                self._to_assemble.put_nowait(job)  # For the next try.
-                raise
+            await self.assemble_next()
+
+    async def assemble_next(self) -> None:
+        """Put the model together that waits longest, as soon as one does."""
+        job = await self._to_assemble.get()
+        try:
+            await self._assemble(job)
+        except (StoreAwayError, OSError):
+            self._to_assemble.put_nowait(job)  # For the next try.
+            raise
 
     def waiting(self) -> bool:
         """Whether a model waits to be put together."""
         return not self._to_assemble.empty()
 
-    def next_assembly(self) -> str:
-        """Take the job whose model waits longest; ``waiting`` must hold."""
-        return self._to_assemble.get_nowait()
-
-    async def assemble_one(self, job: str) -> None:
+    async def _assemble(self, job: str) -> None:
         """Put one model together; after a few failures the job fails and what is left goes back."""
         problem = "no try was made"
         for _ in range(MAX_ASSEMBLIES):

@@ -45,7 +45,9 @@ def test_a_home_has_time_for_a_step_and_an_outer_step_of_many_parameters_with_ha
 ) -> None:
     shape, whole = llama(width, layers), Layers(0, layers)
     assert answer_time.parameters_of(shape, whole, layers) // 10**6 == millions
-    size = answer_time.likely_bytes(shape, TRAINING, whole, layers, TRAINING.commit_every)
+    size = (
+        4 * answer_time.FLOAT32 * answer_time.parameters_of(shape, whole, layers)
+    )  # The state before, and the anchor.
     size += answer_time.outer_bytes(shape, whole, layers, 2)
     takes = size / HOME_UP
     assert takes > LEAST, "what was allowed before was no home's upload"

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from common.clock import VirtualClock
 from coordinator.errors import UnavailableError
 from coordinator.services.network import admission as crowds
 from coordinator.services.network.admission import Crowd, CrowdedError
@@ -20,6 +19,7 @@ from protocol.identity import NodeKey
 from protocol.network import NetworkReport, PeerMeasure
 from protocol.node import Accounts, Claim
 from tests.coordinator.bench import Bench
+from tests.support.clock import VirtualClock
 
 HOME, FARM = "192.0.2.1", "198.51.100.7"
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from argon2 import PasswordHasher
 
-from common.clock import VirtualClock
 from coordinator.config import Config
 from coordinator.domain.account import LOCAL_ACCOUNT, ROLE_SCOPES, Account, Principal, Role, Scope
 from coordinator.domain.job import Job
@@ -45,6 +44,7 @@ from protocol.rest.api import NewUpload
 from protocol.rest.dataset import CheckRequest, DatasetReport
 from tests.coordinator.bench import Bench
 from tests.coordinator.rerun import digest
+from tests.support.clock import VirtualClock
 
 ADA, BOB, EVE = "a" * 32, "b" * 32, "e" * 32
 FEW = RateBudget("prices", 3, 10, 5, 100)

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.domain.placement.communication import Communication
 from coordinator.domain.placement.flow import RoundFlow
 from coordinator.domain.placement.search import Chance, anneal, descend
-from coordinator.domain.placement.start import gather, pipelines_inside, replicas_inside
+from coordinator.domain.placement.start import gather, pipelines_inside
 from coordinator.domain.placement.tiers import least_bottleneck
 from tests.coordinator.planner.test_plan_chains import beat, tightened
 from tests.support import dtfm, homes
@@ -18,13 +17,13 @@ from tests.support import dtfm, homes
 SWAPS = 3000
 
 
-def planned(number: int, traffic: dtfm.StepTraffic, names: list[int], swaps: int = SWAPS) -> Communication:
+def planned(number: int, traffic: dtfm.StepTraffic, names: list[int], swaps: int = SWAPS) -> dtfm.Communication:
     """The planner's layout of a scenario whose machines are called ``names``."""
     latency, rate = dtfm.scenario(number)
     latency = [[latency[names[a]][names[b]] for b in range(dtfm.NODES)] for a in range(dtfm.NODES)]
     rate = [[rate[names[a]][names[b]] for b in range(dtfm.NODES)] for a in range(dtfm.NODES)]
     found = dtfm.plan(latency, rate, traffic, swaps, seed=1)
-    fresh = Communication(latency, rate, traffic, found.places, dtfm.REPLICAS)
+    fresh = dtfm.Communication(latency, rate, traffic, found.places, dtfm.REPLICAS)
     assert found.cost() == pytest.approx(fresh.cost(), rel=1e-9), "the running sums are those of the plan"
     assert sorted(found.places) == list(range(dtfm.NODES))
     return found
@@ -69,7 +68,7 @@ def test_groups_are_the_regions_whatever_the_nodes_are_called() -> None:
     far = [[0.0 if a == b else 1.0 if region[a] == region[b] else 9.0 for b in range(16)] for a in range(16)]
     for places, whole in (
         (pipelines_inside(far, range(16), 4, 4), False),
-        (replicas_inside(far, range(16), 4, 4), True),
+        (dtfm.replicas_inside(far, range(16), 4, 4), True),
     ):
         parts = [places[i * 4 : (i + 1) * 4] if whole else places[i::4] for i in range(4)]
         assert all(len({region[node] for node in part}) == 1 for part in parts)

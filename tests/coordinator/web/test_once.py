@@ -6,7 +6,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.clock import VirtualClock
 from coordinator.client import Client
 from coordinator.client.line import HttpLine
 from coordinator.errors import UnavailableError
@@ -16,6 +15,7 @@ from coordinator.store.records import ReplayRecord
 from protocol.rest import api
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import spec
+from tests.support.clock import VirtualClock
 
 
 async def sent(http: aiohttp.ClientSession, url: str, key: str, body: Any = None) -> tuple[int, dict[str, Any], bool]:

@@ -8,7 +8,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.clock import VirtualClock
 from coordinator.domain.account import LOCAL_ACCOUNT, Role
 from coordinator.errors import UnauthorisedError
 from coordinator.services.accounts.challenges import CHALLENGE_S, Challenges
@@ -19,6 +18,7 @@ from coordinator.web.pages.account import after
 from coordinator.web.pages.render import CSRF_COOKIE
 from protocol.identity import NodeKey
 from tests.coordinator.web.conftest import House
+from tests.support.clock import VirtualClock
 
 PASSWORD = "correct horse battery staple"
 HTML = {"Accept": "text/html"}

@@ -7,7 +7,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from common.clock import VirtualClock
 from coordinator.domain.account import LOCAL_ACCOUNT, Principal, Role, Scope
 from coordinator.services.accounts.accounts import ABSOLUTE_S, IDLE_S, AccountService
 from coordinator.services.accounts.throttle import Throttle
@@ -18,6 +17,7 @@ from coordinator.web.auth.gate import ADDRESS_BURST, SESSION_COOKIE
 from coordinator.web.pages.render import CSRF_COOKIE, form_token
 from protocol.rest.api import NewUpload
 from tests.coordinator.web.conftest import House
+from tests.support.clock import VirtualClock
 
 FORM = f"csrf={form_token('0' * 64)}"
 

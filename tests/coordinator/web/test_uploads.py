@@ -15,13 +15,13 @@ import aiohttp
 import pytest
 from tusclient import client as tusclient
 
-from common.clock import VirtualClock
 from coordinator.client import Client, ProblemError
 from coordinator.errors import ConflictError, FullError, InvalidError, NotFoundError, TooLargeError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.uploads import IDLE_S, UploadService
 from protocol.rest.api import NewUpload
 from tests.coordinator.web.conftest import House
+from tests.support.clock import VirtualClock
 
 PROSE = "".join(f"line {number}: the quick brown fox, größer als ein Hund\n" for number in range(40_000)).encode()
 

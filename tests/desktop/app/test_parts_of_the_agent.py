@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.clock import SystemClock, VirtualClock
+from common.clock import SystemClock
 from desktop.agent.app.startup import _is_readable_on_the_way
 from desktop.agent.base.budget import ByteBudget
 from desktop.agent.base.config import Home, Settings
@@ -45,6 +45,7 @@ from protocol.task import TaskFailed
 from protocol.worker import PeerHeader, TensorName
 from tests.desktop.conftest import JOB, SCRIPT, plan_of
 from tests.desktop.coordinator_double import Double
+from tests.support.clock import VirtualClock
 
 A, B, C = (NodeKey(bytes([number]) * 32).address for number in (1, 2, 3))
 

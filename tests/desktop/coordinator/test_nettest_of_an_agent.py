@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.clock import VirtualClock
 from desktop.agent.app import status
 from desktop.agent.base.config import Home
 from desktop.agent.cli import cli
@@ -23,6 +22,7 @@ from protocol.task import TaskReady
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from tests.relay.conftest import credentials, relay_options
+from tests.support.clock import VirtualClock
 from transport.nettest.errors import NoRelayError
 from transport.nettest.result import NetTest, RelayResult
 from transport.relay.options import Quota

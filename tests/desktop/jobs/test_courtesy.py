@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.clock import SystemClock, VirtualClock
+from common.clock import SystemClock
 from desktop.agent.coordinator import artifacts as transfers
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.transfer_pacing import DUE_S, FIRST_RATE, LEAST_RATE, PIECE, Courtesy
@@ -25,6 +25,7 @@ from protocol.task import (
 )
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
+from tests.support.clock import VirtualClock
 from transport.ice.stats import LinkStats
 from transport.sctp.allowance import Allowance
 

@@ -5,13 +5,12 @@ import itertools
 import pytest
 
 from protocol.models.boundary_bytes import most_in_flight
+from tests.trainer.stage.makespan import gpipe, makespan
 from trainer.errors import ScheduleError
 from trainer.stage.schedule import (
     ActionKind,
     PipelineAction,
     PipelineSchedule,
-    gpipe,
-    makespan,
     one_forward_one_backward,
     zero_bubble,
 )
@@ -30,15 +29,10 @@ def test_one_forward_one_backward_is_as_drawn() -> None:
     assert written(0, 4, 2) == "F0 F1 B0 B1"
 
 
-def test_gpipe_does_all_forwards_first() -> None:
-    assert written(1, 3, 3, gpipe) == "F0 F1 F2 B0 B1 B2"
-
-
-@BOTH
-def test_every_micro_batch_passes_once_each_way_in_order(schedule: PipelineSchedule) -> None:
+def test_every_micro_batch_passes_once_each_way_in_order() -> None:
     for stages, micros in itertools.product(range(1, 9), range(1, 17)):
         for stage in range(stages):
-            actions = schedule(stage, stages, micros)
+            actions = one_forward_one_backward(stage, stages, micros)
             for kind in ("forward", "backward"):
                 assert [action.micro for action in actions if action.kind == kind] == list(range(micros))
             for micro in range(micros):
@@ -79,7 +73,7 @@ def test_a_schedule_that_waits_for_ever_is_noticed() -> None:
 
 @pytest.mark.parametrize(("stage", "stages", "micros"), [(-1, 2, 1), (2, 2, 1), (0, 1, 0), (0, 0, 1)])
 def test_impossible_schedules_are_refused(stage: int, stages: int, micros: int) -> None:
-    for schedule in (one_forward_one_backward, gpipe):
+    for schedule in (one_forward_one_backward, zero_bubble):
         with pytest.raises(ScheduleError, match="there is no such schedule"):
             schedule(stage, stages, micros)
 
@@ -147,6 +141,6 @@ def test_looking_ahead_keeps_no_more_than_it_says() -> None:
 
 
 def test_a_lookahead_below_nothing_is_refused() -> None:
-    for schedule in (one_forward_one_backward, zero_bubble, gpipe):
+    for schedule in (one_forward_one_backward, zero_bubble):
         with pytest.raises(ScheduleError, match="looking -1 ahead"):
             schedule(0, 2, 4, -1)

@@ -148,4 +148,4 @@ async def test_frames_of_an_old_link_mean_nothing_in_a_new_one(switchboard: Swit
             channel.send(frame)
     await asyncio.wait_for(a.net.send(b.address, Lane.CONTROL, b"", b"afterwards"), 20)
     assert heard(b) == [*before, (a.address, b"new link"), (a.address, b"afterwards")]
-    assert b.net.memory_held == 0
+    assert b.memory_held == 0

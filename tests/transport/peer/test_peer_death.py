@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from common.clock import VirtualClock
 from common.errors import PeerUnreachableError
 from protocol.identity import NodeKey
+from tests.support.clock import VirtualClock
 from tests.transport.conftest import Node, Switchboard, until
 from transport.ice.stats import LinkState
 from transport.messages.lanes import Lane
