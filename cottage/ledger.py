@@ -11,6 +11,7 @@ _PARSERS = {
     "claim": "coordinator.client.claim",
     "challenge": "coordinator.proof.challenge",
     "deploy": "ledger.deploy",
+    "refund": "ledger.refund",
     "serve": "ledger.local.__main__",
 }
 

@@ -20,6 +20,7 @@ from ledger.deploy import main as deploy
 from ledger.errors import AddressError, LedgerError, NoEscrowError
 from ledger.local.__main__ import main as serve
 from ledger.money import show
+from ledger.refund import main as refund
 from ledger.states import StakeState
 
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return serve(words[1:])
     if words[:1] == ["deploy"]:
         return deploy(words[1:])
+    if words[:1] == ["refund"]:
+        return refund(words[1:])
     arguments = parser().parse_args(words)
     config = LedgerConfig(arguments.url, arguments.program, arguments.mint)
     try:
@@ -129,6 +132,9 @@ def parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("claim", help="have paid what a job has promised; claim --help tells how", add_help=False)
     commands.add_parser("deploy", help="bring the market program to a cluster; deploy --help tells how", add_help=False)
+    commands.add_parser(
+        "refund", help="have back what a job has left after its deadline; refund --help tells how", add_help=False
+    )
     commands.add_parser("serve", help="serve the embedded ledger; serve --help tells its options", add_help=False)
     return parser
 

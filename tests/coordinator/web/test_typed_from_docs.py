@@ -84,6 +84,7 @@ RUN_BY = {
     "completion": ("tests/cottage/test_completion.py", "completion"),
     "ledger check": ("tests/proof/test_check.py", "check"),
     "ledger show": ("tests/e2e/test_lessons.py", "train-your-first-model"),
+    "ledger refund": ("tests/ledger/test_refund.py", "refund"),
     "ledger challenge": ("tests/e2e/test_challenge.py", "challenge"),
     "accounts": ("tests/coordinator/test_admin.py", "accounts"),
     "node settings": ("tests/desktop/app/test_owner_of_an_agent.py", "settings"),
