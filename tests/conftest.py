@@ -12,8 +12,8 @@ from tests.support import session, together
 from tests.support.proxy import VARIABLES
 
 TESTS = Path(__file__).parent
-WALL_CLOCK = {"testbed", "transport", "relay", "nettest", "chaos", "e2e", "installer"}
-"""Folders in which lines are emulated in real time, or whole programs meet deadlines of a few seconds."""
+WALL_CLOCK = {"testbed", "transport", "relay", "nettest"}
+"""Folders in which lines are emulated in real time."""
 FURTHER_TRIES = 2
 
 
