@@ -111,11 +111,16 @@ class Town:
     async def train(self, name: str = "a small job", **training: int) -> str:
         """Submit a job and let everything happen until it is over and the ledger knows all of it; returns its id."""
         job = await self.submit(name, **training)
+        await self.end(job)
+        return job
+
+    async def end(self, job: str) -> None:
+        """Let everything happen until a job is over and the ledger knows all of it."""
         for _ in range(MAX_TURNS):
             await self.turn()
             view, receipts = await self.parts.jobs.get(job), await self.parts.jobs.receipts(job)
             if view.state in OVER and all(receipt.state not in ("queued", "sent") for receipt in receipts):
-                return job
+                return
         raise AssertionError(f"job {job} is {view.state} after {MAX_TURNS} turns")
 
     async def turn(self) -> None:
