@@ -101,7 +101,7 @@ def cottage(*words: str, closed: str = "", **environment: str) -> tuple[int, str
         (["check", "{folder}"], "cottage: {folder} is a folder: name one file in it"),
         (["check", "{folder}/nothing"], "cottage: {folder}/nothing: there is no such file or folder"),
         (["quote", "{folder}/broken.json"], "cottage: {folder}/broken.json: it is no JSON, from line 2 on: '}'"),
-        (["quote", "{folder}/nan.json"], "cottage: {folder}/nan.json: it holds NaN on line 1: only finite numbers are taken"),
+        (["quote", "{folder}/nan.json"], "{folder}/nan.json: it holds NaN on line 1: only finite numbers are taken"),
         (["quote", "{folder}/nan.yaml"], "cottage: {folder}/nan.yaml: model.x[1] is nan, no finite number"),
         (["quote", "{folder}/bad.yaml"], "cottage: {folder}/bad.yaml: it is no YAML from line 2, character 1 on"),
         (["serve", "--data", "{folder}", "--port", "80x"], "argument --port: 80x is no port: choose 0 to 65535"),
