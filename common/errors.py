@@ -11,6 +11,7 @@
     ├── SignalError                 an envelope from the signalling server is refused (``reason`` names the rule)
     ├── IceConfigError              the address or secret of a STUN or TURN server is unusable
     ├── UrlError                    a text is not the address of a server
+    ├── InvitationError             a text is neither an invitation to a network nor the address of one (``fault`` names the rule)
     ├── SealedFileError             an encrypted file was changed, cut, or belongs to another key
     ├── MessageLimitError           the caller hands over more than a message may hold
     ├── LinkError
@@ -71,6 +72,18 @@ class IceConfigError(TransportError):
 
 class UrlError(TransportError):
     """A text is not the address of a server."""
+
+
+class InvitationError(TransportError):
+    """A text is neither an invitation to a network nor the address of one.
+
+    Attributes:
+        fault: which rule it breaks, in a word (``common.invitations.Fault``).
+    """
+
+    def __init__(self, text: str, fault: str) -> None:
+        super().__init__(text)
+        self.fault = fault
 
 
 class MessageLimitError(TransportError):

@@ -219,15 +219,16 @@ def assemble(
     deliveries: Deliveries | None = None,
     room: Room | None = None,
     sponsor: Sponsor | None = None,
+    key: NodeKey | None = None,
 ) -> CoordinatorParts:
-    """Wire the services; nothing runs yet."""
+    """Wire the services; nothing runs yet. ``key``: by which the coordinator proves to nodes who it is."""
     context = Context(config, clock, store, entropy)
     leases = Leases(context)
     desk = JobDesk(context, leases)
     links = Links(context)
     context.metrics.watch(links.gauges)
     relays = Relays(context, links)
-    nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
+    nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node), key)
     rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator)
     runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
     referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
@@ -314,6 +315,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
             generator=tools,
             room=room,
             sponsor=LedgerSponsor(ledger, config.ledger_url, key.seed, key.address),
+            key=key,
         )
         budgets = Budgets(store, clock)
         parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools, budgets)))

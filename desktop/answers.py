@@ -284,6 +284,7 @@ class SettingsAnswer(View, Generic[_Settings], frozen=True):
         address: the node's own wallet, which ``payout`` "" stands for.
         processors, memory_mb_here: what this computer has; ``gpus`` likewise.
         cap, cap_why: how ``watts`` is held now, and what the driver said against it.
+        networks: invitations to networks that are known, the newest first.
         effect: ``now``; ``rejoin``: it connects anew and keeps its jobs; ``restart``: what runs is handed over first.
     """
 
@@ -296,6 +297,7 @@ class SettingsAnswer(View, Generic[_Settings], frozen=True):
     effect: Literal["now", "rejoin", "restart"] = "now"
     cap: Literal["", "driver", "pauses", "not"] = ""
     cap_why: LongText = ""
+    networks: Annotated[tuple[LongText, ...], Meta(max_length=32)] = ()
 
 
 class LimitsAnswer(View, Generic[_Limits], frozen=True):

@@ -14,12 +14,12 @@ from solders.signature import Signature
 from solders.transaction_status import EncodedConfirmedTransactionWithStatusMeta, UiRawMessage, UiTransaction
 from spl.memo.constants import MEMO_PROGRAM_ID
 
+from common import base58
 from ledger import events
 from ledger.connection import PAGE, Connection
 from ledger.errors import EventError, LedgerAnswerError
 from ledger.program.layout import TRUNCATED, ProgramEvent, read_events
 from ledger.program.stakes import describe
-from protocol import base58
 
 MAX_AT_ONCE = 8  # Transactions asked for together: quick, and below what public endpoints take for flooding.
 MAX_TRANSACTIONS = 20_000  # A job of 20 nodes and 500 rounds stays well below; beyond it somebody is flooding.

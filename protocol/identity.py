@@ -10,9 +10,9 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from common import base58
 from common.errors import BadAddressError, BadSignatureError, KeyFileError
 from common.system_words import reason
-from protocol import base58
 
 ADDRESS_BYTES = 32
 SIGNATURE_BYTES = 64

@@ -3,7 +3,8 @@
     coordinator                 node
       Challenge           ->
                           <-    Hello       signed over the challenge: the node is its key
-      Welcome / Refused   ->                heartbeat period, lease time, ICE servers, a token for artifacts
+      Welcome / Refused   ->                heartbeat period, lease time, ICE servers, a token for artifacts; where the node
+                                            asked for it, signed: the coordinator is the key of the node's invitation
       Assign              ->
                           <-    Report(seq) wraps a ``task`` report; kept by the node until Acknowledged
       Acknowledged(seq)   ->
@@ -87,8 +88,11 @@ class HeldLease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 # --- node to coordinator ------------------------------------------------------------------------------------------------
 
 
-class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
-    """``signature``: by the node key over context "cottage-hello" and (challenge nonce, coordinator host as in the Challenge)."""
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="hello"):
+    """``signature``: by the node key over context "cottage-hello" and (challenge nonce, coordinator host as in the Challenge).
+
+    ``nonce``: 32 bytes that nobody could foresee, for the coordinator to sign; empty: it need not say who it is.
+    """
 
     protocol: Annotated[int, Meta(ge=1, le=10_000)]
     node: NodeAddress
@@ -96,6 +100,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
     profile: NodeProfile
     leases: Annotated[tuple[HeldLease, ...], Meta(max_length=MAX_LEASES)] = ()
+    nonce: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="heartbeat"):
@@ -165,8 +170,12 @@ class LedgerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: NodeAddress
 
 
-class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="welcome"):
-    """``token`` authorises artifact transfers (Authorization: Bearer) until the WebSocket closes."""
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="welcome"):
+    """``token`` authorises artifact transfers (Authorization: Bearer) until the WebSocket closes.
+
+    ``proof``: by the coordinator's key over context "cottage-welcome" and (the Hello's nonce, the node's address, the host that
+    the coordinator is known by); empty where the Hello has no nonce.
+    """
 
     token: Annotated[str, Meta(min_length=16, max_length=200)]
     heartbeat_seconds: Annotated[float, Meta(gt=0, le=600)]
@@ -174,6 +183,7 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="welc
     ice_servers: Annotated[tuple[OfferedIceServer, ...], Meta(max_length=MAX_ICE_SERVERS)]
     ledger: LedgerInfo | None
     min_stake: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    proof: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 class IceServers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ice_servers"):

@@ -4,6 +4,7 @@
 
     AgentError                      1
     ├── SettingsError               2   a setting, a file of the home folder or the key is unusable
+    │   └── NoNetworkError              there is nobody to lend to, or what was given is no address and no invitation
     ├── SandboxError                3   a restriction is not in force, or jobs cannot run here for another reason
     │   ├── NoEngineError               no Docker engine answers
     │   ├── NoImageError                the engine lacks the image that jobs run in
@@ -45,6 +46,12 @@ class SettingsError(AgentError):
     """A setting, a file of the home folder or the key is unusable."""
 
     exit_code = 2
+
+
+class NoNetworkError(SettingsError):
+    """There is nobody to lend to, or what was given is no address and no invitation."""
+
+    cause = "no network"
 
 
 class SandboxError(AgentError):

@@ -14,8 +14,8 @@ from solders.transaction import VersionedTransaction
 from spl.memo.constants import MEMO_PROGRAM_ID
 from spl.token.constants import TOKEN_2022_PROGRAM_ID, TOKEN_PROGRAM_ID
 
+from common import base58
 from ledger.local.store import Entry
-from protocol import base58
 
 Json = dict[str, Any]
 Lookup = Callable[[Pubkey], Account | None]

@@ -18,6 +18,7 @@ from solders.message import from_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.transaction import SanitizeError, VersionedTransaction
 
+from common import base58
 from common.errors import BadAddressError
 from ledger.errors import LedgerError
 from ledger.local.chain import BLOCKHASH_SLOTS, LocalChain, TransactionOutcome, TransactionRefusedError
@@ -33,7 +34,6 @@ from ledger.local.encoding import (
 )
 from ledger.local.genesis import Genesis, give
 from ledger.money import DECIMALS, MAX_AMOUNT
-from protocol import base58
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 PREFLIGHT_FAILURE = -32002

@@ -74,13 +74,19 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
         clock: Clock | None = None,
         bond: int = 0,
         device: Device = NOTHING,
+        coordinator_key: str = "",
     ) -> AsyncIterator[Running]:
         home = Home.at(tmp_path / name)
         key = home.key()
         settings = Settings(
-            coordinator=coordinator.url, name=name, sandbox="process", threads=1, loopback=True, bond=bond
-        )
-        settings = settings.completed(key.address)
+            coordinator=coordinator.url,
+            coordinator_key=coordinator_key,
+            name=name,
+            sandbox="process",
+            threads=1,
+            loopback=True,
+            bond=bond,
+        ).completed(key.address)
         chosen = sandbox or ProcessSandbox(
             SandboxLimits(1024, 1), worker_arguments, command=(sys.executable, str(SCRIPT))
         )

@@ -66,6 +66,9 @@ class Double:
     cut_after: int | None = None
     damage: int = 0
     tamper: Callable[[str, Signal], Signal | None] | None = None
+    key: identity.NodeKey | None = None
+    known_as: str = ""
+    replayed: bytes = b""
 
     def __post_init__(self) -> None:
         self.nodes: dict[str, web.WebSocketResponse] = {}
@@ -94,7 +97,8 @@ class Double:
         return self.url
 
     async def _network(self, _: web.Request) -> web.Response:
-        return web.json_response({"nodes_online": 10, "nodes_busy": 4, "price_per_petaflop": 2000, "notice": ""})
+        said = {"nodes_online": 10, "nodes_busy": 4, "price_per_petaflop": 2000, "notice": ""}
+        return web.json_response(said | ({"coordinator": self.key.address} if self.key else {}))
 
     async def stop(self) -> None:
         """End abruptly, as a killed process does; ``start`` takes the same port again."""
@@ -159,7 +163,9 @@ class Double:
             return socket
         token = secrets.token_hex(16)
         self.tokens.add(token)
-        await socket.send_bytes(encode(Welcome(token, self.heartbeat_seconds, 2.0, self.ice_servers, self.ledger)))
+        proof = self.replayed or self._prove(hello, host)
+        welcome = Welcome(token, self.heartbeat_seconds, 2.0, self.ice_servers, self.ledger, proof=proof)
+        await socket.send_bytes(encode(welcome))
         self.nodes[hello.node] = socket
         await self._tell()
         try:
@@ -172,6 +178,12 @@ class Double:
                 del self.nodes[hello.node]
             await self._tell()
         return socket
+
+    def _prove(self, hello: Hello, host: str) -> bytes:
+        if self.key is None:
+            return b""
+        parts = (hello.nonce, hello.node.encode(), (self.known_as or host).encode())
+        return self.key.sign("cottage-welcome", *parts)
 
     async def _message(self, node: str, message: NodeMessage) -> None:
         match message:

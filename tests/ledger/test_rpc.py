@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from solders.system_program import TransferParams, transfer
 
+from common import base58
 from ledger.local.rpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, Rpc
 from ledger.local.server import INTERNAL_ERROR, MAX_BATCH, MAX_BODY, build_app
-from protocol import base58
 from tests.ledger.world import World, key, transaction
 
 JSON = {"Content-Type": "application/json"}

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solders.keypair import Keypair
 
+from common import base58
 from common.errors import BadAddressError, BadSignatureError, KeyFileError
-from protocol import base58
 from protocol.identity import NodeKey, parse_address, signed_bytes, verify
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from common.errors import IdentityError
 from common.untrusted_text import untrusted
+from common.urls import authority, parse_url
 from coordinator.domain.audits.rate import TRUST
 from coordinator.domain.lease import Lease
 from coordinator.domain.placement import COMPUTE_SHARE, Candidate
@@ -44,6 +45,7 @@ from protocol.node import (
 from protocol.task import EVASION_AGAIN_S, StopTask, TaskCommand
 
 HELLO_CONTEXT = "cottage-hello"
+WELCOME_CONTEXT = "cottage-welcome"
 FLIP_S = 60.0
 MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
 RETRY_SOON = 5.0  # Where the database is away, which it is for seconds.
@@ -157,7 +159,10 @@ class Nodes:
         chain: ChainPort,
         coordinator: str,
         ice_servers: Callable[[str], tuple[OfferedIceServer, ...]],
+        key: identity.NodeKey | None = None,
     ) -> None:
+        """``key``: the coordinator's own, by which it proves who it is to nodes that ask; None: it proves nothing."""
+        self._key = key
         self._context = context
         self._leases = leases
         self._ice_servers = ice_servers
@@ -222,7 +227,7 @@ class Nodes:
         self._leases.came(hello.node)
         self._tokens[session.token] = hello.node
         self._context.metrics.count("connections_total")
-        send(self._welcome(session))
+        send(self._welcome(session, hello, host))
         evaded = self._unanswered.get(hello.node, 0.0)
         if evaded > max(0.0, session.began - EVASION_AGAIN_S):
             send(Unanswered(evaded))
@@ -427,7 +432,7 @@ class Nodes:
         least = self._context.config.min_stake
         return record.rounds > 0 or record.earned > 0 or 0 < least <= record.stake
 
-    def _welcome(self, session: NodeSession) -> Welcome:
+    def _welcome(self, session: NodeSession, hello: Hello, host: str) -> Welcome:
         config = self._context.config
         return Welcome(
             token=session.token,
@@ -436,4 +441,13 @@ class Nodes:
             ice_servers=self._ice_servers(session.node),
             ledger=LedgerInfo(self._chain.url, self._chain.program, self._chain.mint, self._coordinator),
             min_stake=0 if session.operator else config.min_stake,
+            proof=self._prove(hello, host),
         )
+
+    def _prove(self, hello: Hello, host: str) -> bytes:
+        """Under its public name alone, where it has one: somebody who passes greetings on under another name is found out."""
+        if self._key is None or not hello.nonce:
+            return b""
+        public = self._context.config.public_url
+        known_as = authority(parse_url(public)) if public else host
+        return self._key.sign(WELCOME_CONTEXT, hello.nonce, hello.node.encode(), known_as.encode())

@@ -88,7 +88,11 @@ class Agent:
         self._records = CrashRecords(parts.home.records, parts.key.seed, shelf, settings.coordinator, cache, clock.time)
         self._peers.states = self._states
         self._session = CoordinatorSession(
-            settings.coordinator, Introduction(parts.key, settings.payout, parts.profile), self, clock
+            settings.coordinator,
+            Introduction(parts.key, settings.payout, parts.profile),
+            self,
+            clock,
+            settings.coordinator_key,
         )
         self._keeper = LendingKeeper(parts.home.lending, parts.readings, clock)
         self._network: PeerNet | None = None

@@ -16,12 +16,13 @@ from desktop.agent.app import backup, support
 from desktop.agent.app import settings as owner
 from desktop.agent.app import status as local
 from desktop.agent.app.selftest import NOT_TESTED, SelfTestMeans, SelfTestResult, Steps
+from desktop.agent.base import networks
 from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import NOTHING, Device
 from desktop.agent.earnings.records import EarningRecords
 from desktop.agent.earnings.withdrawals import OwnWithdrawals
-from desktop.agent.errors import AgentError, NotConnectedError, SettingsError, UpdateError
+from desktop.agent.errors import AgentError, NoNetworkError, NotConnectedError, SettingsError, UpdateError
 from desktop.agent.hardware.power import PowerCap
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
 from desktop.agent.jobs.traffic_usage import load_usage
@@ -278,7 +279,7 @@ class OwnerApi:
     def lend(self, change: LendingChange) -> LendingView:
         """Raises SettingsError."""
         if change.on and not self.home.settings().coordinator:
-            raise SettingsError("no coordinator is set: say first whom to lend to")
+            raise NoNetworkError("no network is set: say first whom to lend to")
         view = self.agent.lend(change) if self.agent else change_kept(self.home.lending, change, time.time())
         if change.on is not None and change.on != self.on:
             self.handles.switch(change.on)
@@ -287,7 +288,7 @@ class OwnerApi:
     async def change_settings(self, change: owner.SettingsChange) -> owner.SettingsView:
         """Raises SettingsError."""
         before = self.home.settings()
-        after = change.apply(before, self.address)
+        after = change.apply(before, self.address, networks.known(self.home.networks))
         self.home.remember(after)
         effect = owner.effect_of(before, after)
         if after != before:

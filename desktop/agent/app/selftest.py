@@ -136,11 +136,16 @@ class Steps:
 
     async def _coordinator(self) -> SelfTestStep:
         if not self._settings.coordinator:
-            return SelfTestStep("coordinator", "bad", "not set", "no coordinator is set: give its address")
+            return SelfTestStep(
+                "coordinator", "bad", "not set", "no network is set: give its address, or an invitation"
+            )
         try:
             network = await ask_network(self._settings.coordinator)
         except AgentError as error:
-            return SelfTestStep("coordinator", "bad", "no answer", printable(str(error)))
+            return SelfTestStep("coordinator", "bad", "no answer", printable(str(error)), error.detail)
+        if (key := self._settings.coordinator_key) and network.coordinator != key:
+            text = f"another network than that of your invitation answers there (its key is {printable(network.coordinator)})"
+            return SelfTestStep("coordinator", "bad", "other key", text)
         lent = self._device.gpu if self._device else ""
         watts = next((card.power_cap for card in await asyncio.to_thread(gpus) if lent and card.uuid == lent), None)
         if self._speed_found.flops:

@@ -4,11 +4,14 @@ When lends and how much of the line are apart: ``desktop.agent.lending`` and ``d
 """
 
 import os
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from common.invitations import Invitation
+from desktop.agent.base import networks
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import lasting, total_memory_mb
 from desktop.agent.errors import SettingsError
@@ -27,7 +30,7 @@ _AMOUNTS = ("floor", "electricity", "bond")
 class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to change; None leaves it as it is. Amounts are tokens in decimals; ``payout`` "" is the node's own wallet.
 
-    ``floor``: for 10^15 operations. ``electricity``: for a kWh. ``bond``: at a time.
+    ``coordinator``: an invitation, too. ``floor``: for 10^15 operations. ``electricity``: for a kWh. ``bond``: at a time.
     ``threads`` and ``memory_mb`` 0: all, and half.
     """
 
@@ -45,15 +48,19 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     updates: bool | None = None
     at_login: bool | None = None
 
-    def apply(self, settings: Settings, address: str) -> Settings:
+    def apply(self, settings: Settings, address: str, offered: Sequence[Invitation] = ()) -> Settings:
         """The settings after the change.
 
         Args:
             address: the node's own, which is what an empty payout stands for.
+            offered: networks that are known, whose keys need not be given again.
         Raises:
             SettingsError: a value cannot be used; the text names it.
         """
         given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        if self.coordinator is not None:
+            settings = settings.joining(settings.meant(self.coordinator, offered))
+            del given["coordinator"]
         try:
             for name in _AMOUNTS:
                 if name in given:
@@ -78,7 +85,9 @@ SettingsView = SettingsAnswer[Settings]
 def view(home: Home, version: str, effect: Effect = "now") -> SettingsView:
     """The settings of ``home`` on this computer."""
     settings = home.settings()
-    return SettingsView(settings, home.key().address, os.cpu_count() or 1, total_memory_mb(), gpus(), version, effect)
+    offered = tuple(network.link for network in networks.known(home.networks))
+    here = (os.cpu_count() or 1, total_memory_mb(), gpus())
+    return SettingsView(settings, home.key().address, *here, version, effect, networks=offered)
 
 
 def effect_of(before: Settings, after: Settings) -> Effect:

@@ -21,7 +21,7 @@ from desktop.agent.hardware.meters import gpus
 LINES = 200
 EVENTS = 50
 _PRIVATE = frozenset(
-    {"payout", "coordinator", "name"}
+    {"payout", "coordinator", "coordinator_key", "name"}
 )  # Of the settings; the coordinator's address may hold a password.
 _PATTERNS = (
     (re.compile(r"(?i)\b[a-z][a-z0-9+.-]*://\S+"), "<address>"),

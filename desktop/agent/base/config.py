@@ -3,7 +3,7 @@
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +13,14 @@ import platformdirs
 from msgspec import Meta
 from yarl import URL
 
-from common.errors import TransportError, UrlError
+from common.errors import InvitationError, TransportError, UrlError
+from common.invitations import Invitation
 from common.system_words import reason
 from common.urls import parse_url
+from desktop.agent.base import networks
 from desktop.agent.base.file_lock import HeldError, held, holder
 from desktop.agent.base.gpu import Chosen, total_memory_mb
-from desktop.agent.errors import HomeBusyError, SettingsError
+from desktop.agent.errors import HomeBusyError, NoNetworkError, SettingsError
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.identity import NodeKey, parse_address
 from protocol.node import SandboxKind
@@ -37,11 +39,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``gpu``: which one is lent, -1 for the processor. ``disk_gb``: for jobs' files. ``watts``: the GPU's power
     cap, 0 for its own. ``electricity``: what a kWh costs. ``updates``: new versions are fetched without being asked for.
     ``at_login``: start with the computer (``desktop.agent.app.autostart``).
+    ``coordinator_key``: what the coordinator has to prove, by an invitation; empty: whoever answers is it.
     ``bond``: the most that this node puts up on the ledger at a time against work of its neighbours that it has found false; 0:
     it doubts nobody.
     """
 
     coordinator: Annotated[str, Meta(max_length=2000)] = ""
+    coordinator_key: Annotated[str, Meta(max_length=44)] = ""
     name: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00-\x1f]*$")] = ""
     payout: Annotated[str, Meta(max_length=44)] = ""
     sandbox: SandboxKind = "docker"
@@ -64,6 +68,28 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     updates: bool = True
     at_login: bool = True
 
+    @property
+    def network(self) -> Invitation:
+        """Whom to lend to."""
+        return Invitation(self.coordinator, self.coordinator_key)
+
+    def joining(self, network: Invitation) -> "Settings":
+        """The same with another network."""
+        return msgspec.structs.replace(self, coordinator=network.url, coordinator_key=network.key)
+
+    def meant(self, text: str, offered: Sequence[Invitation] = ()) -> Invitation:
+        """The network that an address or an invitation means: of one that is known, with the key that was given then.
+
+        Args:
+            offered: other known ones; that of now is.
+        Raises:
+            NoNetworkError: it is neither.
+        """
+        try:
+            return networks.meant(text, (self.network, *offered)) if text else Invitation("")
+        except InvitationError as error:
+            raise NoNetworkError(str(error)) from error
+
     def completed(self, address: str) -> "Settings":
         """With every open choice made: this machine's name, the node's own wallet, half of the memory, all processors.
 
@@ -75,10 +101,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             parse_address(payout)
         except TransportError as error:
-            raise SettingsError(f"--payout {payout!r} is not a wallet address: {error}") from error
+            raise SettingsError(f"{payout!r}, which is to be paid, is not a wallet address: {error}") from error
         memory = self.memory_mb or max(MIN_MEMORY_MB, total_memory_mb() // 2)
         if memory < MIN_MEMORY_MB:
-            raise SettingsError(f"--memory-mb {memory} is too little for any job: at least {MIN_MEMORY_MB}")
+            raise SettingsError(f"{memory} MB of memory are too little for any job: at least {MIN_MEMORY_MB}")
         return msgspec.structs.replace(
             self,
             coordinator=str(url),
@@ -91,11 +117,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _parse_url(text: str) -> URL:
     if not text:
-        raise SettingsError("no coordinator is set: give --coordinator https://HOST (it is remembered)")
+        raise NoNetworkError("no network is set: give the address of its coordinator, or an invitation")
     try:
         return parse_url(text)
     except UrlError as error:
-        raise SettingsError(f"--coordinator: {error}, such as https://cottage.example") from error
+        raise NoNetworkError(f"{error}, such as https://cottage.example") from error
 
 
 @dataclass(frozen=True)
@@ -215,6 +241,11 @@ class Home:
         return self.path / "image-seen.json"
 
     @property
+    def networks(self) -> Path:
+        """Which networks were joined."""
+        return self.path / "networks.json"
+
+    @property
     def activity(self) -> Path:
         """What has happened here."""
         return self.path / "activity.db"
@@ -236,15 +267,15 @@ class Home:
             raise SettingsError(str(error)) from error
 
     def settings(self) -> Settings:
-        """What was remembered; raises SettingsError where the file is damaged."""
+        """What was remembered, with the build's own network where none was; raises SettingsError where the file is damaged."""
         file = self.path / "settings.json"
         try:
             settings: Settings = decode_json(file.read_bytes(), Settings)
         except FileNotFoundError:
-            return Settings()
+            settings = Settings()
         except (OSError, MessageError) as error:
             raise SettingsError(f"{file} cannot be used: {reason(error)}. Correct it or delete it") from error
-        return settings
+        return settings if settings.coordinator else settings.joining(networks.built_in() or Invitation(""))
 
     def remember(self, settings: Settings) -> None:
         """Keep ``settings`` for the next start; raises SettingsError where they cannot be written."""
@@ -252,6 +283,8 @@ class Home:
         try:
             draft.write_bytes(encode_json(settings))
             draft.replace(self.path / "settings.json")
+            if settings.coordinator:
+                networks.remember(self.networks, settings.network)
         except OSError as error:
             raise SettingsError(f"{draft} cannot be written: {reason(error)}") from error
 

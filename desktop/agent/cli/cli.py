@@ -25,7 +25,7 @@ from common.terminal import complain, say, say_json
 from common.untrusted_text import untrusted
 from desktop.agent.app import restart, status, support
 from desktop.agent.app.autostart import MOVED, UNIT, AtLogin
-from desktop.agent.base import log
+from desktop.agent.base import log, networks
 from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import DEFAULT_IMAGE, Home, Settings
 from desktop.agent.base.log import LOG, printable
@@ -33,7 +33,7 @@ from desktop.agent.cli import keycli, ownercli, upkeepcli
 from desktop.agent.cli.lending_cli import add_words
 from desktop.agent.cli.nettest_screen import show as show_test
 from desktop.agent.cli.nettest_screen import show_link, with_bar
-from desktop.agent.errors import AgentError, NoAgentError, SettingsError
+from desktop.agent.errors import AgentError, NoAgentError, NoNetworkError, SettingsError
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits, show_quantity, show_rate
 from desktop.agent.jobs.traffic_usage import load_usage
 from ledger.errors import AmountError
@@ -68,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         return int(options.run(options))
+    except NoNetworkError as error:
+        complain("cottage node", f"{error}. With --coordinator it is remembered")
+        return error.exit_code
     except AgentError as error:
         complain("cottage node", error)
         return error.exit_code
@@ -141,7 +144,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     """Every setting is remembered in the home folder; what is not given stays as it was."""
     add = parser.add_argument
     add("--home", type=Path, help="the agent's folder: key, settings, cache (the user's data folder)")
-    add("--coordinator", metavar="URL", help="whom to work for")
+    add("--coordinator", metavar="ADDRESS", help="whom to work for: an address, or an invitation (cottage://join?...)")
     add("--name", help="how this machine is called on the network page (its host name)")
     add("--payout", metavar="ADDRESS", help="the wallet that is paid (the node's own)")
     add("--sandbox", choices=get_args(SandboxKind), help=_SANDBOX_HELP)
@@ -181,11 +184,14 @@ def _change(options: argparse.Namespace) -> LimitsChange:
 
 def _settings(options: argparse.Namespace, home: Home) -> Settings:
     given = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
+    kept = home.settings()
+    if "coordinator" in given:
+        kept = kept.joining(kept.meant(given.pop("coordinator"), networks.known(home.networks)))
     try:
         for name in ("stake", "floor", "bond"):
             if name in given:
                 given[name] = parse(given[name])
-        settings: Settings = convert(msgspec.to_builtins(home.settings()) | given, Settings)
+        settings: Settings = convert(msgspec.to_builtins(kept) | given, Settings)
     except (MessageError, AmountError) as error:
         raise SettingsError(f"a setting cannot be used: {error}") from error
     return _change(options).apply(LineLimits.of(settings)).into(settings)

@@ -17,7 +17,7 @@ from common.terminal import say
 from desktop.agent.app import settings, status
 from desktop.agent.app.autostart import AtLogin
 from desktop.agent.app.selftest import NOT_TESTED, SelfTestResult
-from desktop.agent.base import log
+from desktop.agent.base import log, networks
 from desktop.agent.base.config import Home
 from desktop.agent.base.log import printable
 from desktop.agent.earnings import pay_sentences
@@ -78,7 +78,7 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--coordinator", metavar="URL", help="whom to work for")
+    add("--coordinator", metavar="ADDRESS", help="whom to work for: an address, or an invitation (cottage://join?...)")
     add("--name", help="how this machine is called on the network page")
     add("--payout", metavar="ADDRESS", help="the wallet that is paid; '' for the node's own")
     add("--floor", metavar="AMOUNT", help="the least tokens to work for, for 10^15 operations")
@@ -129,13 +129,14 @@ def _settings(options: argparse.Namespace) -> int:
 
 def _without_agent(home: Home, change: settings.SettingsChange) -> settings.SettingsView:
     with home.locked():
-        home.remember(change.apply(home.settings(), home.key().address))
+        home.remember(change.apply(home.settings(), home.key().address, networks.known(home.networks)))
         return settings.view(home, "")
 
 
 def _settings_table(view: settings.SettingsView) -> Table:
     kept, table = view.settings, Table("What", "Setting")
     table.add_row("coordinator", printable(kept.coordinator) or "not set")
+    table.add_row("its key", kept.coordinator_key or "any: no invitation named one")
     table.add_row("name", printable(kept.name) or "the host name")
     table.add_row("payout", kept.payout or f"{view.address} (the node's own wallet)")
     table.add_row("floor", f"{show(kept.floor)} for 10^15 operations" if kept.floor else "any price")

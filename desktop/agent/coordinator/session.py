@@ -4,25 +4,27 @@
 
     connect -> Challenge -> Hello -> Welcome -> messages both ways, heartbeats
        ^                       '-> Refused        |
-       '---- wait (backoff with jitter) <---------'  closed, silent, malformed
+       '---- wait (backoff with jitter) <---------'  closed, silent, malformed, another key than the invitation's
 """
 
 import asyncio
 import random
+import secrets
 from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
 
 from common.clock import Clock, backoff, within
+from common.errors import IdentityError
 from common.http_sessions import ProxyError, open_session, through, why
 from common.untrusted_text import untrusted
-from common.urls import at, names, parse_url
+from common.urls import at, authority, names, parse_url
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.errors import AgentError, CoordinatorRefusedError, NotConnectedError
 from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
-from protocol.identity import NodeKey
+from protocol.identity import NodeKey, verify
 from protocol.node import (
     PROTOCOL,
     Acknowledged,
@@ -47,6 +49,7 @@ from protocol.node import (
 )
 
 HELLO_CONTEXT = "cottage-hello"
+WELCOME_CONTEXT = "cottage-welcome"
 NODE_PATH = "/api/v1/node"
 HANDSHAKE_S = 15.0  # A busy coordinator answers within seconds; one that does not is tried again.
 SILENT_BEATS = 4  # Heartbeats without any answer until the connection counts as dead.
@@ -99,9 +102,12 @@ class Introduction:
 class CoordinatorSession:
     """Keeps one connection to the coordinator alive, for as long as ``run`` runs."""
 
-    def __init__(self, url: str, introduction: Introduction, listener: Listener, clock: Clock) -> None:
-        """``url``: the coordinator's base address, ``http://host:port`` or ``https://host``."""
-        self._url = parse_url(url)
+    def __init__(
+        self, url: str, introduction: Introduction, listener: Listener, clock: Clock, coordinator_key: str = ""
+    ) -> None:
+        """``url``: the coordinator's base address, ``http://host:port`` or ``https://host``; ``coordinator_key``: what it has to
+        prove that it holds, if anything."""
+        self._url, self._coordinator_key = parse_url(url), coordinator_key
         self._self = introduction
         self._listener = listener
         self._clock = clock
@@ -260,13 +266,14 @@ class CoordinatorSession:
             raise _ConnectionEndedError(f"expected a challenge, got {type(challenge).__name__}")
         self._check_host(challenge.host)
         signature = self._self.key.sign(HELLO_CONTEXT, challenge.nonce, challenge.host.encode())
-        hello = Hello(
-            PROTOCOL, self._self.key.address, self._self.payout, signature, self._self.profile, self._listener.held()
-        )
+        nonce = secrets.token_bytes(32) if self._coordinator_key else b""
+        me, held = self._self, self._listener.held()
+        hello = Hello(PROTOCOL, me.key.address, me.payout, signature, me.profile, held, nonce)
         await socket.send_bytes(encode(hello))
         answer = await self._next(socket)
         match answer:
-            case Welcome():
+            case Welcome(proof=proof):
+                self._check_key(proof, nonce)
                 return answer
             case Refused(reason=reason, retry_seconds=None):
                 self.state, self.reason = "refused", printable(reason)
@@ -282,6 +289,19 @@ class CoordinatorSession:
         """The signature is good only for the coordinator that was dialled: one in the middle cannot pass it on as its own."""
         if not names(host, self._url):
             raise _ConnectionEndedError(f"{self._url} presents itself as {printable(host)!r}: dial it by that name")
+
+    def _check_key(self, proof: bytes, nonce: bytes) -> None:
+        """Who holds the address holds the invitation's key, too: signed for this greeting, under the name that was dialled."""
+        if not self._coordinator_key:
+            return
+        parts = (nonce, self._self.key.address.encode(), authority(self._url).encode())
+        try:
+            verify(self._coordinator_key, proof, WELCOME_CONTEXT, *parts)
+        except IdentityError as error:
+            raise _ConnectionEndedError(
+                f"what answers there cannot show that it is the network of your invitation (key {self._coordinator_key}): "
+                "ask whoever invited you for a new one"
+            ) from error
 
     async def _next(self, socket: aiohttp.ClientWebSocketResponse) -> CoordinatorMessage:
         frame = await socket.receive()

@@ -1,12 +1,14 @@
 """What this computer could earn: the network's price and demand now, its own measured speed, less what power costs."""
 
 import math
+import socket
 
 import aiohttp
 import msgspec
 
 from common.errors import UrlError
-from common.http_sessions import open_session, through
+from common.http_sessions import ProxyError, open_session, through, why
+from common.system_words import reason
 from common.urls import at, parse_url
 from desktop.agent.errors import NotConnectedError
 from protocol.codec import MessageError, decode_json
@@ -23,6 +25,7 @@ class NetworkPrices(msgspec.Struct, frozen=True):
     nodes_online: int
     nodes_busy: int
     price_per_petaflop: int
+    coordinator: str = ""
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -45,7 +48,7 @@ async def ask_network(coordinator: str) -> NetworkPrices:
     """The network as it is.
 
     Raises:
-        NotConnectedError: the coordinator does not answer, or not as one does.
+        NotConnectedError: the coordinator does not answer, or not as one does; ``detail`` has ``why`` in a word.
     """
     try:
         url = parse_url(coordinator)
@@ -58,9 +61,26 @@ async def ask_network(coordinator: str) -> NetworkPrices:
             body = await answer.content.read(1 << 20)
         network: NetworkPrices = decode_json(body, NetworkPrices)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, MessageError) as error:
-        reason = f"{through(url)}: {error or type(error).__name__}"
-        raise NotConnectedError(f"{coordinator} does not tell its prices{reason}") from error
+        kind, words = _why(error)
+        raise NotConnectedError(f"{coordinator} does not answer{through(url)}: {words}", why=kind) from error
     return network
+
+
+def _why(error: Exception) -> tuple[str, str]:
+    """In a word, for programs that have others, and in English."""
+    below = getattr(error, "os_error", None) or error
+    if isinstance(error, ProxyError):
+        return "proxy", str(error)
+    if isinstance(below, socket.gaierror):
+        return "name", "no machine of that name is known"
+    if isinstance(error, TimeoutError):
+        return "late", f"not within {ASK_S:g} seconds"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "certificate", why(error)
+    if isinstance(error, aiohttp.ClientResponseError | ValueError):
+        return "other", "what answers there is no Cottage coordinator"
+    refused = isinstance(below, ConnectionRefusedError)
+    return ("refused" if refused else "unreached"), reason(below) if isinstance(below, OSError) else why(error)
 
 
 def predict(flops: float, network: NetworkPrices, watts: float | None, electricity: int) -> Prediction:

@@ -6,7 +6,7 @@ from common.clock import SystemClock
 from desktop.agent.app.startup import _is_readable_on_the_way
 from desktop.agent.base.config import Settings
 from desktop.agent.earnings.earnings_estimate import ask_network
-from desktop.agent.errors import SettingsError
+from desktop.agent.errors import NoNetworkError
 from protocol.identity import NodeKey
 from protocol.task import TaskReady
 from tests.desktop.conftest import StartAgent, assignment, plan_of
@@ -54,9 +54,10 @@ async def test_a_coordinator_may_spell_its_address_differently_but_not_name_anot
 
 @pytest.mark.parametrize("text", ["http://::1:8470", "http://ada:secret@host", "host:8470", "http://127.1"])
 def test_an_address_that_cannot_be_is_refused_when_it_is_set(text: str) -> None:
-    with pytest.raises(SettingsError, match="--coordinator") as refused:
+    with pytest.raises(NoNetworkError, match=r"https://cottage\.example") as refused:
         Settings(coordinator=text).completed(NodeKey.generate().address)
     assert "secret" not in str(refused.value)
+    assert "--" not in str(refused.value), "the window shows it, too"
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_what_the_agent_cannot_do_is_said(open_desktop: OpenDesktop, home: Path)
     desktop = open_desktop()
     until(desktop, "Lending is off.")
     flip(desktop)
-    wait_for(lambda: "no coordinator is set" in desktop.window.home.reason.text(), "the reason")
+    wait_for(lambda: "no network is set" in desktop.window.home.reason.text(), "the reason")
     assert not desktop.window.home.switch.isChecked()
 
 
