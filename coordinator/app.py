@@ -353,6 +353,7 @@ def add_interface(
         parts.withdrawals,
         parts.doors,
         context.config.data / "downloads",
+        context.config.public_url,
     )
     application.setup(app, services, parts.nodes.authorise, auth, Replays(context.store, context.clock))
 

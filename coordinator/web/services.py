@@ -25,6 +25,7 @@ class Services:
         artifacts: where files lie.
         withdrawals: how lenders' earnings leave.
         doors: what nodes may read and store of them.
+        public_url: where others find the coordinator, if its operator has said so.
         downloads: folder of the installers that are offered; None: none are.
     """
 
@@ -40,3 +41,4 @@ class Services:
     withdrawals: ports.WithdrawalPort
     doors: ports.ArtifactAccessPort
     downloads: Path | None = None
+    public_url: str | None = None

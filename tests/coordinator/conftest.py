@@ -111,6 +111,7 @@ async def opened(
     models: FakeModels | None = None,
     rest: bool = False,
     over: Callable[[Store], Store] = lambda store: store,
+    key: NodeKey | None = None,
 ) -> AsyncIterator[House]:
     """Serve a coordinator whose database lies in ``config.data``; a second one continues the first one's work.
 
@@ -128,6 +129,7 @@ async def opened(
         COORDINATOR,
         WALLET,
         deliveries=AllDelivered(store, SystemClock()),
+        key=key,
     )
     await parts.recover()
     app = web.Application()

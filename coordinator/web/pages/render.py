@@ -121,7 +121,7 @@ NAVIGATION: Final = (
     ("/network", "Network", ("/network", "/machines", "/lenders", "/status", "/nodes/")),
     ("/runs", "Runs", ("/runs",)),
     ("/jobs", "Jobs", ("/jobs", "/compare")),
-    ("/earn", "Lend", ("/earn", "/earnings", "/download")),
+    ("/earn", "Lend", ("/earn", "/earnings", "/download", "/join")),
     ("/ledger", "Ledger", ("/ledger",)),
     ("/docs", "Docs", ("/docs",)),
 )

@@ -9,6 +9,7 @@ from coordinator.web.auth import public
 from coordinator.web.pages.disputes import DisputePages
 from coordinator.web.pages.downloads import Downloads
 from coordinator.web.pages.guides import Guides
+from coordinator.web.pages.invitation import InvitationPage
 from coordinator.web.pages.job import JobPages
 from coordinator.web.pages.ledger import LedgerPages
 from coordinator.web.pages.market import MarketPages
@@ -41,6 +42,7 @@ PLACES = {
     "/earn": "What would my GPU earn",
     "/earnings": "Earnings",
     "/download": "Download",
+    "/join": "Join this network",
     "/ledger": "Ledger",
     "/ledger/audits": "Audits",
     "/ledger/disputes": "Disputes",
@@ -66,6 +68,7 @@ class Site:
             self.reference,
             Guides(renderer),
             Downloads(renderer, services.downloads),
+            InvitationPage(network, renderer, services.public_url),
         )
 
     @property

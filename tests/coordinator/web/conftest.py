@@ -59,6 +59,7 @@ class House:
     def __init__(self, folder: Path, open_to_all: bool = True) -> None:
         self.folder = folder
         self.port = 0
+        self.public_url: str | None = None
         self.artifacts = ArtifactStore(folder / "artifacts")
         self.cluster = Cluster(self.artifacts)
         self.market = Market(self.cluster)
@@ -107,6 +108,7 @@ class House:
             PricedWithdrawals(),
             self.doors,
             self.folder / "downloads",
+            self.public_url,
         )
         setup(app, services, authorise, self.auth, Replays(self.store, SystemClock()))
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)

@@ -114,6 +114,8 @@ async def addresses(house: House) -> dict[str, str]:
         "earnings": "/earnings",
         "earnings-of-one": f"/earnings?address={address('attic-4090 payout')}",
         "download": "/download",
+        "join": "/join",
+        "join-other": f"/join?key={address('somebody else')}",
         "docs": "/docs",
         "guide": "/docs/payments",
         "programs": "/docs/programs",
