@@ -244,6 +244,18 @@ class SelfTest(View, frozen=True):
     can_lend: bool = False
 
 
+class ImageView(View, frozen=True):
+    """The image that jobs run in: ``done`` of ``size`` bytes while it is ``fetching`` or ``loading`` (0: not known yet).
+
+    ``own``: this build names nobody whose image it takes. ``text``: why it ``failed``.
+    """
+
+    stage: Literal["own", "missing", "fetching", "loading", "here", "failed"]
+    done: Count = 0
+    size: Count = 0
+    text: OthersText = _NO_TEXT
+
+
 class WithdrawalDenial(View, frozen=True):
     """Why it cannot be, or was not, sent: ``reason`` is one of ``desktop.agent.app.status.DenialReason``.
 

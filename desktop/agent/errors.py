@@ -61,7 +61,7 @@ class SandboxError(AgentError):
 
 
 class NoEngineError(SandboxError):
-    """No Docker engine answers."""
+    """No Docker engine answers. ``detail`` has ``why``: absent, stopped, denied (to this user), or elsewhere (DOCKER_HOST)."""
 
     cause = "no engine"
 

@@ -15,6 +15,7 @@ from PySide6.QtCore import QObject, QSettings, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QIcon
 from PySide6.QtWidgets import QApplication, QMessageBox
 
+from common.invitations import is_link
 from common.terminal import say
 from desktop.gui.client import Calls
 from desktop.gui.language import speak
@@ -108,8 +109,14 @@ def wear(theme: Theme) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show the window until it is quit; returns the exit code. Words after ``--`` go to ``cottage node run``."""
+    """Show the window until it is quit; returns the exit code. Words after ``--`` go to ``cottage node run``.
+
+    An invitation goes to the window that is open, where one is, which asks before it changes anything.
+    """
     options = _parser().parse_args(argv)
+    link = options.agent[0] if options.agent and is_link(options.agent[0]) else ""
+    if link:
+        options.agent = []  # A link stands alone: whoever made it says nothing else to this program.
     if not _has_screen():
         say("cottage desktop: there is no screen here; without one, lend with `cottage node run`", error=True)
         return EXIT_NO_SCREEN
@@ -117,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = user_settings()
     app = application(sys.argv[:1], str(settings.value(LANGUAGE, "system")))
     try:
-        only = OnlyOne(home)
+        only = OnlyOne(home, link)
     except OSError as error:
         return _tell_unusable(home, error)
     if not only.is_first:
@@ -129,11 +136,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )  # Python looks for signals whenever a timer of ours fires.
     desktop = Desktop(home, command, settings, options.hidden)
     app.aboutToQuit.connect(desktop.leave)
-    only.called.connect(desktop.window.bring_forward)
+    only.called.connect(desktop.window.called)
+    if link:
+        desktop.window.called(link)
     code = app.exec()
     if desktop.is_outdated and (program := next_window()) is not None:
         hidden = [] if desktop.window.isVisible() else ["--hidden"]
-        given = [word for word in sys.argv[1:] if word != "--hidden"]
+        given = [word for word in sys.argv[1:] if word != "--hidden" and not is_link(word)]
         only.let_go()
         os.execv(program, [str(program), *hidden, *given])  # noqa: S606 - a program of ours, without a shell
     return code
@@ -204,7 +213,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--home", type=Path, help="the agent's folder (the user's data folder)")
     parser.add_argument("--hidden", action="store_true", help="begin in the tray, where there is one")
-    parser.add_argument("agent", nargs="*", metavar="-- SETTING", help="settings for `cottage node run`, as after --")
+    parser.add_argument(
+        "agent",
+        nargs="*",
+        metavar="cottage://LINK | -- SETTING",
+        help="an invitation to a network; or settings for `cottage node run`, as after --",
+    )
     return parser
 
 

@@ -59,13 +59,13 @@ class CheckWords(QObject):
         }
 
     def _of_jobs(self, detail: Mapping[str, str], text: str) -> dict[tuple[str, str], str]:
-        engine = self._sentences.engine()
+        engine = self._sentences.engine(detail)
         return {
             ("sandbox", "found"): self.tr("Keeps jobs away from your files and your network"),
             ("sandbox", "unprotected"): self.tr("Jobs run with your rights: for a demo only"),
             ("sandbox", "unsafe"): self.tr("Jobs cannot be kept apart safely here: {0}").format(text),
-            ("sandbox", "no engine"): self.tr("Docker does not run here. {0}").format(engine),
-            ("sandbox", "no image"): self.tr("The image that jobs run in is missing. {0}").format(text),
+            ("sandbox", "no engine"): engine,
+            ("sandbox", "no image"): self.tr("The image that jobs run in is not here yet"),
             ("speed", "measured"): self.tr("{0} GFLOP/s, measured").format(detail.get("gigaflops", "")),
             ("speed", "busy"): self.tr("{0} GFLOP/s while other programs computed: close them and check again").format(
                 detail.get("gigaflops", "")
@@ -79,8 +79,11 @@ class CheckWords(QObject):
         up, down = detail.get("up_mbit", "?"), detail.get("down_mbit", "?")
         return {
             ("coordinator", "answers"): here.format(detail.get("online"), detail.get("busy")),
-            ("coordinator", "not set"): self.tr("The address of the network is missing"),
-            ("coordinator", "no answer"): self.tr("Nobody answers there: {0}").format(text),
+            ("coordinator", "not set"): self.tr("There is none yet: give its address, or an invitation"),
+            ("coordinator", "no answer"): self._unanswered(detail.get("why", ""), text),
+            ("coordinator", "other key"): self.tr(
+                "Another network answers there than that of your invitation. Ask whoever invited you for a new one."
+            ),
             ("line", "tested"): line.format(up, down, detail.get("nat")),
             ("line", "no relay"): self.tr("No relay of the network is reached from here"),
             ("line", "waits"): self.tr("It is tested once the network answers"),
@@ -89,6 +92,20 @@ class CheckWords(QObject):
             ("earnings", "below power"): self._range(detail),
             ("earnings", "not known"): self.tr("Known once the speed is measured and the network has told its price"),
         }
+
+    def _unanswered(self, why: str, text: str) -> str:
+        said = {
+            "refused": self.tr("The computer at this address runs no network now"),
+            "name": self.tr("There is no computer of this name: look whether the address is spelt right"),
+            "late": self.tr(
+                "Nobody answered in time: look whether this computer is online, and whether the address is right"
+            ),
+            "unreached": self.tr("The way there is cut: look whether this computer is online"),
+            "certificate": self.tr("Whoever answers there cannot prove the name of the address"),
+            "other": self.tr("Something else than a Cottage network answers there"),
+            "proxy": self.tr("The proxy on the way lets nothing through: {0}").format(text),
+        }
+        return said.get(why) or self.tr("Nobody answers there: {0}").format(text)
 
     def _range(self, detail: Mapping[str, str]) -> str:
         try:

@@ -1,12 +1,14 @@
 """A snapshot in words: what is going on, and why or what comes next."""
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from PySide6.QtCore import QDateTime, QLocale, QObject
 
 from desktop.answers import LendingReason, Task
+from desktop.gui.engine.words import EngineWords
 from desktop.gui.model import AgentPhase, Snapshot, Status, plain
 from ledger.money import show
 
@@ -100,15 +102,11 @@ class Sentences(QObject):
                 what = self.tr("Somebody reached into a job on this computer: {0}.").format(detail.get("what", ""))
                 return f"{what} {again}"
             case "no engine":
-                why = self.tr(
-                    "Docker does not answer. Jobs run only inside it, so that they cannot reach your files and network."
-                )
-                then = self.tr("Lending goes on by itself then.")
-                return f"{why} {self.engine()} {then}"
+                why = EngineWords(self).purpose()
+                then = self.tr("Lending goes on by itself once it answers.")
+                return f"{self.engine(detail)} {why} {then}"
             case "no image":
-                return self.tr(
-                    "The image that jobs run in is not here yet: `cottage node image` in a terminal fetches it."
-                )
+                return self.tr("The image that jobs run in is not here yet. Lending goes on by itself once it is.")
             case "failures":
                 return self.tr("{0} jobs in a row failed before their first step; the last one: {1}.").format(
                     detail.get("jobs", ""), detail.get("what", "")
@@ -116,14 +114,15 @@ class Sentences(QObject):
             case _:
                 return sentence(status.trouble)
 
-    def engine(self) -> str:
-        """How one comes to have a Docker engine."""
+    def engine(self, detail: Mapping[str, str]) -> str:
+        """What of the Docker engine is missing; ``detail``: as the agent says."""
+        why = detail.get("why", "")
+        if why == "elsewhere":
+            return self.tr("The engine that DOCKER_HOST names does not answer: {0}.").format(detail.get("address", ""))
+        missing = EngineWords(self).missing(why)
         if platform.system() == "Linux":
-            return self.tr(
-                "Install it (Debian and Ubuntu: sudo apt-get install docker.io), start it, and let this user use it: "
-                "sudo usermod -aG docker $USER, then log in again."
-            )
-        return self.tr("Install Docker Desktop and start it.")
+            return missing
+        return f"{missing} {self.tr('Install Docker Desktop and start it.')}"
 
     def _getting_ready(self) -> Sentence:
         reason = self.tr(

@@ -9,10 +9,12 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QStackedWidget, 
 
 from desktop.answers import EarningsSummary
 from desktop.gui.client import Calls
+from desktop.gui.engine.sheets import EngineSheet, ImageSheet
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import Snapshot, read
 from desktop.gui.pages.activity import ActivityPage
 from desktop.gui.pages.home import HomePage
+from desktop.gui.pages.invitation import JoinSheet
 from desktop.gui.pages.money import EarningsPage
 from desktop.gui.pages.settings import SettingsPages
 from desktop.gui.pages.welcome import WelcomePage
@@ -40,6 +42,8 @@ class MainWindow(QWidget):
         super().__init__()
         self._settings, self._stays_in_tray, self._calls = settings, stays_in_tray, calls
         self._last_event = self._earned = -1
+        self._snapshot: Snapshot | None = None
+        self.joining: JoinSheet | None = None
         self._saving = QTimer(self, singleShot=True, interval=SAVE_DELAY_MS)
         self._saving.timeout.connect(self._save)
         self.setWindowTitle(self.tr("Cottage"))
@@ -78,6 +82,11 @@ class MainWindow(QWidget):
         self.home.toggle_asked.connect(self.toggle_asked)
         self.home.restart_asked.connect(self.restart_asked)
         self.home.update_asked.connect(self._update)
+        self.engine, self.image = EngineSheet(self), ImageSheet(self._calls, self)
+        for part in (self.home, self.welcome):
+            part.mend_asked.connect(self._mend)
+        for sheet in (self.engine, self.image):
+            sheet.mended.connect(self._mended)
         self.welcome.toggle_asked.connect(self.toggle_asked)
         self.welcome.restart_asked.connect(self.restart_asked)
         self.welcome.done.connect(lambda: self.go(HOME))
@@ -102,6 +111,16 @@ class MainWindow(QWidget):
     def _update(self) -> None:
         self._calls.post("update", {"restart": True}, lambda _: None, self.home.say)
 
+    def _mend(self, code: str, why: str) -> None:
+        if code == "no image":
+            self.image.ask()
+        else:
+            self.engine.ask(why)
+
+    def _mended(self) -> None:
+        if not self.welcome.is_done:
+            self.welcome.begin_test()
+
     def _withdraw(self) -> None:
         WithdrawSheet(self._calls, self).open()
 
@@ -109,6 +128,9 @@ class MainWindow(QWidget):
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Show all of ``snapshot``; pages that are in sight ask for what is new."""
+        self._snapshot = snapshot
+        if self.joining is not None:
+            self.joining.show_snapshot(snapshot)
         self.home.show_snapshot(snapshot)
         self.welcome.show_snapshot(snapshot)
         status = snapshot.status
@@ -136,6 +158,31 @@ class MainWindow(QWidget):
         self.home.say(text)
 
     # --- its life -------------------------------------------------------------------------------------------------------
+
+    def called(self, link: str) -> None:
+        """Somebody opened the program once more, with an invitation or without."""
+        self.bring_forward()
+        if not link:
+            return
+        if self.joining is not None:
+            self.joining.reject()  # One question at a time, the newest.
+        self.joining = sheet = JoinSheet(self._calls, self, link)
+        sheet.joined.connect(self._joined)
+        sheet.finished.connect(lambda _: self._answered(sheet))
+        if self._snapshot is not None:
+            sheet.show_snapshot(self._snapshot)
+        sheet.open()
+
+    def _answered(self, sheet: JoinSheet) -> None:
+        if self.joining is sheet:
+            self.joining = None
+        sheet.deleteLater()
+
+    def _joined(self) -> None:
+        if self.welcome.is_done:
+            self.settings.refresh()
+        else:
+            self.welcome.begin_test()
 
     def bring_forward(self) -> None:
         """Show the window above the others."""

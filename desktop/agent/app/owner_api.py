@@ -15,6 +15,7 @@ from common.untrusted_text import untrusted
 from desktop.agent.app import backup, support
 from desktop.agent.app import settings as owner
 from desktop.agent.app import status as local
+from desktop.agent.app.image_fetch import ImageFetch, ImageOrder
 from desktop.agent.app.selftest import NOT_TESTED, SelfTestMeans, SelfTestResult, Steps
 from desktop.agent.base import networks
 from desktop.agent.base.activity import Activity
@@ -29,6 +30,8 @@ from desktop.agent.jobs.traffic_usage import load_usage
 from desktop.agent.lending.keeper import LendingChange, LendingView, change_kept
 from desktop.agent.lending.policy import State
 from desktop.agent.updates.keeper import UpdateOrder
+from desktop.agent.updates.release import Release
+from desktop.agent.updates.sandbox_images import Images
 from desktop.answers import (
     ActivityEvents,
     BackupDone,
@@ -91,7 +94,7 @@ class Handles:
     ``switch``: lend or not; ``restart``: hand over what runs and begin anew with the settings of now.
     ``means``: what a self-test asks. ``update``: look for a new version, or restart into it; raises UpdateError.
     ``newest``: what is known of one. ``login``: the owner has changed what starts at login. ``anew``: begin anew as the node that
-    now lives in the home. ``leave``: hand over what runs, and end.
+    now lives in the home. ``leave``: hand over what runs, and end. ``release``: whose image is fetched.
     """
 
     switch: Callable[[bool], None]
@@ -102,6 +105,7 @@ class Handles:
     newest: Callable[[], UpdateView] = lambda: UpdateView("off", "")
     anew: Callable[[], None] = lambda: None
     leave: Callable[[], None] = lambda: None
+    release: Release | None = None
 
 
 class OwnerApi:
@@ -126,6 +130,12 @@ class OwnerApi:
         self._withdrawals = OwnWithdrawals()
         self._started = time.monotonic()
         self._runner: web.AppRunner | None = None
+        release = handles.release or Release()
+        self._image = ImageFetch(
+            lambda: Images(home, release),
+            bool(release.key and release.url),
+            lambda text: self.activity.add(time.time(), "settings", text),
+        )
 
     @property
     def activity(self) -> Activity:
@@ -141,6 +151,7 @@ class OwnerApi:
             "settings": self.settings,
             "activity": self.events,
             "selftest": lambda: self._test,
+            "image": self._image.view,
             "support": self.support,
         }
         posts: local.Posts = {
@@ -156,6 +167,7 @@ class OwnerApi:
             "words": (local.WordsOrder, self.words),
             "restore": (local.RestoreOrder, self.restore),
             "update": (UpdateOrder, self.update),
+            "image": (ImageOrder, self._image.begin),
             "leave": (local.LeaveOrder, self.leave),
         }
         self._runner = await local.serve(self.home.socket, gets, posts)
@@ -164,6 +176,7 @@ class OwnerApi:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._image.aclose()
         if self._testing is not None:
             self._testing.cancel()
             await asyncio.wait((self._testing,))

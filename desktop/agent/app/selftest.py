@@ -98,7 +98,7 @@ class Steps:
         try:
             self._speed_found = await self._means.measure(self._device)
         except NoEngineError as error:
-            return SelfTestStep("sandbox", "bad", "no engine", str(error))
+            return SelfTestStep("sandbox", "bad", "no engine", str(error), error.detail)
         except NoImageError as error:
             return SelfTestStep("sandbox", "bad", "no image", str(error), {"image": self._settings.image})
         except AgentError as error:

@@ -80,9 +80,8 @@ class Service:
             SettingsError: the key cannot be used.
         """
         self._home, self._arguments, self._stays = home, worker_arguments, stays
-        self._updates = Updates(
-            home, release or this_release(), way or installation(), SystemClock(), self._tell_update
-        )
+        release = release or this_release()
+        self._updates = Updates(home, release, way or installation(), SystemClock(), self._tell_update)
         handles = Handles(
             self.switch,
             self._restart,
@@ -92,6 +91,7 @@ class Service:
             lambda: self._updates.view,
             lambda: self.between_jobs(Next("anew")),
             self.leave,
+            release,
         )
         self.desk = OwnerApi(home, version(), handles)
         self.desk.on = not home.trial and (not stays or _remembered(home))

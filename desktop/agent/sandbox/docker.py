@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import shutil
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -367,7 +368,19 @@ def connect(timeout: float | None = ENGINE_TIMEOUT_S) -> Any:
     except (DockerException, requests.RequestException, ValueError) as error:
         if isinstance(_root(error), _NO_ADDRESS):
             raise NoEngineError(f"DOCKER_HOST is {printable(address)!r}, no engine's address: {ADDRESSES}") from error
-        raise NoEngineError(NO_ENGINE.format(address=printable(address), error=_root_cause(error))) from error
+        text = NO_ENGINE.format(address=printable(address), error=_root_cause(error))
+        raise NoEngineError(text, why=_lack(_root(error)), address=printable(address)) from error
+
+
+def _lack(error: BaseException) -> str:
+    """What is missing, in a word."""
+    if os.environ.get("DOCKER_HOST"):
+        return "elsewhere"
+    if isinstance(error, PermissionError):
+        return "denied"
+    # On Debian no user's own path has the folder that it is in.
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
+    return "stopped" if shutil.which("dockerd", path=path) else "absent"
 
 
 def _ask(change: Callable[[], None]) -> None:

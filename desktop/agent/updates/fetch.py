@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -9,7 +10,7 @@ import aiohttp
 from yarl import URL
 
 from common.errors import UrlError
-from common.http_sessions import open_session, through
+from common.http_sessions import open_session, through, why
 from common.urls import at
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.manifest import MANIFEST, UpdateManifest
@@ -50,15 +51,16 @@ async def document_at(url: str, limit: int) -> bytes:
                     document += await answer.content.read(limit + 1 - len(document))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             way = through(checked_url(url))
-            raise UpdateError(f"{url} cannot be reached{way}: {error or type(error).__name__}") from error
+            raise UpdateError(f"{url} cannot be reached{way}: {why(error)}") from error
     return document
 
 
-async def fetch(url: str, package: Stated, folder: Path) -> Path:
+async def fetch(url: str, package: Stated, folder: Path, told: Callable[[int], None] = lambda _: None) -> Path:
     """The package's file in ``folder``, whole and checked; what came before a cut is kept for the next try.
 
     Args:
         url: of the signed document, beside which the file is.
+        told: how many bytes of it are here, now and then.
     Raises:
         UpdateError: it cannot be had now, or is not what the manifest names.
     """
@@ -68,9 +70,9 @@ async def fetch(url: str, package: Stated, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         async with _session() as http:
-            await _append(http, at(checked_url(url), package.file), package, part)
+            await _append(http, at(checked_url(url), package.file), package, part, told)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise UpdateError(f"{package.file} was not fetched whole: {error or type(error).__name__}") from error
+        raise UpdateError(f"{package.file} was not fetched whole: {why(error)}") from error
     if part.stat().st_size < package.size:
         raise UpdateError(f"{package.file} was cut off at {part.stat().st_size:,} of {package.size:,} bytes")
     if not await asyncio.to_thread(is_whole, part, package):
@@ -80,7 +82,9 @@ async def fetch(url: str, package: Stated, folder: Path) -> Path:
     return target
 
 
-async def _append(http: aiohttp.ClientSession, url: URL, package: Stated, part: Path) -> None:
+async def _append(
+    http: aiohttp.ClientSession, url: URL, package: Stated, part: Path, told: Callable[[int], None]
+) -> None:
     have = part.stat().st_size if part.exists() else 0
     if have >= package.size:
         return
@@ -94,6 +98,7 @@ async def _append(http: aiohttp.ClientSession, url: URL, package: Stated, part: 
                     file.truncate(0)
                     raise UpdateError(f"{package.file} is larger than the {package.size:,} bytes that it should have")
                 await asyncio.to_thread(file.write, chunk)
+                told(file.tell())
 
 
 async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str]) -> aiohttp.ClientResponse:

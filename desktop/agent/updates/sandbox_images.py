@@ -3,10 +3,11 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from common.system_words import reason
 from common.urls import at
@@ -18,6 +19,8 @@ from desktop.agent.updates.release import Release, checked_url
 from protocol.codec import encode_json
 
 FILE = "image.json"  # Beside ``release.json`` in a build, beside the update manifest on the web server, and in a home.
+Progress = Callable[[str, int, int], None]
+PIECE = 1 << 20
 LOAD_S = 1800.0  # Gigabytes onto a slow disk.
 
 
@@ -91,15 +94,22 @@ class Images:
         """
         return self.keep(await fetch.document_at(str(at(checked_url(self._url()), FILE)), MAX_DOCUMENT))
 
-    async def take(self, folder: Path | None = None) -> str:
+    async def take(self, folder: Path | None = None, progress: Progress = lambda _stage, _done, _size: None) -> str:
         """Have the engine take the signed image, fetched or out of ``folder`` (``image.json`` and the archive); its id.
 
+        Args:
+            progress: told the stage (fetching, loading), and how many bytes of how many, from any thread.
         Raises:
             UnsignedImageError, UpdateError, SandboxError: it may not be believed, cannot be had, or the engine fails.
         """
         if folder is None:
             image = await self.refresh()
-            archive = await fetch.fetch(self._url(), image.archive, self._home.updates)
+            archive = await fetch.fetch(
+                self._url(),
+                image.archive,
+                self._home.updates,
+                lambda done: progress("fetching", done, image.archive.size),
+            )
         else:
             try:
                 image = self.keep(await asyncio.to_thread((folder / FILE).read_bytes))
@@ -110,7 +120,7 @@ class Images:
                 raise UnsignedImageError(
                     f"{archive} is not the file that its statement names (SHA-256 {image.archive.sha256})"
                 )
-        taken = await asyncio.to_thread(_load, archive, image, self._name)
+        taken = await asyncio.to_thread(_load, archive, image, self._name, partial(progress, "loading"))
         if folder is None:
             await asyncio.to_thread(shutil.rmtree, self._home.updates, ignore_errors=True)
         return taken
@@ -136,7 +146,14 @@ def _shipped() -> bytes:
     return file.read_bytes() if file.is_file() else b""
 
 
-def _load(archive: Path, image: SandboxImage, name: str) -> str:
+def _counted(file: BinaryIO, size: int, told: Callable[[int, int], None]) -> Iterator[bytes]:
+    """A file in pieces, telling how much of it was taken."""
+    while piece := file.read(PIECE):
+        yield piece
+        told(file.tell(), size)
+
+
+def _load(archive: Path, image: SandboxImage, name: str, told: Callable[[int, int], None]) -> str:
     """In a thread: load, compare what came of it, and only then give it the name that jobs run under."""
     import requests
     from docker.errors import DockerException
@@ -149,7 +166,8 @@ def _load(archive: Path, image: SandboxImage, name: str) -> str:
         client: Any = connect(LOAD_S)
         try:
             with archive.open("rb") as file:
-                loaded = [str(found.id) for found in client.images.load(file)]
+                pieces = _counted(file, image.archive.size, told)
+                loaded = [str(found.id) for found in client.images.load(pieces)]
             right = [found for found in loaded if found in image.ids]
             if not right:
                 raise UnsignedImageError(

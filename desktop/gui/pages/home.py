@@ -6,6 +6,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from desktop.answers import GpuMeter, Meters, UpdateView
 from desktop.gui.charts import Gauge, ProgressLine, Reading
+from desktop.gui.engine.mend import MendRow
 from desktop.gui.model import AgentPhase, Snapshot, Status, plain
 from desktop.gui.pages.money import EarningsCard
 from desktop.gui.pause_menu import PauseMenu
@@ -24,6 +25,7 @@ class HomePage(QWidget):
     toggle_asked = Signal()
     update_asked = Signal()
     restart_asked = Signal()
+    mend_asked = Signal(str, str)
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,6 +62,9 @@ class HomePage(QWidget):
         self.anew = button(self.tr("End it and start it &again"), self.restart_asked.emit, "link")
         self.anew.hide()
         texts.addWidget(self.anew, 0, Qt.AlignmentFlag.AlignLeft)
+        self.mend = MendRow()
+        self.mend.asked.connect(self.mend_asked)
+        texts.addWidget(self.mend)
         row.addWidget(self.switch)
         row.addLayout(texts, 1)
         row.addWidget(self.mark, 0, Qt.AlignmentFlag.AlignTop)
@@ -133,6 +138,8 @@ class HomePage(QWidget):
         self.switch.setChecked(snapshot.is_on)
         self.switch.setAccessibleDescription(f"{sentence.headline} {sentence.reason}")
         self.anew.setVisible(snapshot.phase is AgentPhase.TROUBLE)
+        status = snapshot.status
+        self.mend.offer(*("", "") if status is None else (status.trouble_cause, status.trouble_detail.get("why", "")))
         self.pauses.show_snapshot(snapshot)
         self.pause.setVisible(self.pauses.isEnabled())
         self._status = snapshot.status or self._status

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, QSettings
-from PySide6.QtWidgets import QDialog, QFileDialog, QHBoxLayout, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QPlainTextEdit, QWidget
 
 from desktop.answers import BackupDone, KeyWords
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import read
+from desktop.gui.pages.sheet import Sheet
 from desktop.gui.widgets import Card, FlowBox, Text, button
 
 PATIENCE_MS = 20_000  # scrypt takes a third of a second, on a crowded machine some.
@@ -37,34 +38,12 @@ class IdentityCard(Card):
         self.body.addWidget(FlowBox(ways, 8))
 
 
-class _Sheet(QDialog):
-    """Explanations and fields in a column, closed by a row of buttons."""
-
-    def __init__(self, calls: Calls, parent: QWidget | None, title: str, width: int = 420) -> None:
-        super().__init__(parent)
-        self._calls = calls
-        self.setWindowTitle(title)
-        self.setMinimumWidth(width)
-        self._column = QVBoxLayout(self)
-
-    def _explain(self, text: str) -> None:
-        label = Text(dim=True)
-        label.say(text)
-        self._column.addWidget(label)
-
-    def _end(self, *buttons: QWidget) -> None:
-        row = QHBoxLayout()
-        row.addStretch()
-        for part in buttons:
-            row.addWidget(part)
-        self._column.addLayout(row)
-
-
-class BackupSheet(_Sheet):
+class BackupSheet(Sheet):
     """A passphrase, twice, and a file."""
 
     def __init__(self, calls: Calls, parent: QWidget | None = None, settings: QSettings | None = None) -> None:
-        super().__init__(calls, parent, QCoreApplication.translate("BackupSheet", "Save a backup"))
+        super().__init__(parent, QCoreApplication.translate("BackupSheet", "Save a backup"))
+        self._calls = calls
         self._settings = settings
         self._explain(
             self.tr("One encrypted file with key, settings and rules. Without the passphrase nobody can open it.")
@@ -121,11 +100,12 @@ class BackupSheet(_Sheet):
         self.said.say(self.tr("Saved in {0}. Keep it on another disk.").format(done.file))
 
 
-class RestoreSheet(_Sheet):
+class RestoreSheet(Sheet):
     """A backup with its passphrase, or the 24 words, whose node this computer becomes."""
 
     def __init__(self, calls: Calls, parent: QWidget | None = None) -> None:
-        super().__init__(calls, parent, QCoreApplication.translate("RestoreSheet", "Bring a key back"))
+        super().__init__(parent, QCoreApplication.translate("RestoreSheet", "Bring a key back"))
+        self._calls = calls
         self._explain(
             self.tr("This computer becomes the one of the backup: its wallet and its good name. Lending must be off.")
         )
@@ -187,11 +167,12 @@ class RestoreSheet(_Sheet):
         self.said.say(self.tr("This computer is {0} now.").format(done.address))
 
 
-class WordsSheet(_Sheet):
+class WordsSheet(Sheet):
     """The key as words, once somebody has said that nobody looks over their shoulder."""
 
     def __init__(self, calls: Calls, parent: QWidget | None = None) -> None:
-        super().__init__(calls, parent, QCoreApplication.translate("WordsSheet", "The 24 words"), 460)
+        super().__init__(parent, QCoreApplication.translate("WordsSheet", "The 24 words"), 460)
+        self._calls = calls
         self._explain(
             self.tr("Whoever has these words has this computer's wallet. Write them on paper, and on nothing else.")
         )

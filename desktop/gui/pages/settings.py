@@ -15,6 +15,7 @@ from desktop.gui.fields import ChoiceRow, HoursRow, NumberRow, SettingRow, TextR
 from desktop.gui.model import LimitsView, RulesView, SettingsView, plain, read
 from desktop.gui.notices import NOTICES, notice_key
 from desktop.gui.pages.identity import IdentityCard
+from desktop.gui.pages.invitation import NetworkRow
 from desktop.gui.widgets import Card, ChoiceButtons, Text, button
 from ledger.money import UNIT, show
 
@@ -268,6 +269,12 @@ class SettingsPages(QWidget):
         )
 
     def _privacy(self) -> QWidget:
+        self.network = network = NetworkRow(
+            "coordinator",
+            self.tr("Works for"),
+            self.tr("An address or an invitation. What runs is handed over when you change it."),
+        )
+        network.faulty.connect(lambda text: self.said.say(text))
         name = self._page(
             "settings",
             (
@@ -277,13 +284,7 @@ class SettingsPages(QWidget):
                     self.tr("Everybody sees it on the network page."),
                     self.tr("the host name"),
                 ),
-                TextRow(
-                    "coordinator",
-                    self.tr("Works for"),
-                    self.tr("What runs is handed over when you change it."),
-                    "https://…",
-                    wide=True,
-                ),
+                network,
                 ToggleRow(
                     "at_login",
                     self.tr("Start with the computer"),
@@ -352,6 +353,7 @@ class SettingsPages(QWidget):
         self.threads.limit(view.processors)
         self.memory.limit(view.memory_mb_here)
         self.gpu.offer(self._lendable(view))
+        self.network.field.offer(view.networks)
         held = {
             "driver": self.tr("Power cap: the driver keeps the GPU to it."),
             "pauses": self.tr(

@@ -15,9 +15,11 @@ from PySide6.QtWidgets import (
 from desktop.answers import SelfTest, SelfTestStep
 from desktop.gui.checkwords import CheckWords
 from desktop.gui.client import Calls
+from desktop.gui.engine.mend import MendRow
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import AgentPhase, Snapshot, plain, read
+from desktop.gui.model import AgentPhase, SettingsView, Snapshot, plain, read
 from desktop.gui.pages.identity import BackupSheet, RestoreSheet
+from desktop.gui.pages.invitation import NetworkField
 from desktop.gui.widgets import Card, CheckMark, Switch, Text, button
 
 DONE = "welcome/done"
@@ -31,11 +33,14 @@ class WelcomePage(QWidget):
     done = Signal()
     toggle_asked = Signal()
     restart_asked = Signal()
+    mend_asked = Signal(str, str)
+    """What of the sandbox is missing: a code of the self-test, and why."""
 
     def __init__(self, calls: Calls, settings: QSettings) -> None:
         super().__init__()
         self._calls, self._settings, self._words = calls, settings, CheckWords(self)
         self._has_agent = self._has_test = self._anew = self._unreachable = False
+        self._choosing = self._has_networks = False
         self._coordinator = ""
         self._test = SelfTest(())
         self.setMinimumSize(1, 1)
@@ -65,22 +70,27 @@ class WelcomePage(QWidget):
                 "Lend this computer while you do not need it, and be paid for the work that was checked. First, what it can do:"
             ),
         )
-        self.lines = {name: _Line() for name in NAMES}
+        self.lines, self.mend, self.mend_again = {name: _Line() for name in NAMES}, MendRow(), MendRow()
+        for row in (self.mend, self.mend_again):
+            row.asked.connect(self.mend_asked)
         for name, line in self.lines.items():
             line.show_check(SelfTestStep(name), self._words.name(name), "")
             card.body.addWidget(line)
-        self.address = QLineEdit()
-        self.address.setPlaceholderText("https://…")
-        self.address.setAccessibleName(self.tr("The address of the network to lend to"))
-        self.address_label = Text()
-        self.address_label.say(self.tr("The address of the network to lend to"))
-        self.address.editingFinished.connect(self._set_coordinator)
-        self.said = Text(dim=True)
+            if name == "sandbox":
+                card.body.addWidget(self.mend)
+        self.networks, self.address_label, self.said = NetworkField(), Text(), Text(dim=True)
+        self.networks.setAccessibleName(self.tr("The network to lend to: its address, or an invitation"))
+        self.address_label.say(self.tr("The network to lend to: its address, or an invitation"))
+        self.networks.wanted.connect(self._set_coordinator)
+        self.networks.faulty.connect(self.said.say)
+        self.address = self.networks.line
+        self.another = button(self.tr("Another &network…"), self._choose_network, "link")
         self.again = button(self.tr("Check &again"), self._look_again)
         self.first = button(self.tr("&Continue"), self._to_wallet, "main")
-        for part in (self.address_label, self.address, self.said, self._row(self.again, self.first)):
+        card.body.addWidget(self.another, 0, Qt.AlignmentFlag.AlignLeft)
+        for part in (self.address_label, self.networks, self.said, self._row(self.again, self.first)):
             card.body.addWidget(part)
-        for part in (self.address_label, self.address):
+        for part in (self.address_label, self.networks, self.another):
             part.hide()  # Until the agent says that it has none, or that nobody answers there.
         card.body.addStretch()
         return card
@@ -138,6 +148,8 @@ class WelcomePage(QWidget):
         for part in (self.lacking, *self.still.values()):
             card.body.addWidget(part)
             part.hide()
+            if part is self.still["sandbox"]:
+                card.body.addWidget(self.mend_again)
         row = QHBoxLayout()
         self.switch = Switch(self.tr("Lend this computer"))
         self.switch.clicked.connect(self._flip)
@@ -184,6 +196,9 @@ class WelcomePage(QWidget):
         if status is None or self.is_done:
             return
         self._coordinator = status.coordinator
+        if not self._has_networks:
+            self._has_networks = True
+            self._calls.get("settings", self._take_networks)
         self._show_address()
         if not self._has_test and self.isVisible():
             self.begin_test()
@@ -192,9 +207,24 @@ class WelcomePage(QWidget):
         """Where there is none, where nobody answers at it, and while it is being typed."""
         typed = self.address.hasFocus() and self.address.isModified()
         if self._unreachable and not typed and not self.address.text():
-            self.address.setText(self._coordinator)
-        for part in (self.address_label, self.address):
-            part.setVisible(not self._coordinator or self._unreachable or typed)
+            self.networks.show_address(self._coordinator)
+        wanted = not self._coordinator or self._unreachable or self._choosing or typed
+        for part in (self.address_label, self.networks):
+            part.setVisible(wanted)
+        self.another.setVisible(not wanted)
+
+    def _choose_network(self) -> None:
+        self._choosing = True
+        self._show_address()
+        self.networks.show_address(self._coordinator)
+        self.address.setFocus()
+        self.address.selectAll()
+
+    def _take_networks(self, body: bytes) -> None:
+        try:
+            self.networks.offer(read(body, SettingsView).networks)
+        except AnswerError:
+            return  # One can type an address all the same.
 
     def _say_trouble(self, detail: str) -> None:
         """The agent that tests does not run: why, and a button."""
@@ -253,12 +283,17 @@ class WelcomePage(QWidget):
         else:
             self.said.say(self.tr("You can go on: it lends as soon as what is marked has been mended."))
         self._say_whether_ready()
-        if over and self.steps.currentIndex() == 0 and not self.address.isVisible() and self.isVisible():
+        if over and self.steps.currentIndex() == 0 and not self.networks.isVisible() and self.isVisible():
             self.first.setFocus()
 
     def _say_whether_ready(self) -> None:
         """The last step names what still keeps this computer from lending."""
         bad = {check.name: check for check in self._test.checks if check.state == "bad"}
+        sandbox = bad.get("sandbox")
+        for row in (self.mend, self.mend_again):
+            row.offer(*("", "") if sandbox is None else (sandbox.code, sandbox.detail.get("why", "")))
+        if sandbox is not None:
+            bad.pop("speed", None)  # It is measured inside the sandbox: the same said twice.
         self.ready.say(self.tr("Almost ready.") if bad else self.tr("Ready."))
         self.lacking.say(self.tr("Lending begins by itself once this has been mended:"))
         self.lacking.setVisible(bool(bad))
@@ -267,11 +302,14 @@ class WelcomePage(QWidget):
             if name in bad:
                 line.show_check(bad[name], self._words.name(name), self._words.said(bad[name]))
 
-    def _set_coordinator(self) -> None:
-        url = self.address.text().strip()
-        if url and url != self._coordinator:
-            self._coordinator = url
-            self._calls.post("settings", {"coordinator": url}, lambda _: self.begin_test(), self._bad_coordinator)
+    def _set_coordinator(self, said: str) -> None:
+        if said != self._coordinator:
+            self._coordinator = said
+            self._calls.post("settings", {"coordinator": said}, lambda _: self._joined(), self._bad_coordinator)
+
+    def _joined(self) -> None:
+        self._choosing = self._has_networks = False
+        self.begin_test()
 
     def _bad_coordinator(self, text: str) -> None:
         self._coordinator = ""
@@ -279,7 +317,7 @@ class WelcomePage(QWidget):
 
     def _to_wallet(self) -> None:
         if not self._coordinator:
-            self.said.say(self.tr("The address of the network is missing."))
+            self.said.say(self.tr("The network to lend to is missing: give its address, or an invitation."))
             self.address.setFocus()
             return
         self._go(1)
