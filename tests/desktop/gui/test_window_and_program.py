@@ -189,14 +189,13 @@ def test_the_states_differ_in_shape_not_only_in_colour(app: QApplication) -> Non
             ["5 jobs in a row failed before their first step; the last one: no memory."],
         ),
         (
-            {"trouble": "x", "trouble_cause": "no engine"},
+            {"trouble": "x", "trouble_cause": "no engine", "trouble_detail": {"why": "stopped"}},
             [
-                "Docker does not answer. Jobs run only inside it",
-                "sudo apt-get install docker.io",
-                "goes on by itself then.",
+                "Docker is installed, and does not run. Jobs run only inside Docker",
+                "goes on by itself once it answers.",
             ],
         ),
-        ({"trouble": "x", "trouble_cause": "no image"}, ["`cottage node image` in a terminal fetches it."]),
+        ({"trouble": "x", "trouble_cause": "no image"}, ["is not here yet. Lending goes on by itself once it is."]),
         ({"trouble": "x\u202ey", "trouble_cause": "of a newer agent"}, ["X\N{REPLACEMENT CHARACTER}y."]),
     ],
     ids=["in the agent's words", "unanswered", "tampered", "failures", "no engine", "no image", "unknown"],
