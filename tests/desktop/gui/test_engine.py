@@ -1,0 +1,362 @@
+"""Docker is missing: whose package it is, what the script does as root, and the button, with a pkexec of the test."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+
+from desktop.gui.app import Desktop
+from desktop.gui.engine import install, sheets
+from desktop.gui.engine.install import SCRIPT
+from desktop.gui.engine.systems import SOURCES, commands, fault_of, os_release, source_of
+from desktop.gui.engine.words import EngineWords
+from desktop.gui.model import AgentPhase
+from tests.desktop.gui.support import agent, documents, listener, save_picture, status, wait_for
+
+DISTRIBUTIONS = {
+    "Debian 12": ("ID=debian\n", {"apt-get"}, "apt"),
+    "Ubuntu 24.04": ("ID=ubuntu\nID_LIKE=debian\n", {"apt-get", "snap"}, "apt"),
+    "Linux Mint": ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', {"apt-get"}, "apt"),
+    "Fedora 43": ("ID=fedora\n", {"dnf"}, "dnf"),
+    "Nobara": ('ID="nobara"\nID_LIKE="fedora"\n', {"dnf"}, "dnf"),
+    "Arch": ("ID=arch\n", {"pacman"}, "pacman"),
+    "Manjaro": ("ID=manjaro\nID_LIKE=arch\n", {"pacman"}, "pacman"),
+    "openSUSE Tumbleweed": ('ID="opensuse-tumbleweed"\nID_LIKE="opensuse suse"\n', {"zypper"}, "zypper"),
+    "SLE": ("ID=sled\nID_LIKE=suse\n", {"zypper"}, "zypper"),
+    "Rocky, whose repositories lack it": ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', {"dnf"}, None),
+    "Silverblue, an image": ("ID=fedora\nVARIANT_ID=silverblue\n", {"dnf", "rpm-ostree"}, None),
+    "SteamOS, read only": ("ID=steamos\nID_LIKE=arch\n", {"pacman"}, None),
+    "NixOS": ("ID=nixos\n", {"nix-env"}, None),
+    "Debian without apt": ("ID=debian\n", set(), None),
+    "nothing at all": ("", {"apt-get", "dnf"}, None),
+    "damaged": ('ID="debian\n=x\n#ID=arch\n\x00', {"apt-get", "pacman"}, None),
+}
+Orders = list[tuple[str, Any]]
+
+
+@pytest.mark.parametrize(("release", "programs", "manager"), DISTRIBUTIONS.values(), ids=list(DISTRIBUTIONS))
+def test_each_distribution_has_its_package_or_none(release: str, programs: set[str], manager: str | None) -> None:
+    found = source_of(os_release(release), programs.__contains__)
+    assert found == (SOURCES[manager] if manager else None)
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "fault"),
+    [
+        (0, "", ""),
+        (126, "Error executing command as another user: Request dismissed", "cancelled"),
+        (127, "Error executing command as another user: Not authorized", "refused"),
+        (
+            10,
+            "Err:1 http://deb.debian.org bookworm InRelease\n  Temporary failure resolving 'deb.debian.org'",
+            "network",
+        ),
+        (10, "Curl error (6): Could not resolve hostname", "network"),
+        (10, "error: failed retrieving file 'core.db' from mirror", "network"),
+        (10, "E: Unable to locate package docker.io", "packages"),
+        (11, "", "service"),
+        (12, "", "user"),
+        (20, "", "login"),
+        (2, "", "failed"),
+        (-1, "", "failed"),
+    ],
+)
+def test_what_became_of_it_is_one_word_with_a_sentence_of_its_own(
+    app: QApplication, code: int, log: str, fault: str
+) -> None:
+    assert fault_of(code, log) == fault
+    words = EngineWords()
+    assert (words.fault(fault) == words.fault("nobody knows")) == (fault == "failed")
+
+
+# --- the script -------------------------------------------------------------------------------------------------------
+
+
+class Root:
+    """A folder of programs that write down how they were called, as root would find them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.calls = folder, folder / "calls"
+        folder.mkdir()
+        self.calls.touch()
+        for name in ("cut",):
+            (folder / name).symlink_to(str(shutil.which(name)))
+        for name in ("apt-get", "dnf", "pacman", "zypper", "systemctl", "usermod", "setfacl", "groupadd"):
+            self.program(name)
+        self.program("id", "echo 0")
+        self.program("getent", f'[ "$1" = group ] || echo "ada:x:{os.getuid()}:1000::/home/ada:/bin/sh"')
+
+    def program(self, name: str, body: str = "") -> None:
+        file = self.folder / name
+        file.write_text(f'#!/bin/sh\necho "{name} $*" >>"{self.calls}"\n{body}\n')
+        file.chmod(0o755)
+
+    def run(self, *words: str, uid: str | None = str(os.getuid())) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": str(self.folder)} | ({} if uid is None else {"PKEXEC_UID": uid})
+        return subprocess.run(["/bin/sh", str(SCRIPT), *words], env=environment, capture_output=True, text=True)
+
+    @property
+    def called(self) -> list[str]:
+        return [line for line in self.calls.read_text().splitlines() if line.split()[0] not in ("id", "getent")]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "bin")
+
+
+@pytest.mark.parametrize("manager", SOURCES)
+def test_the_script_installs_the_package_that_the_window_names_and_lets_the_user_in(root: Root, manager: str) -> None:
+    done = root.run(manager)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("@")] == [
+        "@packages",
+        "@service",
+        "@user",
+        "@done",
+    ]
+    tool = {"apt": "apt-get"}.get(manager, manager)
+    *packages, enable, start, member, door = root.called
+    assert all(call.split()[0] == tool for call in packages)
+    assert SOURCES[manager].package in packages[-1].split()
+    assert SOURCES[manager].package in SOURCES[manager].command.split()
+    assert (enable, start) == ("systemctl enable docker.service", "systemctl start docker.service")
+    assert member == "usermod -aG docker ada"
+    assert door == "setfacl -m u:ada:rw /run/docker.sock"
+
+
+def test_an_engine_that_is_here_is_not_replaced(root: Root) -> None:
+    root.program("dockerd")
+    assert root.run("apt").returncode == 0
+    assert not any("apt-get" in call for call in root.called)
+
+
+@pytest.mark.parametrize(("failing", "code"), [("apt-get", 10), ("systemctl", 11), ("usermod", 12), ("setfacl", 20)])
+def test_the_script_says_where_it_failed(root: Root, failing: str, code: int) -> None:
+    root.program(failing, "exit 7")
+    assert root.run("apt").returncode == code
+
+
+@pytest.mark.parametrize(
+    ("words", "uid"),
+    [
+        ((), "1000"),
+        (("apt", "more"), "1000"),
+        (("apt;reboot",), "1000"),
+        (("--help",), "1000"),
+        (("apt",), None),
+        (("apt",), ""),
+        (("apt",), "0;reboot"),
+        (("apt",), "-1"),
+    ],
+)
+def test_the_script_takes_one_word_and_a_user_by_number(root: Root, words: tuple[str, ...], uid: str | None) -> None:
+    assert root.run(*words, uid=uid).returncode == 2
+    assert root.called == []
+
+
+def test_the_script_does_nothing_without_being_root(root: Root) -> None:
+    root.program("id", "echo 1000")
+    assert root.run("apt").returncode == 2
+    assert root.called == []
+
+
+# --- the window -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pkexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A pkexec on PATH that does what a test says; its words are kept in a file."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def make(body: str) -> Path:
+        program = folder / "pkexec"
+        program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >"{folder}/words"\n{body}\n')
+        program.chmod(0o755)
+        return folder / "words"
+
+    return make
+
+
+@pytest.fixture
+def orders() -> Orders:
+    return []
+
+
+@pytest.fixture
+def docs() -> dict[str, bytes]:
+    trouble = {"trouble": "x", "trouble_cause": "no engine", "trouble_detail": {"why": "absent"}}
+    return documents(status=status(**trouble), image=b'{"stage": "missing"}')
+
+
+@pytest.fixture
+def desktop(
+    open_desktop: Callable[..., Desktop],
+    home: Path,
+    docs: dict[str, bytes],
+    orders: Orders,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Desktop]:
+    monkeypatch.setattr(sheets, "here", lambda: SOURCES["apt"])
+    monkeypatch.setattr(sheets, "LOOK_MS", 20)
+    with listener(home / "agent.sock", lambda caller: agent(docs, orders)(caller)):
+        made = open_desktop()
+        wait_for(lambda: made.lending.snapshot.phase is AgentPhase.RUNNING, "an answer")
+        yield made
+        made.lending._timer.stop()
+        wait_for(lambda: not made.notices._calls._now, "the last answer")
+
+
+def opened(desktop: Desktop) -> Any:
+    """Press the button of the first page."""
+    home = desktop.window.home
+    assert home.mend.press.text() == "&Install the engine…"
+    assert "Docker is not installed." in home.reason.text()
+    QTest.mouseClick(home.mend.press, Qt.MouseButton.LeftButton)
+    assert desktop.window.engine.isVisible()
+    return desktop.window.engine
+
+
+def test_one_button_installs_the_engine_behind_a_bar(
+    pkexec: Callable[[str], Path], desktop: Desktop, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    words = pkexec(
+        f'echo @packages; echo "Setting up docker.io"; while [ ! -e "{go}" ]; do sleep 0.05; done; echo @done'
+    )
+    sheet = opened(desktop)
+    assert "“docker.io”" in sheet.about.text()
+    assert "whatever an administrator may" in sheet.about.text(), "what the owner agrees to"
+    save_picture(sheet, "engine_before")
+    QTest.mouseClick(sheet.act, Qt.MouseButton.LeftButton)
+    wait_for(lambda: sheet.said.text() == "Installing. It takes some minutes.", "the step")
+    assert sheet.bar.isVisible()
+    assert not sheet.act.isEnabled()
+    QTest.mouseClick(sheet.details, Qt.MouseButton.LeftButton)
+    wait_for(lambda: "Setting up docker.io" in sheet.log.toPlainText(), "the log")
+    save_picture(sheet, "engine_installing")
+    sheet.reject()
+    desktop.window.engine.ask("absent")
+    assert sheet.bar.isVisible(), "closed and opened again, it goes on"
+    go.touch()
+    wait_for(lambda: sheet.said.text() == "The engine runs, and you may use it.", "the end")
+    assert not sheet.bar.isVisible()
+    assert not sheet.act.isVisible()
+    assert words.read_text().splitlines()[-1] == "apt"
+    assert str(SCRIPT) in words.read_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "says", "helps"),
+    [
+        ("exit 126", "Nothing was changed: leave was not given.", False),
+        ("exit 127", "Nothing was changed: this system gives nobody leave to do that from here.", True),
+        ('echo "Could not resolve host"; exit 10', "look whether this computer is online", False),
+        ('echo "E: broken packages"; exit 10', "could not be installed. The details say why.", True),
+        ("exit 11", "does not start. The details say why.", True),
+        ("exit 12", "could not be opened to you.", True),
+        ("exit 20", "Log out and in again", False),
+        ("kill -9 $$", "That did not work.", True),
+        ("exit 2", "That did not work.", True),
+    ],
+)
+def test_each_end_has_its_sentence_and_the_button_is_there_again(
+    pkexec: Callable[[str], Path], desktop: Desktop, body: str, says: str, helps: bool
+) -> None:
+    pkexec(body)
+    sheet = opened(desktop)
+    QTest.mouseClick(sheet.act, Qt.MouseButton.LeftButton)
+    wait_for(lambda: says in sheet.said.text(), "what became of it")
+    assert not sheet.bar.isVisible()
+    assert sheet.command.isVisible() == helps
+    assert sheet.act.isEnabled()
+
+
+@pytest.mark.parametrize("why", ["absent", "stopped", "denied"])
+def test_without_pkexec_there_is_a_command_to_copy(monkeypatch: pytest.MonkeyPatch, desktop: Desktop, why: str) -> None:
+    monkeypatch.setattr(sheets, "authoriser", lambda: "")
+    sheet = desktop.window.engine
+    sheet.ask(why)
+    assert not sheet.act.isVisible()
+    QTest.mouseClick(sheet.command.copy, Qt.MouseButton.LeftButton)
+    copied = QGuiApplication.clipboard().text()
+    assert copied == commands(why, SOURCES["apt"]) == sheet.command.line.text()
+    assert copied.startswith("sudo ")
+    assert ("install" in copied) == (why == "absent")
+    if why == "absent":
+        save_picture(sheet, "engine_by_hand")
+
+
+def test_where_no_package_is_known_there_is_the_page_that_says_how(
+    monkeypatch: pytest.MonkeyPatch, desktop: Desktop
+) -> None:
+    desktop.window.engine._source = None
+    desktop.window.engine.ask("absent")
+    assert desktop.window.engine.command.line.text().startswith("https://docs.docker.com/")
+
+
+def test_an_engine_of_docker_host_is_its_owners_affair(desktop: Desktop, docs: dict[str, bytes]) -> None:
+    detail = {"why": "elsewhere", "address": "tcp://10.0.0.7:2375"}
+    docs["status"] = status(trouble="x", trouble_cause="no engine", trouble_detail=detail)
+    home = desktop.window.home
+    wait_for(lambda: "DOCKER_HOST names does not answer: tcp://10.0.0.7:2375." in home.reason.text(), "the sentence")
+    assert not home.mend.isVisible()
+
+
+def test_this_computer_is_looked_at_once_and_never_refused() -> None:
+    source = install.here()
+    assert source is None or source in SOURCES.values()
+
+
+# --- the image --------------------------------------------------------------------------------------------------------
+
+
+def test_the_image_is_fetched_behind_a_bar_that_counts_bytes(
+    desktop: Desktop, docs: dict[str, bytes], orders: Orders
+) -> None:
+    docs["status"] = status(trouble="x", trouble_cause="no image")
+    home, sheet = desktop.window.home, desktop.window.image
+    wait_for(lambda: home.mend.press.text() == "&Fetch the image…" and home.mend.isVisible(), "the button")
+    docs["POST image"] = b'{"stage": "fetching"}'
+    QTest.mouseClick(home.mend.press, Qt.MouseButton.LeftButton)
+    wait_for(lambda: sheet.act.isVisible(), "what there is to do")
+    docs["image"] = json.dumps({"stage": "fetching", "done": 600_000_000, "size": 2_400_000_000}).encode()
+    QTest.mouseClick(sheet.act, Qt.MouseButton.LeftButton)
+    wait_for(lambda: sheet.said.text() == "Fetching: 600 of 2,400 MB.", "bytes")
+    assert (sheet.bar.value(), sheet.bar.maximum()) == (250, 1000)
+    assert ("image", {}) in orders
+    save_picture(sheet, "image_fetching")
+    docs["image"] = json.dumps({"stage": "loading", "done": 2_000_000_000, "size": 2_400_000_000}).encode()
+    wait_for(lambda: sheet.said.text() == "The engine takes it: 2,000 of 2,400 MB.", "the engine's part")
+    ended: list[bool] = []
+    sheet.mended.connect(lambda: ended.append(True))
+    docs["image"] = b'{"stage": "here"}'
+    wait_for(lambda: ended, "the end")
+    assert not sheet.act.isVisible()
+
+
+def test_an_image_that_nobody_signs_is_made_by_hand_and_a_failure_is_told(
+    desktop: Desktop, docs: dict[str, bytes]
+) -> None:
+    sheet = desktop.window.image
+    docs["image"] = b'{"stage": "own"}'
+    sheet.ask()
+    wait_for(lambda: "names nobody" in sheet.said.text(), "the sentence")
+    assert sheet.command.line.text() == "python -m installer.image.build"
+    assert not sheet.act.isVisible()
+    sheet.reject()
+    docs["image"] = b'{"stage": "failed", "text": "the disk is full"}'
+    sheet.ask()
+    wait_for(lambda: sheet.said.text() == "That did not work: the disk is full", "why")
+    assert sheet.act.isVisible()
