@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from common import invitations
+from desktop.agent.base.networks import FILE as NETWORK
 from desktop.agent.sandbox import statement
 from desktop.agent.updates.release import FILE, Release, checked_url, platform_name
 from desktop.agent.updates.sandbox_images import FILE as STATEMENT
@@ -28,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VERSION = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 HERE = Path(__file__).resolve().parent
 TEMPLATES = HERE / "debian"
+POLICY = "network.cottage.install-engine.policy"  # What the system says when it asks for leave.
 SIZES = (16, 32, 48, 64, 128, 256, 512)
 _GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)\b")
 
@@ -44,12 +47,17 @@ def main() -> int:
     parser.add_argument(
         "--statement", type=Path, help="what `installer.image.sign` said of the sandbox image, for --release's key"
     )
+    parser.add_argument(
+        "--network",
+        default="",
+        help="an invitation to the network that this build lends to unless its owner says otherwise",
+    )
     parser.add_argument("--windows", action="store_true", help="an installer for Windows instead of Linux packages")
     parser.add_argument("--macos", action="store_true", help="a disk image for macOS instead of Linux packages")
     options = parser.parse_args()
     target = options.to.resolve()
     release = release_of(options.release)
-    folder = bundle(target, release, statement_of(options.statement, release))
+    folder = bundle(target, release, statement_of(options.statement, release), network_of(options.network))
     if options.windows:
         packages = [windows(folder, target)]
     elif options.macos:
@@ -80,12 +88,23 @@ def statement_of(file: Path | None, release: Release) -> bytes:
     return document
 
 
-def bundle(target: Path, release: Release | None = None, image: bytes = b"") -> Path:
-    """The folder with both executables. ``image``: the signed statement about the sandbox image; none where it is empty."""
+def network_of(text: str) -> str:
+    """The network of this build as an invitation; empty: none. Raises InvitationError."""
+    return invitations.read(text).link if text else ""
+
+
+def bundle(target: Path, release: Release | None = None, image: bytes = b"", network: str = "") -> Path:
+    """The folder with both executables.
+
+    Args:
+        image: the signed statement about the sandbox image; none where it is empty.
+        network: an invitation, to be lent to unless the owner says otherwise.
+    """
     told = target / "work" / FILE
     told.parent.mkdir(parents=True, exist_ok=True)
     told.write_bytes(encode_json(release or release_of(None)))
     (told.parent / STATEMENT).write_bytes(image)
+    (told.parent / NETWORK).write_text(network, encoding="utf-8")
     command = [
         sys.executable,
         "-m",
@@ -113,8 +132,10 @@ def debian(folder: Path, target: Path, *, small: bool = False) -> Path:
         ("cottage.desktop", "usr/share/applications/cottage.desktop"),
         ("autostart.desktop", "etc/xdg/autostart/cottage.desktop"),
         ("cottage-agent.service", "usr/lib/systemd/user/cottage-agent.service"),
+        (POLICY, f"usr/share/polkit-1/actions/{POLICY}"),
     ):
         _copy(TEMPLATES / template, tree / place, 0o644)
+    (installed / "_internal" / "desktop" / "gui" / "engine" / "install-engine.sh").chmod(0o755)
     _icons(tree / "usr" / "share" / "icons")
     programs = tree / "usr" / "bin"
     programs.mkdir(parents=True)

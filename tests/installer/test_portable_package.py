@@ -103,6 +103,9 @@ def test_it_installs_upgrades_a_running_agent_and_leaves_only_the_key(archive: P
     opt, agent = home / ".local/opt/cottage", home / ".local/bin/cottage-agent"
     autostart = home / ".config/autostart/cottage.desktop"
     assert f"Exec={opt}/cottage --hidden" in autostart.read_text()
+    entry = (home / ".local/share/applications/cottage.desktop").read_text()
+    assert f"Exec={opt}/cottage %u\nIcon=cottage\nMimeType=x-scheme-handler/cottage;" in entry
+    assert os.access(opt / "_internal/desktop/gui/engine/install-engine.sh", os.X_OK)
     assert f"ExecStart={opt}/cottage-agent run" in (home / ".config/systemd/user/cottage-agent.service").read_text()
     assert json.loads(owner.run(str(agent), "rules", "--json"))["rules"]["idle_minutes"] == 5
 

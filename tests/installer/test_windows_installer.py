@@ -11,6 +11,7 @@ from tests.support.windows import WINE, Windows
 LACKING = [] if shutil.which("makensis") else ["makensis"]
 LACKING += [] if WINE else ["wine64"]
 RUN = r"HKCU\Software\Microsoft\Windows\CurrentVersion\Run"
+LINKS = r"HKCU\Software\Classes\cottage"
 LISTED = r"HKCU\Software\Microsoft\Windows\CurrentVersion\Uninstall\Cottage"
 
 pytestmark = [
@@ -45,6 +46,7 @@ def test_it_installs_upgrades_and_leaves_without_a_trace_or_a_question(windows: 
     started = windows.value(RUN, "Cottage")
     assert started is not None
     assert started.endswith(r'\AppData\Local\Programs\Cottage\cottage.exe" --hidden')
+    assert windows.value(LINKS, "URL Protocol") is not None, "invitations open the window"
 
     windows.run("reg", "delete", RUN, "/v", "Cottage", "/f")  # The owner does not want it to start by itself.
     windows.run(second, "/S")
@@ -61,6 +63,7 @@ def test_it_installs_upgrades_and_leaves_without_a_trace_or_a_question(windows: 
     assert files(windows) <= {"uninstall.exe"}  # It cannot remove itself where it has to stay.
     assert windows.value(LISTED, "DisplayVersion") is None
     assert windows.value(r"HKCU\Software\Cottage", "Installed") is None
+    assert windows.value(LINKS, "URL Protocol") is None
 
 
 def test_it_refuses_an_old_windows_without_a_click_and_never_empties_a_folder_that_it_is_given(

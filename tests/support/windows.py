@@ -91,7 +91,8 @@ class Windows:
         """A value of the registry; None where there is none."""
         with self.start("reg", "query", key, "/v", name) as process:
             said = process.communicate(timeout=180)[0].decode()
-        found = [line.split(None, 2)[2] for line in said.splitlines() if line.split()[:1] == [name]]
+        lines = [line.strip().removeprefix(f"{name} ") for line in said.splitlines() if f"    {name} " in line]
+        found = [(line.split(None, 1)[1:] or [""])[0] for line in lines]
         return found[0] if process.returncode == 0 and found else None
 
     @property

@@ -45,6 +45,9 @@ ln -sf "$opt/cottage" "$opt/cottage-agent" "$HOME/.local/bin/"
 cp -a icons "$share/"
 place() { sed "s|/opt/cottage/|$opt/|" "$1" >"$2"; }
 place cottage.desktop "$share/applications/cottage.desktop"
+if command -v update-desktop-database >/dev/null; then
+  update-desktop-database "$share/applications" || true # Browsers then hand invitations (cottage://) to the window.
+fi
 place cottage-agent.service "$config/systemd/user/cottage-agent.service"
 # Once only: who has switched it off does not want it back with the next version.
 [ -e "$opt.installed" ] || place autostart.desktop "$config/autostart/cottage.desktop"

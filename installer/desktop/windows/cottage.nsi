@@ -8,6 +8,7 @@ Target amd64-unicode
 !define RUN "Software\Microsoft\Windows\CurrentVersion\Run"
 !define LISTED "Software\Microsoft\Windows\CurrentVersion\Uninstall\Cottage"
 !define OURS "Software\Cottage"
+!define LINKS "Software\Classes\cottage"  ; Invitations: cottage://join?...
 !define PLACE "$LOCALAPPDATA\Programs\Cottage"  ; Always here, whatever /D= says: the folder is emptied before each installation.
 
 Name "Cottage"
@@ -136,6 +137,11 @@ Section "Cottage"
   SetOutPath "$INSTDIR"
   CreateShortcut "$SMPROGRAMS\Cottage.lnk" "$INSTDIR\cottage.exe"
   SetOutPath "$TEMP"
+  WriteRegStr HKCU "${LINKS}" "" "URL:Cottage invitation"
+  WriteRegStr HKCU "${LINKS}" "URL Protocol" ""
+  WriteRegStr HKCU "${LINKS}\DefaultIcon" "" "$INSTDIR\cottage.exe"
+  ; After -- a link that somebody made can name no option of the program.
+  WriteRegStr HKCU "${LINKS}\shell\open\command" "" '"$INSTDIR\cottage.exe" -- "%1"'
   WriteRegStr HKCU "${LISTED}" "DisplayName" "Cottage"
   WriteRegStr HKCU "${LISTED}" "DisplayVersion" "${VERSION}"
   WriteRegStr HKCU "${LISTED}" "DisplayIcon" "$INSTDIR\cottage.exe"
@@ -154,5 +160,6 @@ Section "Uninstall"
   Delete "$SMPROGRAMS\Cottage.lnk"
   DeleteRegValue HKCU "${RUN}" "Cottage"
   DeleteRegKey HKCU "${LISTED}"
+  DeleteRegKey HKCU "${LINKS}"
   DeleteRegKey HKCU "${OURS}"
 SectionEnd
