@@ -327,14 +327,6 @@
         <translation>Aufträge lassen sich hier nicht sicher trennen: {0}</translation>
     </message>
     <message>
-        <source>Docker does not run here. {0}</source>
-        <translation>Docker läuft hier nicht. {0}</translation>
-    </message>
-    <message>
-        <source>The image that jobs run in is missing. {0}</source>
-        <translation>Das Abbild, in dem Aufträge laufen, fehlt. {0}</translation>
-    </message>
-    <message>
         <source>{0} GFLOP/s, measured</source>
         <translation>{0} GFLOP/s, gemessen</translation>
     </message>
@@ -355,16 +347,24 @@
         <translation>Hinauf {0}, herunter {1} Mbit/s; Router: {2}</translation>
     </message>
     <message>
-        <source>The address of the network is missing</source>
-        <translation>Die Adresse des Netzes fehlt</translation>
-    </message>
-    <message>
         <source>Nobody answers there: {0}</source>
         <translation>Dort antwortet niemand: {0}</translation>
     </message>
     <message>
         <source>No relay of the network is reached from here</source>
         <translation>Von hier wird kein Relay des Netzes erreicht</translation>
+    </message>
+    <message>
+        <source>The image that jobs run in is not here yet</source>
+        <translation>Das Abbild, in dem Aufträge laufen, ist noch nicht da</translation>
+    </message>
+    <message>
+        <source>There is none yet: give its address, or an invitation</source>
+        <translation>Es gibt noch keines: Geben Sie seine Adresse oder eine Einladung an</translation>
+    </message>
+    <message>
+        <source>Another network answers there than that of your invitation. Ask whoever invited you for a new one.</source>
+        <translation>Dort antwortet ein anderes Netz als das Ihrer Einladung. Bitten Sie um eine neue, wer Sie eingeladen hat.</translation>
     </message>
     <message>
         <source>It is tested once the network answers</source>
@@ -379,8 +379,47 @@
         <translation>Bekannt, sobald das Tempo gemessen ist und das Netz seinen Preis genannt hat</translation>
     </message>
     <message>
+        <source>The computer at this address runs no network now</source>
+        <translation>Auf dem Computer mit dieser Adresse läuft gerade kein Netz</translation>
+    </message>
+    <message>
+        <source>There is no computer of this name: look whether the address is spelt right</source>
+        <translation>Es gibt keinen Computer dieses Namens: Prüfen Sie, ob die Adresse richtig geschrieben ist</translation>
+    </message>
+    <message>
+        <source>Nobody answered in time: look whether this computer is online, and whether the address is right</source>
+        <translation>Niemand hat rechtzeitig geantwortet: Prüfen Sie, ob dieser Computer online ist und die Adresse stimmt</translation>
+    </message>
+    <message>
+        <source>The way there is cut: look whether this computer is online</source>
+        <translation>Der Weg dorthin ist unterbrochen: Prüfen Sie, ob dieser Computer online ist</translation>
+    </message>
+    <message>
+        <source>Whoever answers there cannot prove the name of the address</source>
+        <translation>Wer dort antwortet, kann den Namen der Adresse nicht nachweisen</translation>
+    </message>
+    <message>
+        <source>Something else than a Cottage network answers there</source>
+        <translation>Dort antwortet etwas anderes als ein Netz von Cottage</translation>
+    </message>
+    <message>
+        <source>The proxy on the way lets nothing through: {0}</source>
+        <translation>Der Proxy auf dem Weg lässt nichts durch: {0}</translation>
+    </message>
+    <message>
         <source>Between {0} and {1} an hour, after {2} for electricity</source>
         <translation>Zwischen {0} und {1} je Stunde, nach {2} für Strom</translation>
+    </message>
+</context>
+<context>
+    <name>CommandLine</name>
+    <message>
+        <source>Command for a terminal</source>
+        <translation>Befehl für ein Terminal</translation>
+    </message>
+    <message>
+        <source>C&amp;opy</source>
+        <translation>K&amp;opieren</translation>
     </message>
 </context>
 <context>
@@ -549,6 +588,132 @@
     </message>
 </context>
 <context>
+    <name>EngineSheet</name>
+    <message>
+        <source>The engine that jobs run in</source>
+        <translation>Die Engine, in der Aufträge laufen</translation>
+    </message>
+</context>
+<context>
+    <name>EngineWords</name>
+    <message>
+        <source>Docker is not installed.</source>
+        <translation>Docker ist nicht installiert.</translation>
+    </message>
+    <message>
+        <source>Docker is installed, and does not run.</source>
+        <translation>Docker ist installiert und läuft nicht.</translation>
+    </message>
+    <message>
+        <source>Docker runs, and this user may not use it yet.</source>
+        <translation>Docker läuft, und dieser Benutzer darf es noch nicht verwenden.</translation>
+    </message>
+    <message>
+        <source>Docker does not answer.</source>
+        <translation>Docker antwortet nicht.</translation>
+    </message>
+    <message>
+        <source>&amp;Start the engine…</source>
+        <translation>Engine &amp;starten…</translation>
+    </message>
+    <message>
+        <source>Let me &amp;use the engine…</source>
+        <translation>&amp;Engine verwenden dürfen…</translation>
+    </message>
+    <message>
+        <source>&amp;Install the engine…</source>
+        <translation>Engine &amp;installieren…</translation>
+    </message>
+    <message>
+        <source>&amp;Fetch the image…</source>
+        <translation>Abbild &amp;holen…</translation>
+    </message>
+    <message>
+        <source>Cottage asks for an administrator&apos;s leave, starts the engine and lets you use it.</source>
+        <translation>Cottage bittet um die Erlaubnis eines Administrators, startet die Engine und lässt Sie sie verwenden.</translation>
+    </message>
+    <message>
+        <source>Cottage asks for an administrator&apos;s leave and lets you use the engine.</source>
+        <translation>Cottage bittet um die Erlaubnis eines Administrators und lässt Sie die Engine verwenden.</translation>
+    </message>
+    <message>
+        <source>Cottage asks for an administrator&apos;s leave, has the system install its package “{0}”, starts it and lets you use it.</source>
+        <translation>Cottage bittet um die Erlaubnis eines Administrators, lässt das System sein Paket „{0}“ installieren, startet es und lässt Sie es verwenden.</translation>
+    </message>
+    <message>
+        <source>Whoever may use Docker may do whatever an administrator may.</source>
+        <translation>Wer Docker verwenden darf, darf alles, was ein Administrator darf.</translation>
+    </message>
+    <message>
+        <source>Jobs run only inside Docker, so that they reach neither your files nor your network.</source>
+        <translation>Aufträge laufen nur in Docker, damit sie weder Ihre Dateien noch Ihr Netz erreichen.</translation>
+    </message>
+    <message>
+        <source>Cottage cannot ask for an administrator&apos;s leave here. Type this in a terminal:</source>
+        <translation>Cottage kann hier nicht um die Erlaubnis eines Administrators bitten. Geben Sie dies in einem Terminal ein:</translation>
+    </message>
+    <message>
+        <source>For this system Cottage knows no package of it. This page says how it is installed:</source>
+        <translation>Für dieses System kennt Cottage kein Paket davon. Diese Seite sagt, wie man es installiert:</translation>
+    </message>
+    <message>
+        <source>The system asks for leave, in a window of its own.</source>
+        <translation>Das System bittet um Erlaubnis, in einem eigenen Fenster.</translation>
+    </message>
+    <message>
+        <source>Installing. It takes some minutes.</source>
+        <translation>Es wird installiert. Das dauert einige Minuten.</translation>
+    </message>
+    <message>
+        <source>Starting the engine.</source>
+        <translation>Die Engine wird gestartet.</translation>
+    </message>
+    <message>
+        <source>Letting you use it.</source>
+        <translation>Sie wird für Sie geöffnet.</translation>
+    </message>
+    <message>
+        <source>Nearly done.</source>
+        <translation>Fast fertig.</translation>
+    </message>
+    <message>
+        <source>The engine runs, and you may use it.</source>
+        <translation>Die Engine läuft, und Sie dürfen sie verwenden.</translation>
+    </message>
+    <message>
+        <source>Nothing was changed: leave was not given.</source>
+        <translation>Nichts wurde geändert: Die Erlaubnis wurde nicht gegeben.</translation>
+    </message>
+    <message>
+        <source>Nothing was changed: this system gives nobody leave to do that from here.</source>
+        <translation>Nichts wurde geändert: Dieses System erlaubt das von hier aus niemandem.</translation>
+    </message>
+    <message>
+        <source>The package could not be fetched: look whether this computer is online, and try again.</source>
+        <translation>Das Paket ließ sich nicht holen: Prüfen Sie, ob dieser Computer online ist, und versuchen Sie es noch einmal.</translation>
+    </message>
+    <message>
+        <source>The package could not be installed. The details say why.</source>
+        <translation>Das Paket ließ sich nicht installieren. Die Einzelheiten sagen, warum.</translation>
+    </message>
+    <message>
+        <source>The engine is installed and does not start. The details say why.</source>
+        <translation>Die Engine ist installiert und startet nicht. Die Einzelheiten sagen, warum.</translation>
+    </message>
+    <message>
+        <source>The engine runs, and could not be opened to you. The details say why.</source>
+        <translation>Die Engine läuft und ließ sich nicht für Sie öffnen. Die Einzelheiten sagen, warum.</translation>
+    </message>
+    <message>
+        <source>The engine runs. Log out and in again: from then on you may use it.</source>
+        <translation>Die Engine läuft. Melden Sie sich ab und wieder an: Von da an dürfen Sie sie verwenden.</translation>
+    </message>
+    <message>
+        <source>That did not work. The details say why.</source>
+        <translation>Das ging nicht. Die Einzelheiten sagen, warum.</translation>
+    </message>
+</context>
+<context>
     <name>HomePage</name>
     <message>
         <source>Lend this computer</source>
@@ -699,6 +864,135 @@
     </message>
 </context>
 <context>
+    <name>ImageSheet</name>
+    <message>
+        <source>The image that jobs run in</source>
+        <translation>Das Abbild, in dem Aufträge laufen</translation>
+    </message>
+    <message>
+        <source>The image that jobs run in is not here yet.</source>
+        <translation>Das Abbild, in dem Aufträge laufen, ist noch nicht da.</translation>
+    </message>
+    <message>
+        <source>It holds the training program and nothing of yours. It is fetched once, and its signature is checked.</source>
+        <translation>Es enthält das Trainingsprogramm und nichts von Ihnen. Es wird einmal geholt, und seine Unterschrift wird geprüft.</translation>
+    </message>
+    <message>
+        <source>&amp;Fetch it</source>
+        <translation>&amp;Holen</translation>
+    </message>
+    <message>
+        <source>Looking for the newest one.</source>
+        <translation>Das neueste wird gesucht.</translation>
+    </message>
+    <message>
+        <source>Fetching: {0} of {1} MB.</source>
+        <translation>Es wird geholt: {0} von {1} MB.</translation>
+    </message>
+    <message>
+        <source>The engine takes it: {0} of {1} MB.</source>
+        <translation>Die Engine nimmt es auf: {0} von {1} MB.</translation>
+    </message>
+    <message>
+        <source>It is here. Jobs can run.</source>
+        <translation>Es ist da. Aufträge können laufen.</translation>
+    </message>
+    <message>
+        <source>That did not work: {0}</source>
+        <translation>Das ging nicht: {0}</translation>
+    </message>
+    <message>
+        <source>This build names nobody whose image it takes. Make one of your own, in the folder of the source:</source>
+        <translation>Diese Fassung nennt niemanden, dessen Abbild sie nimmt. Machen Sie ein eigenes, im Ordner der Quelle:</translation>
+    </message>
+</context>
+<context>
+    <name>InvitationWords</name>
+    <message>
+        <source>Write an address, or paste an invitation.</source>
+        <translation>Schreiben Sie eine Adresse, oder fügen Sie eine Einladung ein.</translation>
+    </message>
+    <message>
+        <source>That is no address. One looks like https://cottage.example.</source>
+        <translation>Das ist keine Adresse. Eine sieht aus wie https://cottage.example.</translation>
+    </message>
+    <message>
+        <source>That link is no invitation. One begins with cottage://join.</source>
+        <translation>Dieser Link ist keine Einladung. Eine beginnt mit cottage://join.</translation>
+    </message>
+    <message>
+        <source>The invitation is for a newer version of Cottage. Update it first.</source>
+        <translation>Die Einladung ist für eine neuere Version von Cottage. Aktualisieren Sie es zuerst.</translation>
+    </message>
+    <message>
+        <source>The invitation contradicts itself. Ask for another one.</source>
+        <translation>Die Einladung widerspricht sich. Bitten Sie um eine andere.</translation>
+    </message>
+    <message>
+        <source>The invitation names no address: a part of it is missing. Copy the whole of it.</source>
+        <translation>Die Einladung nennt keine Adresse: Ein Teil von ihr fehlt. Kopieren Sie sie ganz.</translation>
+    </message>
+    <message>
+        <source>The key in the invitation is damaged. Copy the whole of it.</source>
+        <translation>Der Schlüssel in der Einladung ist beschädigt. Kopieren Sie sie ganz.</translation>
+    </message>
+    <message>
+        <source>That is far too long for an invitation. Copy it once more.</source>
+        <translation>Das ist viel zu lang für eine Einladung. Kopieren Sie sie noch einmal.</translation>
+    </message>
+</context>
+<context>
+    <name>JoinSheet</name>
+    <message>
+        <source>An invitation</source>
+        <translation>Eine Einladung</translation>
+    </message>
+    <message>
+        <source>&amp;Not now</source>
+        <translation>&amp;Nicht jetzt</translation>
+    </message>
+    <message>
+        <source>&amp;Lend to it</source>
+        <translation>An dieses &amp;verleihen</translation>
+    </message>
+    <message>
+        <source>This invitation cannot be used.</source>
+        <translation>Diese Einladung lässt sich nicht verwenden.</translation>
+    </message>
+    <message>
+        <source>&amp;Close</source>
+        <translation>S&amp;chließen</translation>
+    </message>
+    <message>
+        <source>Lend to {0}?</source>
+        <translation>An {0} verleihen?</translation>
+    </message>
+    <message>
+        <source>Cottage&apos;s agent is starting.</source>
+        <translation>Der Agent von Cottage startet.</translation>
+    </message>
+    <message>
+        <source>The invitation names no key: whoever answers at this address is believed.</source>
+        <translation>Die Einladung nennt keinen Schlüssel: Wer auch immer unter dieser Adresse antwortet, dem wird geglaubt.</translation>
+    </message>
+    <message>
+        <source>At each connection the network has to show that it holds the key {0}.</source>
+        <translation>Bei jeder Verbindung muss das Netz zeigen, dass es den Schlüssel {0} hat.</translation>
+    </message>
+    <message>
+        <source>This computer works for it already.</source>
+        <translation>Dieser Computer arbeitet schon dafür.</translation>
+    </message>
+    <message>
+        <source>Now it works for {0}. What runs there is handed over first.</source>
+        <translation>Jetzt arbeitet er für {0}. Was dort läuft, wird zuerst übergeben.</translation>
+    </message>
+    <message>
+        <source>The way there is not encrypted: others can read and change what is said.</source>
+        <translation>Der Weg dorthin ist nicht verschlüsselt: Andere können lesen und ändern, was gesagt wird.</translation>
+    </message>
+</context>
+<context>
     <name>Lending</name>
     <message>
         <source>Its answer cannot be understood ({0}). If Cottage was updated, stop lending and start again.</source>
@@ -734,6 +1028,13 @@
     <message>
         <source>Page</source>
         <translation>Seite</translation>
+    </message>
+</context>
+<context>
+    <name>NetworkField</name>
+    <message>
+        <source>https://… or cottage://join?…</source>
+        <translation>https://… oder cottage://join?…</translation>
     </message>
 </context>
 <context>
@@ -1079,28 +1380,20 @@
         <translation>Jemand hat auf diesem Computer in einen Auftrag eingegriffen: {0}.</translation>
     </message>
     <message>
-        <source>Docker does not answer. Jobs run only inside it, so that they cannot reach your files and network.</source>
-        <translation>Docker antwortet nicht. Aufträge laufen nur darin, damit sie an Ihre Dateien und Ihr Netz nicht herankommen.</translation>
-    </message>
-    <message>
-        <source>Lending goes on by itself then.</source>
-        <translation>Dann geht das Verleihen von selbst weiter.</translation>
-    </message>
-    <message>
-        <source>The image that jobs run in is not here yet: `cottage node image` in a terminal fetches it.</source>
-        <translation>Das Abbild, in dem Aufträge laufen, fehlt hier noch: `cottage node image` in einem Terminal holt es.</translation>
-    </message>
-    <message>
         <source>{0} jobs in a row failed before their first step; the last one: {1}.</source>
         <translation>{0} Aufträge nacheinander sind vor ihrem ersten Schritt gescheitert; der letzte: {1}.</translation>
     </message>
     <message>
-        <source>Install it (Debian and Ubuntu: sudo apt-get install docker.io), start it, and let this user use it: sudo usermod -aG docker $USER, then log in again.</source>
-        <translation>Installieren Sie es (Debian und Ubuntu: sudo apt-get install docker.io), starten Sie es, und lassen Sie diesen Benutzer es verwenden: sudo usermod -aG docker $USER, dann neu anmelden.</translation>
+        <source>Lending goes on by itself once it answers.</source>
+        <translation>Das Verleihen geht von selbst weiter, sobald Docker antwortet.</translation>
     </message>
     <message>
-        <source>Install Docker Desktop and start it.</source>
-        <translation>Installieren und starten Sie Docker Desktop.</translation>
+        <source>The image that jobs run in is not here yet. Lending goes on by itself once it is.</source>
+        <translation>Das Abbild, in dem Aufträge laufen, ist noch nicht da. Das Verleihen geht von selbst weiter, sobald es da ist.</translation>
+    </message>
+    <message>
+        <source>The engine that DOCKER_HOST names does not answer: {0}.</source>
+        <translation>Die Engine, die DOCKER_HOST nennt, antwortet nicht: {0}.</translation>
     </message>
     <message>
         <source>The agent checks its sandbox and measures this computer. The first time takes about a minute.</source>
@@ -1550,6 +1843,10 @@
         <translation>Wenn das Verleihen pausiert oder weitergeht</translation>
     </message>
     <message>
+        <source>An address or an invitation. What runs is handed over when you change it.</source>
+        <translation>Eine Adresse oder eine Einladung. Was läuft, wird bei einer Änderung übergeben.</translation>
+    </message>
+    <message>
         <source>Name of this computer</source>
         <translation>Name dieses Computers</translation>
     </message>
@@ -1716,8 +2013,12 @@
         <translation>Verleihen Sie diesen Computer, während Sie ihn nicht brauchen, und werden Sie für geprüfte Arbeit bezahlt. Zuerst, was er kann:</translation>
     </message>
     <message>
-        <source>The address of the network to lend to</source>
-        <translation>Die Adresse des Netzes, an das geliehen wird</translation>
+        <source>The network to lend to: its address, or an invitation</source>
+        <translation>Das Netz, an das verliehen wird: seine Adresse oder eine Einladung</translation>
+    </message>
+    <message>
+        <source>Another &amp;network…</source>
+        <translation>Ein anderes &amp;Netz…</translation>
     </message>
     <message>
         <source>Check &amp;again</source>
@@ -1820,8 +2121,8 @@
         <translation>Das Verleihen beginnt von selbst, sobald dies behoben ist:</translation>
     </message>
     <message>
-        <source>The address of the network is missing.</source>
-        <translation>Die Adresse des Netzes fehlt.</translation>
+        <source>The network to lend to is missing: give its address, or an invitation.</source>
+        <translation>Das Netz, an das verliehen wird, fehlt: Geben Sie seine Adresse oder eine Einladung an.</translation>
     </message>
     <message>
         <source>The address is missing.</source>
@@ -2019,6 +2320,25 @@
     <message>
         <source>&amp;Show them</source>
         <translation>&amp;Zeigen</translation>
+    </message>
+    <message>
+        <source>&amp;Close</source>
+        <translation>S&amp;chließen</translation>
+    </message>
+</context>
+<context>
+    <name>_WorkSheet</name>
+    <message>
+        <source>What the system says</source>
+        <translation>Was das System sagt</translation>
+    </message>
+    <message>
+        <source>&amp;Details</source>
+        <translation>&amp;Einzelheiten</translation>
+    </message>
+    <message>
+        <source>&amp;Install</source>
+        <translation>&amp;Installieren</translation>
     </message>
     <message>
         <source>&amp;Close</source>

@@ -121,6 +121,10 @@ def style_of(theme: Theme) -> str:
     QLineEdit, QPlainTextEdit {{ background: {theme.ground}; border: 1px solid {theme.edge}; border-radius: 8px;
         padding: 6px 8px; }}
     QLineEdit:focus, QPlainTextEdit:focus {{ border: 2px solid {theme.brand}; padding: 5px 7px; }}
+    QComboBox:editable {{ background: {theme.ground}; border: 1px solid {theme.edge}; border-radius: 8px; padding: 5px 8px; }}
+    QComboBox:editable:focus {{ border: 2px solid {theme.brand}; padding: 4px 7px; }}
+    QComboBox::drop-down:editable {{ border: none; width: 26px; }}
+    QComboBox QLineEdit, QComboBox QLineEdit:focus {{ background: transparent; border: none; padding: 0; }}
     QRadioButton::indicator {{ width: 12px; height: 12px; border-radius: 8px; border: 2px solid {theme.edge}; }}
     QRadioButton::indicator:checked {{ border-color: {theme.brand}; background: qradialgradient(cx: 0.5, cy: 0.5, radius: 0.5,
         fx: 0.5, fy: 0.5, stop: 0 {theme.brand}, stop: 0.55 {theme.brand}, stop: 0.65 {theme.card}, stop: 1 {theme.card}); }}

@@ -15,12 +15,13 @@ class MendRow(QWidget):
     asked = Signal(str, str)
     """What is missing: no engine or no image; and why."""
 
-    def __init__(self) -> None:
+    def __init__(self, indent: int = 0) -> None:
+        """``indent``: pixels to the left of it."""
         super().__init__()
         self._words, self._missing = EngineWords(self), ("", "")
         self.press = button("", lambda: self.asked.emit(*self._missing))
         column = QVBoxLayout(self)
-        column.setContentsMargins(30, 0, 0, 0)
+        column.setContentsMargins(indent, 4, 0, 0)
         column.addWidget(self.press, 0, Qt.AlignmentFlag.AlignLeft)
         self.hide()
 

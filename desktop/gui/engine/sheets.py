@@ -2,7 +2,7 @@
 
 from PySide6.QtCore import QCoreApplication, QLocale, Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPlainTextEdit, QProgressBar, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QProgressBar, QWidget
 
 from desktop.answers import ImageView
 from desktop.gui.client import Calls
@@ -15,6 +15,7 @@ from desktop.gui.pages.sheet import Sheet
 from desktop.gui.widgets import Text, button
 
 WIDTH = 520
+LINES = 2  # The longest command takes as many.
 LOOK_MS = 500
 MAX_LINES = 2000
 BUILD = "python -m installer.image.build"
@@ -27,21 +28,22 @@ class CommandLine(QWidget):
         super().__init__()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
-        self.line = QLineEdit()
+        self.line = QPlainTextEdit()
         self.line.setReadOnly(True)
+        self.line.setTabChangesFocus(True)
         self.line.setAccessibleName(self.tr("Command for a terminal"))
+        self.line.setFixedHeight(LINES * self.line.fontMetrics().lineSpacing() + 24)
         self.copy = button(self.tr("C&opy"), self._copy)
-        row.addWidget(self.line, 1)
-        row.addWidget(self.copy)
+        row.addWidget(self.line, 1, Qt.AlignmentFlag.AlignTop)
+        row.addWidget(self.copy, 0, Qt.AlignmentFlag.AlignTop)
 
     def show_command(self, text: str) -> None:
         """Nothing is shown where there is none."""
-        self.line.setText(text)
-        self.line.setCursorPosition(0)
+        self.line.setPlainText(text)
         self.setVisible(bool(text))
 
     def _copy(self) -> None:
-        QGuiApplication.clipboard().setText(self.line.text())
+        QGuiApplication.clipboard().setText(self.line.toPlainText())
 
 
 class _WorkSheet(Sheet):
@@ -61,12 +63,13 @@ class _WorkSheet(Sheet):
         self.log.setTabChangesFocus(True)
         self.log.setAccessibleName(self.tr("What the system says"))
         self.details = button(self.tr("&Details"), lambda: self.log.setVisible(not self.log.isVisible()), "link")
-        for part in (self.head, self.about, self.command, self.bar, self.said):
+        for part in (self.head, self.about, self.bar, self.said, self.command):
             self._column.addWidget(part)
         self._column.addWidget(self.details, 0, Qt.AlignmentFlag.AlignLeft)
         self._column.addWidget(self.log)
         self.act = button(self.tr("&Install"), self._act, "main")
         self.close_it = button(self.tr("&Close"), self.reject)
+        self._column.addStretch()
         self._end(self.close_it, self.act)
         for hidden in (self.bar, self.details, self.log, self.said):
             hidden.hide()

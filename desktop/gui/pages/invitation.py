@@ -3,8 +3,8 @@
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QCoreApplication, QObject, QSignalBlocker, Signal
-from PySide6.QtGui import QWheelEvent
+from PySide6.QtCore import QCoreApplication, QObject, QPointF, QSignalBlocker, Signal
+from PySide6.QtGui import QPainter, QPaintEvent, QPen, QWheelEvent
 from PySide6.QtWidgets import QComboBox, QLineEdit, QWidget
 
 from common.errors import InvitationError
@@ -68,6 +68,16 @@ class NetworkField(QComboBox):
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()
 
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if not self.count():
+            return
+        painter = QPainter(self)  # A style sheet that rounds the field takes its arrow away.
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QPen(self.palette().color(self.foregroundRole()), 1.6))
+        tip = QPointF(self.width() - 16, self.height() / 2 + 2.5)
+        painter.drawPolyline([tip + QPointF(-4.5, -4.5), tip, tip + QPointF(4.5, -4.5)])
+
     def offer(self, links: Sequence[str]) -> None:
         """The networks that are known, as invitations."""
         typed = self.line.text()
@@ -130,6 +140,7 @@ class JoinSheet(Sheet):
         self.join = button(self.tr("&Lend to it"), self._ask, "main")
         self.join.setEnabled(False)
         self.close_it.setDefault(True)  # Whoever types on while a page opens this has agreed to nothing.
+        self._column.addStretch()
         self._end(self.close_it, self.join)
         try:
             self._invitation = read(text)
@@ -137,6 +148,7 @@ class JoinSheet(Sheet):
             self.head.say(self.tr("This invitation cannot be used."))
             self.about.say(InvitationWords(self).said(error.fault))
             self.join.hide()
+            self.close_it.setText(self.tr("&Close"))
             return
         self.head.say(self.tr("Lend to {0}?").format(plain(self._invitation.url, 200)))
         self.about.say(self._of_key())

@@ -23,6 +23,7 @@ from desktop.gui.pages.invitation import NetworkField
 from desktop.gui.widgets import Card, CheckMark, Switch, Text, button
 
 DONE = "welcome/done"
+INDENT = 30  # Beside the sign of a line.
 LOOK_MS = 400  # How often the steps of the self-test are asked for.
 NAMES = ("gpu", "sandbox", "speed", "disk", "memory", "coordinator", "line", "earnings")
 
@@ -70,7 +71,7 @@ class WelcomePage(QWidget):
                 "Lend this computer while you do not need it, and be paid for the work that was checked. First, what it can do:"
             ),
         )
-        self.lines, self.mend, self.mend_again = {name: _Line() for name in NAMES}, MendRow(), MendRow()
+        self.lines, self.mend, self.mend_again = {name: _Line() for name in NAMES}, MendRow(INDENT), MendRow(INDENT)
         for row in (self.mend, self.mend_again):
             row.asked.connect(self.mend_asked)
         for name, line in self.lines.items():
