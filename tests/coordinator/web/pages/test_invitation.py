@@ -2,6 +2,8 @@
 
 import html
 import re
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import aiohttp
@@ -11,6 +13,9 @@ from common.invitations import Invitation, read
 from coordinator.web.pages.invitation import picture
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
+from tests.coordinator.web.pages.test_browser import CHROMIUM, PICTURES, chromium, tab_to, visit
+
+__all__ = ["chromium"]  # The fixture.
 
 
 async def page(house: House, http: aiohttp.ClientSession, path: str = "/join", **headers: str) -> str:
@@ -52,3 +57,24 @@ def test_the_picture_is_drawn_without_a_style_and_named(text: str) -> None:
     assert drawing.get("aria-label") == "QR code of this invitation"
     assert {key for element in drawing.iter() for key in element.attrib} & {"style", "onload"} == set()
     assert len(list(drawing)) == 2, "white ground and black modules"
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"no Chromium at {CHROMIUM}")
+async def test_the_button_is_reached_by_keyboard_and_the_link_is_copied(chromium: Any, house: House) -> None:
+    house.public_url = "https://cottage.example"
+    await house.stop()
+    await house.start()
+    seen = await visit(chromium, house, "/join", permissions=["clipboard-read", "clipboard-write"])
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for width, scheme in ((1280, "light"), (1280, "dark"), (390, "dark"), (390, "light")):
+        await seen.page.set_viewport_size({"width": width, "height": 900})
+        await seen.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        await seen.page.screenshot(path=PICTURES / f"join-{width}-{scheme}.png", full_page=True)
+    await tab_to(seen.page, "a[href^='cottage:']")
+    await tab_to(seen.page, "[data-copy=invitation]")
+    await seen.page.keyboard.press("Enter")
+    await seen.page.wait_for_selector("[data-copy=invitation]:has-text('Copied')")
+    assert read(await seen.page.evaluate("() => navigator.clipboard.readText()")).url == "https://cottage.example"
+    assert await seen.page.locator("svg.qr path").count() == 2
+    assert seen.complaints == [], "what the policy of contents refuses is told on the console"
