@@ -347,6 +347,10 @@
         <translation>Hinauf {0}, herunter {1} Mbit/s; Router: {2}</translation>
     </message>
     <message>
+        <source>The network is there, and cannot answer now</source>
+        <translation>Das Netz ist da und kann gerade nicht antworten</translation>
+    </message>
+    <message>
         <source>Nobody answers there: {0}</source>
         <translation>Dort antwortet niemand: {0}</translation>
     </message>

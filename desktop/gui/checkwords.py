@@ -102,6 +102,7 @@ class CheckWords(QObject):
             ),
             "unreached": self.tr("The way there is cut: look whether this computer is online"),
             "certificate": self.tr("Whoever answers there cannot prove the name of the address"),
+            "away": self.tr("The network is there, and cannot answer now"),
             "other": self.tr("Something else than a Cottage network answers there"),
             "proxy": self.tr("The proxy on the way lets nothing through: {0}").format(text),
         }

@@ -77,7 +77,10 @@ def _why(error: Exception) -> tuple[str, str]:
         return "late", f"not within {ASK_S:g} seconds"
     if isinstance(error, aiohttp.ClientSSLError):
         return "certificate", why(error)
-    if isinstance(error, aiohttp.ClientResponseError | ValueError):
+    if isinstance(error, aiohttp.ClientResponseError):
+        kind = "away" if error.status >= 500 else "other"
+        return kind, f"{error.status} {error.message}: is it a Cottage coordinator?"
+    if isinstance(error, ValueError):
         return "other", "what answers there is no Cottage coordinator"
     refused = isinstance(below, ConnectionRefusedError)
     return ("refused" if refused else "unreached"), reason(below) if isinstance(below, OSError) else why(error)

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from common import invitations
 from desktop.answers import SelfTest, SelfTestStep
 from desktop.gui.checkwords import CheckWords
 from desktop.gui.client import Calls
@@ -305,7 +306,7 @@ class WelcomePage(QWidget):
 
     def _set_coordinator(self, said: str) -> None:
         if said != self._coordinator:
-            self._coordinator = said
+            self._coordinator = invitations.read(said).url
             self._calls.post("settings", {"coordinator": said}, lambda _: self._joined(), self._bad_coordinator)
 
     def _joined(self) -> None:

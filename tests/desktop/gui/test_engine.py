@@ -335,7 +335,7 @@ def test_the_image_is_fetched_behind_a_bar_that_counts_bytes(
     QTest.mouseClick(sheet.act, Qt.MouseButton.LeftButton)
     wait_for(lambda: sheet.said.text() == "Fetching: 600 of 2,400 MB.", "bytes")
     assert (sheet.bar.value(), sheet.bar.maximum()) == (250, 1000)
-    assert ("image", {}) in orders
+    wait_for(lambda: ("image", {}) in orders, "the order")
     save_picture(sheet, "image_fetching")
     docs["image"] = json.dumps({"stage": "loading", "done": 2_000_000_000, "size": 2_400_000_000}).encode()
     wait_for(lambda: sheet.said.text() == "The engine takes it: 2,000 of 2,400 MB.", "the engine's part")

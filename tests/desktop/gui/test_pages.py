@@ -426,7 +426,7 @@ def test_the_last_step_of_the_first_run_names_what_still_keeps_from_lending(
         assert not welcome.still["disk"].isVisible()
         assert welcome.still["sandbox"].text.text() == "Docker does not answer."
         assert welcome.mend_again.press.isVisible()
-        assert "[Errno" not in welcome.still["coordinator"].text.text()
+        assert "[Errno" not in welcome.still["sandbox"].text.text()
         save_picture(welcome.window(), "first_run_almost_ready")
         docs["selftest"] = _found()
         welcome.begin_test()
