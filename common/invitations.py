@@ -11,11 +11,11 @@ The key is what the coordinator has to prove when a node greets it, so whoever t
 
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote
 
 from common import base58
 from common.errors import BadAddressError, InvitationError, UrlError
-from common.urls import MAX_URL, parse_url
+from common.urls import MAX_URL, parse_url, parts
 
 SCHEME, WORD, PAGE = "cottage", "join", "/join"
 MAX_LINK = 3 * MAX_URL  # Each character of an address may be written as three.
@@ -67,11 +67,10 @@ def read(text: str) -> Invitation:
 
 def _of_link(text: str) -> Invitation:
     try:
-        link = urlsplit(text)
-        host = link.netloc.lower()
-    except ValueError as error:
+        link = parts(text)
+    except UrlError as error:
         raise InvitationError("the link cannot be read: copy the whole of it once more", "word") from error
-    if host != WORD or link.path not in ("", "/") or link.fragment:
+    if link.netloc.lower() != WORD or link.path not in ("", "/") or link.fragment:
         raise InvitationError(f"the link is no invitation: one begins with {SCHEME}://{WORD}?", "word")
     said = _parts(link.query)
     if not said.get("at"):
@@ -82,7 +81,7 @@ def _of_link(text: str) -> Invitation:
 def _of_page(text: str) -> Invitation:
     """An address, or the page of an invitation; the path of an address is nothing that a coordinator knows."""
     url = _address(text)
-    page = urlsplit(text)
+    page = parts(text)
     if page.path.rstrip("/") != PAGE:
         return Invitation(url)
     return Invitation(url, _key(_parts(page.query).get("key", "")))

@@ -12,6 +12,7 @@ Names are kept as they go over the wire: in lower case, in ASCII (``xn--``), wit
 import ipaddress
 import re
 from collections.abc import Collection
+from urllib.parse import SplitResult, urlsplit
 
 from yarl import URL
 
@@ -66,6 +67,14 @@ def parse_url(text: str, schemes: Collection[str] = HTTP, *, users: bool = False
         return url.with_host(parse_host(url.raw_host)).with_fragment(None)
     except UrlError as error:
         raise UrlError(f"{shown} is no address of a server: {error}") from error
+
+
+def parts(text: str) -> SplitResult:
+    """The parts of what need not be the address of a server: an invitation, or a page; raises UrlError where it has none."""
+    try:
+        return urlsplit(text)
+    except ValueError as error:
+        raise UrlError(f"{text[:100]!r} cannot be taken apart: {error}") from error
 
 
 def _port_in(text: str) -> str:

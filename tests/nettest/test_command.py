@@ -29,7 +29,7 @@ def secret(tmp_path: Path) -> Path:
         (["--home", "{folder}/home", "--coordinator", "ftp://x"], 3, "write it as http://HOST or https://HOST"),
         (["--home", "{folder}/home", "--coordinator", "http://127.0.0.1:9"], 3, "cannot be asked"),
         (["--home", "{folder}/secret/home", "--coordinator", "http://127.0.0.1:9"], 2, "cannot be used"),
-        (["--relay", "turn:127.0.0.1:9", "--relay-secret-file", "{secret}", "--peer", "what?"], 3, "no invitation"),
+        (["--relay", "turn:127.0.0.1:9", "--relay-secret-file", "{secret}", "--peer", "what?"], 3, "no such code"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_the_way_out(

@@ -1,4 +1,4 @@
-"""Two machines that meet through a relay: invitations, the mailbox, and what strangers can do there."""
+"""Two machines that meet through a relay: codes, the mailbox, and what strangers can do there."""
 
 import asyncio
 import secrets
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocol.identity import NodeKey
 from tests.nettest.conftest import targets_of
 from transport.nettest.errors import NettestError
-from transport.nettest.mailbox import MAX_PARTS, PART_BYTES, TOKEN_BYTES, Invitation, Mailbox, opened
+from transport.nettest.mailbox import MAX_PARTS, PART_BYTES, TOKEN_BYTES, Mailbox, MeetingPoint, opened
 from transport.relay.server import RelayServer
 
 KEY = NodeKey(b"k" * 32)
@@ -18,19 +18,19 @@ TOKEN = b"t" * TOKEN_BYTES
 LIMIT_S = 20.0
 
 
-def test_an_invitation_is_one_line_and_comes_back_whole() -> None:
-    invitation = Invitation("turn:relay.test:3478?transport=udp", "25.0.0.1", 50000, KEY.address, TOKEN)
-    code = invitation.code()
+def test_a_code_is_one_line_and_comes_back_whole() -> None:
+    point = MeetingPoint("turn:relay.test:3478?transport=udp", "25.0.0.1", 50000, KEY.address, TOKEN)
+    code = point.code()
     assert len(code) < 250
     assert code.isascii()
     assert not set(code) & set(" \n=+/")
-    assert Invitation.read(f"  {code}\n") == invitation
+    assert MeetingPoint.read(f"  {code}\n") == point
 
 
 @given(st.text(max_size=400))
 def test_any_other_line_is_refused_with_the_way_out(text: str) -> None:
     with pytest.raises(NettestError, match="copy the whole line"):
-        Invitation.read(text)
+        MeetingPoint.read(text)
 
 
 class Box:

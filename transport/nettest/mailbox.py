@@ -1,7 +1,7 @@
-"""Two machines that share a relay find each other through it: one prints an invitation, the other is given it.
+"""Two machines that share a relay find each other through it: one prints a code, the other is given it.
 
 The inviting side allocates a relayed address and lets packets from its relay's own address in, which is where all of its clients
-send from. The invitation names relay and address, the node, and a token that keeps strangers away. What goes through the mailbox
+send from. The code names relay and address, the node, and a token that keeps strangers away. What goes through the mailbox
 are sealed envelopes (``transport.peer.signalling``): neither the relay nor a stranger can put itself in between.
 """
 
@@ -41,7 +41,7 @@ _HEAD = struct.Struct(f"!{TOKEN_BYTES}sBIHH")
 _PART, _ACK = 0, 1
 
 
-class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MeetingPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the other side must know: the relay's name, where its mailbox is, who waits there, and the token."""
 
     relay: Mark
@@ -55,18 +55,18 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return base64.urlsafe_b64encode(encode(self)).decode().rstrip("=")
 
     @classmethod
-    def read(cls, code: str) -> "Invitation":
-        """The invitation of a line.
+    def read(cls, code: str) -> "MeetingPoint":
+        """The meeting point of a line.
 
         Raises:
             NettestError: it is none.
         """
         try:
             text = code.strip()[:MAX_CODE]
-            invitation: Invitation = decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), Invitation)
+            point: MeetingPoint = decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), MeetingPoint)
         except (MessageError, binascii.Error, ValueError) as error:
-            raise NettestError(f"{code[:40]!r} is no invitation: copy the whole line that --listen prints") from error
-        return invitation
+            raise NettestError(f"{code[:40]!r} is no such code: copy the whole line that --listen prints") from error
+        return point
 
 
 class Mailbox(asyncio.DatagramProtocol):

@@ -12,7 +12,7 @@ from protocol.identity import NodeKey
 from protocol.node import Signal
 from transport.messages.lanes import Lane
 from transport.nettest.errors import NettestError
-from transport.nettest.mailbox import TOKEN_BYTES, Invitation, Mailbox, opened
+from transport.nettest.mailbox import TOKEN_BYTES, Mailbox, MeetingPoint, opened
 from transport.nettest.peer import PREFIX, PeerTests
 from transport.nettest.phase import NettestPhase, OnPhase
 from transport.nettest.result import PeerTest
@@ -37,7 +37,7 @@ async def invite(targets: Sequence[Target], clock: Clock, on_code: Callable[[str
     meeting = _Meeting(key, target, clock)
     async with opened(target, token, meeting.on_mail) as mailbox, meeting.joined(mailbox) as tests:
         mailbox.admit()
-        on_code(Invitation(target.name, *mailbox.address, key.address, token).code())
+        on_code(MeetingPoint(target.name, *mailbox.address, key.address, token).code())
         try:
             async with clock.timeout(wait_s):
                 result = await tests.results.get()
@@ -52,27 +52,27 @@ async def visit(
     """Measure the link to whoever has printed ``code``.
 
     Raises:
-        NettestError: no invitation, another relay's, or the other machine is not reached.
+        NettestError: no code, another relay's, or the other machine is not reached.
     """
-    invitation = Invitation.read(code)
-    target = next((one for one in targets if one.name == invitation.relay), None)
+    point = MeetingPoint.read(code)
+    target = next((one for one in targets if one.name == point.relay), None)
     if target is None:
-        raise NettestError(f"the invitation is through {invitation.relay}, which is not among the relays here")
+        raise NettestError(f"the code is of the relay {point.relay}, which is not among the relays here")
     key = NodeKey.generate()
     meeting = _Meeting(key, target, clock)
-    async with opened(target, invitation.token, meeting.on_mail) as mailbox, meeting.joined(mailbox) as tests:
+    async with opened(target, point.token, meeting.on_mail) as mailbox, meeting.joined(mailbox) as tests:
         on_phase(NettestPhase("connecting", MEASURE_S))
-        mailbox.other = invitation.host, invitation.port
-        await meeting.net.allow({invitation.node})
+        mailbox.other = point.host, point.port
+        await meeting.net.allow({point.node})
         await mailbox.send(encode(Signal(key.address, b"")))
         on_phase(NettestPhase("measuring the link", MEASURE_S))
         try:
             async with clock.timeout(MEASURE_S):
-                result = await tests.measure(invitation.node, speed=speed)
+                result = await tests.measure(point.node, speed=speed)
         except TimeoutError:
             raise NettestError(f"no link came up within {MEASURE_S:.0f} s") from None
         with contextlib.suppress(PeerError):
-            await tests.tell(invitation.node, result)
+            await tests.tell(point.node, result)
         return result
 
 
