@@ -93,7 +93,7 @@ def test_the_specification_asks_for_what_each_system_has(
     def word(name: str) -> Any:
         return lambda *given, **asked: made[name].append((given, asked))
 
-    for file in ("release.json", "image.json"):
+    for file in ("release.json", "image.json", "network.txt"):
         (tmp_path / file).touch()
     monkeypatch.setenv("COTTAGE_RELEASE", str(tmp_path))
     monkeypatch.setattr(sys, "platform", system)
