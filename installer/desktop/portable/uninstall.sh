@@ -33,6 +33,12 @@ set -- uninstall --yes
 
 rm -f "$HOME/.local/bin/cottage" "$HOME/.local/bin/cottage-agent" "$share/applications/cottage.desktop" \
   "$config/autostart/cottage.desktop" "$config/systemd/user/cottage-agent.service" "$opt.installed"
+if command -v update-desktop-database >/dev/null; then
+  update-desktop-database "$share/applications" || true
+fi
+# What is left of the list without our entry is a headline, unless other programs have some.
+known=$share/applications/mimeinfo.cache
+[ ! -e "$known" ] || grep -q = "$known" || rm -f "$known"
 find "$share/icons/hicolor" -path '*/apps/cottage.*' -delete 2>/dev/null || true
 rm -rf "$opt" "$opt-versions"
 if [ -e "$node/node.key" ]; then
