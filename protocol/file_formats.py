@@ -6,6 +6,7 @@ before it reads; all see the same.
 
 import bz2
 import csv
+import io
 import json
 import lzma
 import re
@@ -19,6 +20,7 @@ from protocol.job.job import DatasetFormat
 
 HEAD_BYTES = 256 << 10  # What is looked at, packed or not: hundreds of rows.
 MAX_RECORDS = 200  # Of a table or of JSON lines that are looked at.
+MAX_FRAMES = 64  # Packed one after the other, that are looked into: some programs pack each row, or nothing, by itself.
 FEW_RECORDS = 10  # A text whose lines have equal numbers of commas by chance has fewer.
 XZ_MEMORY = 128 << 20  # What unpacking may take; xz' strongest preset takes 65 MB.
 DELIMITERS = ",\t;|"
@@ -255,15 +257,24 @@ def unpacked(head: bytes, packing: Packing) -> tuple[bytes | None, Literal["ende
 
     None where it is damaged, and nothing where this machine cannot unpack it.
     """
+    data, frames = b"", 0
     try:
-        made = _unpacker(packing)
-        head = (_past_skippable(head) if packing == "zstd" else head) or head
-        data = made.decompress(head, HEAD_BYTES + 1)
-        return data, "open" if not made.eof else "more" if made.unused_data else "ended"
+        while True:
+            made = _unpacker(packing)
+            head = (_past_skippable(head) if packing == "zstd" else head) or head
+            data += made.decompress(head, HEAD_BYTES + 1 - len(data))
+            frames += 1
+            if not made.eof:
+                return data, "open"
+            head = made.unused_data
+            if not head.strip(b"\0"):
+                return data, "ended"
+            if len(data) > HEAD_BYTES or frames == MAX_FRAMES:
+                return data, "more"
     except ImportError:
         return b"", "unknown"  # A client without the library: the coordinator looks.
     except (zlib.error, OSError, EOFError, lzma.LZMAError, ZstdDataError):
-        return None, "unknown"
+        return (data, "more") if frames else (None, "unknown")
 
 
 def _unpacker(packing: Packing) -> Any:
@@ -467,7 +478,7 @@ def _loaded(line: str) -> Any:
 
 def _table_or_text(text: str, whole: bool, last: str, text_field: str) -> tuple[DatasetFormat, ...]:
     tables = ENDINGS[".csv"] == ENDINGS.get(last)
-    found = table(text, whole, text_field)
+    found = table(text, whole, text_field, certain=tables)
     if found is None:
         return ("csv", "text") if tables and text.strip() and "\n" in text.strip() else ("text",)
     _, header, fitting, records = found
@@ -481,22 +492,28 @@ def _table_or_text(text: str, whole: bool, last: str, text_field: str) -> tuple[
     return ("csv", "text") if named and fitting == records >= FEW_RECORDS else ("text",)
 
 
-def table(text: str, whole: bool, text_field: str) -> tuple[str, list[str], int, int] | None:
+def table(text: str, whole: bool, text_field: str, *, certain: bool = False) -> tuple[str, list[str], int, int] | None:
     """How a text reads as a table: delimiter, columns, records that have as many fields, and records.
 
     None where it is none: no second record, or most records have another number of fields.
+
+    Args:
+        certain: it is a table, by its name or by what somebody said. Then a first line with the text's field is enough, and
+            columns may be without names, as pandas leaves its index.
     """
     found = []
     for delimiter in (said,) if (said := said_delimiter(text)) else DELIMITERS:
         records = list(_records(text, whole, delimiter))
-        if len(records) < 2:
+        header = [column.strip() for column in records[0]] if records else []
+        named = certain and text_field in header
+        if len(records) < 2 and not named:
             continue
-        records = records if whole else records[:-1]  # The last one may go on beyond what is looked at.
-        header = [column.strip() for column in records[0]]
+        # The last one may go on beyond what is looked at.
+        records = records if whole or len(records) < 2 else records[:-1]
         fitting = sum(len(record) == len(header) for record in records)
         once = len(set(header)) == len(header) or text_field in header
-        titles = all(header) and once and records[0] not in records[1:]
-        if titles and 5 * fitting >= 4 * len(records):
+        titles = (any(header) if certain else all(header)) and once and records[0] not in records[1:]
+        if named or (titles and 5 * fitting >= 4 * len(records)):
             found.append((text_field in header, len(header) > 1, fitting, len(header), delimiter, header, len(records)))
     if not found:
         return None
@@ -511,7 +528,9 @@ def said_delimiter(text: str) -> str:
 
 
 def _records(text: str, whole: bool, delimiter: str) -> Iterator[list[str]]:
-    lines = text.removeprefix("\ufeff").splitlines(keepends=True)
+    lines = list(
+        io.StringIO(text.removeprefix("\ufeff"), newline="")
+    )  # As ``csv`` wants them: other marks end no line.
     if said_delimiter(text):
         lines = lines[1:]
     if not whole and len(lines) > 1:

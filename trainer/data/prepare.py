@@ -284,6 +284,8 @@ def _read_tokenizer(file: Path | None, called: str) -> Tokenizer:
         raise DataError("bad-tokenizer", f"{name} is no tokenizer.json: {_lack(file)}") from error
     tokenizer.no_truncation()  # Some were saved with the length of somebody's batches, which documents are not cut to.
     tokenizer.no_padding()
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None  # Some leave merges out by chance: the same text has to give the same tokens.
     return tokenizer
 
 

@@ -177,13 +177,14 @@ class _Unpacker(Protocol):
 
 
 def _unpacking(file: io.FileIO, packing: Packing) -> Any:
+    """What is unpacked; ``read`` gives as much as is asked for, however little each packed stream holds."""
     if packing == "gzip":
         return gzip.GzipFile(fileobj=file)
     if packing == "zstd":
-        return _Stages(file, Zstd)
+        return io.BufferedReader(_Stages(file, Zstd), PACKED_BLOCK)
     if packing == "bzip2":
-        return _Stages(file, bz2.BZ2Decompressor)
-    return _Stages(file, lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY))
+        return io.BufferedReader(_Stages(file, bz2.BZ2Decompressor), PACKED_BLOCK)
+    return io.BufferedReader(_Stages(file, lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY)), PACKED_BLOCK)
 
 
 class _Stages(io.RawIOBase):

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator
+from typing import Any, Literal
 
 from protocol.file_formats import HEAD_BYTES, said_delimiter, table
 from trainer.errors import DataError
@@ -20,12 +21,15 @@ def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> It
     """
     csv.field_size_limit(MAX_ROW_BYTES)
     head = stream.peek(HEAD_BYTES)[:HEAD_BYTES].decode("utf-8", "replace")
-    found = table(head, False, field)
+    found = table(head, False, field, certain=True)
     delimiter = found[0] if found else said_delimiter(head) or ("\t" if "\t" in head.split("\n", 1)[0] else ",")
     lines = _lines(stream, name)
     if said_delimiter(head):
         next(lines)
-    records = _records(csv.reader(lines, delimiter=delimiter, strict=True))
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if _without_quotes(head, delimiter) else csv.QUOTE_MINIMAL
+    # Some write a blank after each delimiter, before the quotes too.
+    blanks = len(titles := head.split("\n", 1)[0].split(delimiter)) > 1 and all(one[:1] == " " for one in titles[1:])
+    records = _records(csv.reader(lines, delimiter=delimiter, quoting=quoting, skipinitialspace=blanks, strict=True))
     header = next((record for record in records if record != []), None)  # Some begin with empty lines.
     if isinstance(header, DataError):
         raise header
@@ -41,6 +45,21 @@ def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> It
             yield _row(number, stream.since(), record, column, width, name, encoding)
 
 
+def _without_quotes(head: str, delimiter: str) -> bool:
+    """Whether quotes are letters in a table as any other.
+
+    Tables with tabs are often written so, as text/tab-separated-values has it. Then each line is a row, and read with quotes
+    some lines are none.
+    """
+    lines = list(io.StringIO(head, newline=""))[:-1]
+    if delimiter != "\t" or len({line.count("\t") for line in lines}) != 1:
+        return False
+    try:
+        return sum(1 for _ in csv.reader(lines, delimiter="\t", strict=True)) != len(lines)
+    except csv.Error:
+        return True
+
+
 def _lines(stream: SourceStream, name: str) -> Iterator[str]:
     text = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
     number = 0
@@ -52,30 +71,34 @@ def _lines(stream: SourceStream, name: str) -> Iterator[str]:
     text.detach()  # Whoever opened the stream closes it.
 
 
-def _records(reader: Iterator[list[str]]) -> Iterator[list[str] | DataError]:
+def _records(reader: Any) -> Iterator[list[str] | DataError]:
     """Records, and what is wrong with those that are none; empty lines at the end are nothing."""
     while True:
+        before = reader.line_num
         try:
             record = next(reader, None)
         except csv.Error as error:
-            yield _fault(str(error))
+            yield _fault(str(error), reader.line_num - before - 1)
             continue
         if record is None:
             return
         yield record
 
 
-def _fault(said: str) -> DataError:
-    """In our words what the reader says."""
+def _fault(said: str, more: int) -> DataError:
+    """In our words what the reader says. ``more``: lines after the first that it has read as a part of the row."""
+    taken = "" if more < 1 else f"; {more:,} more {'line is' if more == 1 else 'lines are'} read as a part of it"
     if "limit" in said:
         return DataError(
-            "long-row", f"has a field of more than {MAX_ROW_BYTES:,} bytes: a quote may not be closed there"
+            "long-row", f"has a field of more than {MAX_ROW_BYTES:,} bytes{taken}: a quote may not be closed there"
         )
     if "end of data" in said:
-        return DataError("bad-row", "opens a quote that nothing closes: close it, or double quotes within a field")
+        return DataError(
+            "bad-row", f"opens a quote that nothing closes{taken}: close it, or double quotes within a field"
+        )
     if "expected after" in said:
-        return DataError("bad-row", 'has a quote within a quoted field: write it twice ("")')
-    return DataError("bad-row", "has a line end within a field without quotes: put the field in quotes")
+        return DataError("bad-row", f'has a quote within a quoted field{taken}: write it twice ("")')
+    return DataError("bad-row", f"has a line end within a field without quotes{taken}: put the field in quotes")
 
 
 def _column(header: list[str], field: str, name: str) -> int:
