@@ -9,6 +9,7 @@ pass plain HTTP on.
 import asyncio
 import ipaddress
 import os
+import re
 import ssl
 import sys
 import urllib.request
@@ -33,10 +34,11 @@ class ProxyError(aiohttp.ClientConnectionError):
 
 @dataclass(frozen=True)
 class Proxy:
-    """``source``: the variable that names it."""
+    """``source``: the variable that names it. ``login``: what a request says to be let through; empty where it says nothing."""
 
     url: URL
     source: str
+    login: str = ""
 
     def __str__(self) -> str:
         """For people: without its password."""
@@ -77,10 +79,21 @@ def proxy_for(url: URL) -> Proxy | None:
 
 
 def _checked(text: str, source: str) -> Proxy:
+    whole = text if "://" in text else "http://" + text
+    _, *behind = re.split(r"[/?#]", whole.partition("://")[2], maxsplit=1)
+    if "@" in "".join(behind):
+        raise ProxyError(f"{source}: in a proxy's user name and password / is written %2F, # is %23, and ? is %3F")
     try:
-        return Proxy(parse_url(text if "://" in text else "http://" + text, users=True).with_path("/"), source)
+        url = parse_url(whole, users=True).with_path("/")
     except UrlError as error:
         raise ProxyError(f"{source}: {error}; no other kind of proxy is used") from error
+    if url.user is None and url.password is None:
+        return Proxy(url, source)
+    try:
+        login = aiohttp.encode_basic_auth(url.user or "", url.password or "")  # In UTF-8, as RFC 7617 has it.
+    except ValueError as error:
+        raise ProxyError(f"{source}: a user's name has a colon in it, which no proxy can be told") from error
+    return Proxy(url.with_user(None), source, login)
 
 
 def _excepted(url: URL, without: str, from_system: bool) -> bool:
@@ -88,7 +101,7 @@ def _excepted(url: URL, without: str, from_system: bool) -> bool:
     host = url.raw_host or ""
     if from_system and urllib.request.proxy_bypass(host):  # type: ignore[attr-defined,unused-ignore]
         return True
-    return any(_names(entry.strip(), host, url.port) for entry in without.split(",") if entry.strip())
+    return any(_names(entry, host, url.port) for entry in re.split(r"[,\s]+", without) if entry)
 
 
 def _names(entry: str, host: str, port: int | None) -> bool:
@@ -129,7 +142,7 @@ async def _on_its_way(request: aiohttp.ClientRequest, handler: aiohttp.ClientHan
     proxy = await asyncio.to_thread(proxy_for, request.url) if system else proxy_for(request.url)
     if proxy is None:
         return await handler(request)
-    request.update_proxy(proxy.url, None, None)
+    request.update_proxy(proxy.url, None, {hdrs.AUTHORIZATION: proxy.login} if proxy.login else None)
     try:
         answer = await handler(request)
     except aiohttp.ClientProxyConnectionError as error:

@@ -26,8 +26,11 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _ZONE = re.compile(r"[A-Za-z0-9._~-]{1,40}")
 _UNBRACKETED = re.compile(r"^[a-z+]+://[^/\[\]@]*:[^/\[\]@]*:", re.IGNORECASE)
 _PORT = re.compile(r"^[a-z+]+://[^/\[\]]*:[0-9]+(?:[/?#]|$)", re.IGNORECASE)
+_HOSTLESS = re.compile(r"^[a-z+]+://:(?!:)", re.IGNORECASE)
 _AUTHORITY_END = re.compile(r"[/?#]")
-_SECRET = re.compile(r"//[^/@]*@")
+_SECRET = re.compile(
+    r"//.*@", re.DOTALL
+)  # A password may have any character, also one that should be written otherwise.
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -40,12 +43,14 @@ def parse_url(text: str, schemes: Collection[str] = HTTP, *, users: bool = False
     Raises:
         UrlError: it is none, has a user name in it, or names a port or scheme that cannot be.
     """
-    shown = repr(_SECRET.sub("//…@", text[:100]))
+    shown = repr(_SECRET.sub("//…@", text)[:100])
     wanted = " or ".join(f"{scheme}://HOST" for scheme in sorted(schemes))
     try:
         url = URL(text)
         port = url.explicit_port
     except ValueError as error:
+        if _HOSTLESS.match(text):
+            raise UrlError(f"{shown} names no machine: write it as {wanted}") from error
         six = "[" in text or _UNBRACKETED.match(text)
         way = "an address of IPv6 stands in brackets, as in http://[::1]:8470" if six else f"write it as {wanted}"
         if not six and _PORT.search(text):

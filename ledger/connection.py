@@ -246,7 +246,7 @@ class Connection:
                 status = cause.response.status_code
                 if status in (408, 429) or status >= 500:  # A ledger's own, or of what stands before it.
                     raise LedgerUnavailableError(
-                        f"{self.url} is busy or away (HTTP {status}): try again later"
+                        f"{self.url}{self._way} is busy or away (HTTP {status}): try again later"
                     ) from error
                 raise LedgerUnavailableError(self._stranger(f"HTTP {status}")) from error
             asked = "does the proxy reach it" if self._way else "is the ledger running"
@@ -262,7 +262,7 @@ class Connection:
             raise LedgerAnswerError(self._stranger("something else than JSON-RPC")) from error
 
     def _stranger(self, answer: str) -> str:
-        said = f"at {self.url} answers something that is no Solana ledger: {answer}"
+        said = f"at {self.url}{self._way} answers something that is no Solana ledger: {answer}"
         return f"{said}; see whether address and port are the ledger's"
 
     def _translate(self, message: Any) -> Exception:

@@ -22,6 +22,7 @@ from coordinator.client.datasets import DatasetError, format_of, shards
 from coordinator.client.documents import DocumentError, read_document
 from coordinator.client.errors import ClientError, CoordinatorAddressError, ProblemError, UnreachableError
 from coordinator.client.folders import CONFIG, TOKENIZER, model_files, tokenizer_files
+from coordinator.client.line import STRANGER
 from coordinator.client.login import LoginFileError, remember, token_for
 from coordinator.client.looks import (
     audits_table,
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except ClientError as error:
         complain("cottage", error)
-        if isinstance(error, ProblemError) and error.status in (401, 403):
+        if isinstance(error, ProblemError) and error.status in (401, 403) and error.code != STRANGER:
             say("cottage: `cottage login` keeps an API key; one is made on the coordinator's account page", error=True)
             return EXIT_SIGNED_OUT
         return EXIT_REFUSED

@@ -27,6 +27,8 @@ ATTEMPTS = 12  # With the growing pauses between them, two minutes: a coordinato
 MAX_PAUSE_S = 60.0  # However long the coordinator asks to wait.
 _TRANSIENT = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, asyncio.TimeoutError, ConnectionError)
 _LATER: Final = frozenset({429, 502, 503, 504})
+STRANGER: Final = "http"
+"""The code of a refusal that is not a coordinator's own."""
 _ROOT = "/api/v1/"
 
 T = TypeVar("T")
@@ -38,7 +40,7 @@ class HttpLine:
 
     def __init__(self, base_url: str, token: str | None, attempts: int, sleep: Sleep) -> None:
         try:
-            self._base = str(parse_url(base_url)).rstrip("/")
+            self._base = str(parse_url(base_url).with_query(None)).rstrip("/")
         except UrlError as error:
             raise CoordinatorAddressError(str(error)) from error
         self._token = token
@@ -151,17 +153,16 @@ class HttpLine:
                 if response.status >= 400:
                     raise _problem(self._base, response, await read(response, MAX_EVENT_BYTES))
                 if response.status >= 300:
-                    raise UnreachableError(
-                        f"{self._base} sends on to {response.headers.get('Location', '')[:200]!r}: use that address"
-                    )
+                    there = response.headers.get("Location", "")[:200]
+                    raise UnreachableError(f"{self._base}{_way(self._base)} sends on to {there!r}: use that address")
                 yield response
         except ClientError:
             raise
         except ProxyError as error:
             raise UnreachableError(f"{self._base} cannot be reached: {error}") from error
         except _TRANSIENT as error:
-            way = through(parse_url(self._base))
-            raise UnreachableError(f"{self._base} does not answer{way} ({why(error)}): is it running?") from error
+            way = f"{_way(self._base)} ({why(error)})"
+            raise UnreachableError(f"{self._base} does not answer{way}: is it running?") from error
         except (aiohttp.ClientError, ValueError) as error:
             raise UnreachableError(f"{_stranger(self._base)}: no HTTP") from error
 
@@ -192,7 +193,7 @@ def decode(data: bytes, kind: Any, base: str = "") -> Any:
     except codec.MessageError as error:
         if data.lstrip()[:1] == b"<":
             way = "is the address right, and does this network ask to sign in first?"
-            raise UnreachableError(f"{_stranger(base or 'this address')}: a web page; {way}") from error
+            raise UnreachableError(f"{_stranger(base)}: a web page; {way}") from error
         said = f"the answer of {base or 'the coordinator'} is not one that this version knows: {error}"
         raise UnreachableError(f"{said}; see whether the address is a coordinator's") from error
 
@@ -203,7 +204,12 @@ def is_passing(error: ClientError) -> bool:
 
 
 def _stranger(base: str) -> str:
-    return f"at {base} answers something that is no Cottage coordinator"
+    return f"at {base or 'this address'}{_way(base)} answers something that is no Cottage coordinator"
+
+
+def _way(base: str) -> str:
+    """The proxy on the way, which may be what has answered."""
+    return through(parse_url(base)) if base else ""
 
 
 def _problem(base: str, response: aiohttp.ClientResponse, body: bytes) -> ClientError:
@@ -214,6 +220,9 @@ def _problem(base: str, response: aiohttp.ClientResponse, body: bytes) -> Client
     except (msgspec.MsgspecError, UnicodeDecodeError):
         text = f"{_stranger(base)}: HTTP {response.status}; see whether address and port are the coordinator's"
         if response.status >= 500:  # Of what stands before a coordinator.
-            text = f"the coordinator at {base} does not answer (HTTP {response.status}): is it running?"
-        return ProblemError(response.status, "http", text, retry_after=wait)
+            text = f"the coordinator at {base} does not answer{_way(base)} (HTTP {response.status}): is it running?"
+        return ProblemError(response.status, STRANGER, text, retry_after=wait)
+    if (response.status, found.code) == (404, STRANGER) and (url := parse_url(base)).path != "/":
+        text = f"a coordinator answers at {url.origin()} and has nothing at {url.path[:200]}: leave that out of the address"
+        return ProblemError(404, STRANGER, text)
     return ProblemError(response.status, found.code, found.detail, found.field, wait)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -78,6 +79,7 @@ def test_this_machine_is_never_asked_through_a_proxy(url: str, monkeypatch: pyte
         ("cottage.example", "https://sub.cottage.example", True),
         ("ottage.example", "https://cottage.example", False),
         ("COTTAGE.example. , x", "https://cottage.example", True),
+        ("x cottage.example\n", "https://cottage.example", True),
         ("münchen.example", "https://xn--mnchen-3ya.example", True),
         ("cottage.example:443", "https://cottage.example", True),
         ("cottage.example:80", "https://cottage.example", False),
@@ -102,10 +104,26 @@ def test_no_proxy_names_hosts_ends_of_names_addresses_and_networks(
     assert (proxy_for(parse_url(url)) is None) is excepted
 
 
-@pytest.mark.parametrize("named", ["socks5://proxy.example:1080", "http://ada:secret@", "http://::1:80", "ftp://x:1"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        "socks5://proxy.example:1080",
+        "http://ada:secret@",
+        "http://::1:80",
+        "ftp://x:1",
+        "http://ada:a/secret@proxy.example:1",
+        "http://ada:#secret@proxy.example:1",
+        "ada:?secret@proxy.example:1",
+        "http://ada:@/secret//@proxy.example:port",
+        f"http://ada:secret{'/' * 200}@proxy.example:1",
+        "http://ada%3Alovelace:secret@proxy.example:1",
+    ],
+)
 def test_a_proxy_that_cannot_be_used_is_named_with_its_variable(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", named)
-    with pytest.raises(ProxyError, match=r"^ALL_PROXY: .* no other kind of proxy") as refused:
+    with pytest.raises(
+        ProxyError, match=r"^ALL_PROXY: .*( no other kind of proxy| a colon in it| # is %23)"
+    ) as refused:
         proxy_for(parse_url("http://cottage.example"))
     assert "secret" not in str(refused.value)
 
@@ -179,6 +197,22 @@ async def test_requests_and_websockets_go_through_the_proxy_and_loopback_does_no
         monkeypatch.setenv("NO_PROXY", "cottage.test")
         with pytest.raises(aiohttp.ClientConnectorDNSError):
             await http.get(f"http://cottage.test:{plain}/")
+
+
+@pytest.mark.parametrize("login", ["ada:пароль", "ада:%", "ada:a:b", "ada:", "a@b:c/d#e?f"])
+async def test_names_and_passwords_of_any_characters_reach_the_proxy(
+    login: str, ports: tuple[int, int, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, secure, trusted = ports
+    async with proxying(login=login) as proxy, open_session() as http:
+        name, _, password = login.partition(":")
+        monkeypatch.setenv(
+            "ALL_PROXY", f"http://{quote(name, safe='')}:{quote(password, safe='')}@127.0.0.1:{proxy.port}"
+        )
+        async with http.get(f"http://cottage.test:{plain}/") as answer:
+            assert await answer.text() == f"cottage.test:{plain}"
+        async with http.get(f"https://cottage.test:{secure}/", ssl=trusted) as answer:
+            assert await answer.text() == f"cottage.test:{secure}"
 
 
 async def test_a_session_that_takes_no_proxy_takes_none(

@@ -46,6 +46,7 @@ REFUSED = {
     "ftp://cottage.example": "http://HOST",
     "http://": "http://HOST",
     "http:///path": "http://HOST",
+    "http://:8470": "names no machine",
     "http://::1:8470": r"brackets, as in http://\[::1\]:8470",
     "http://[::1": "brackets",
     "http://[192.0.2.7]:80": "brackets",

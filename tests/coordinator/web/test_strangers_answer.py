@@ -10,6 +10,8 @@ from coordinator.client.client import Client
 from coordinator.client.errors import ClientError
 from ledger.connection import Connection
 from ledger.errors import LedgerError
+from tests.coordinator.web.conftest import House
+from tests.support.proxy import proxying
 
 PAGE = "<!DOCTYPE HTML><html>sign in</html>"
 
@@ -58,6 +60,34 @@ async def test_a_web_server_is_no_coordinator(stranger: tuple[str, list[int]], s
         with pytest.raises(ClientError) as refused:
             await client.account()
     assert str(refused.value) == said.format(url=url)
+
+
+@pytest.mark.usefixtures("no_proxies")
+@pytest.mark.parametrize(
+    "answer", ["403 Forbidden", "502 Bad Gateway", "302 Found", "511 Network Authentication Required"]
+)
+async def test_a_proxy_that_answers_for_itself_is_named(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_wait(_seconds: float) -> None: ...
+
+    async with proxying(answer=answer) as proxy, Client("http://cottage.test", "key", no_wait) as client:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        with pytest.raises(ClientError, match=rf" through the proxy http://127.0.0.1:{proxy.port} \(HTTP_PROXY\) "):
+            await client.account()
+        connection = Connection("http://cottage.test")
+        with pytest.raises(LedgerError, match=rf"the proxy http://127.0.0.1:{proxy.port} \(HTTP_PROXY\)"):
+            await connection.accounts([Pubkey.default()])
+        await connection.aclose()
+
+
+async def test_what_a_browser_shows_behind_the_address_is_told_apart(house: House) -> None:
+    async with Client(f"{house.url}/?job=1#more", "key") as client:
+        assert await client.jobs() == ()
+    async with Client(f"{house.url}/jobs/7Kq", "key") as client:
+        with pytest.raises(ClientError) as refused:
+            await client.jobs()
+    assert str(refused.value) == (
+        f"a coordinator answers at {house.url} and has nothing at /jobs/7Kq: leave that out of the address"
+    )
 
 
 @pytest.mark.parametrize(("status", "answer"), [(405, "HTTP 405"), (200, "something else than JSON-RPC")])
