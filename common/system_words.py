@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import socket
+import sqlite3
 
 _WORDS = {
     errno.ENOENT: "there is no such file or folder",
@@ -22,6 +23,15 @@ _WORDS = {
     errno.EADDRNOTAVAIL: "this machine has no such address: choose one of its own, such as 127.0.0.1",
     errno.ECONNREFUSED: "nobody listens there",
 }
+_DATABASE = {
+    sqlite3.SQLITE_FULL: _WORDS[errno.ENOSPC],
+    sqlite3.SQLITE_READONLY: "its file can only be read: change its rights, or choose another place",
+    sqlite3.SQLITE_CANTOPEN: "its file cannot be opened or made: see whether it is a folder, and who may write there",
+    sqlite3.SQLITE_NOTADB: "its file is no database: choose another",
+    sqlite3.SQLITE_CORRUPT: "its file is damaged: take the last copy of it",
+    sqlite3.SQLITE_BUSY: "another program uses its file: end that",
+    sqlite3.SQLITE_IOERR: "the disk can no longer be read or written, or is full",
+}
 _BOUND = re.compile(r"bind on address \('([^']*)', (\d+)")
 
 
@@ -29,6 +39,8 @@ def reason(error: BaseException) -> str:
     """Why, without the file that it was about; of an error that is not the system's, its own text."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 at byte {error.start:,}: write it anew as UTF-8"
+    if isinstance(error, sqlite3.Error):
+        return _DATABASE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF) or str(error)
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     if isinstance(error, socket.gaierror):
@@ -38,6 +50,8 @@ def reason(error: BaseException) -> str:
 
 def in_words(error: BaseException) -> str:
     """The same, behind the file or the port that it was about, where the error says."""
+    if isinstance(error, sqlite3.Error):
+        return f"a database cannot be used: {reason(error)}"
     if not isinstance(error, OSError):
         return reason(error)
     if bound := _BOUND.search(error.strerror or ""):

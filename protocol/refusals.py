@@ -4,6 +4,7 @@
 """
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,11 @@ def malformed(said: str, data: bytes) -> str:
     if not data.strip():
         return "it is empty"
     if "truncated" in said:
-        return "it is cut off: its end is missing"
+        return (
+            "it is cut off: its end is missing"
+            if _is_cut(data)
+            else "it has half a character, as \\ud83d alone: mend that"
+        )
     found = re.search(r"\(byte (\d+)\)", said)
     at = int(found[1]) if found else 0
     if not said.startswith("JSON"):
@@ -87,6 +92,15 @@ def malformed(said: str, data: bytes) -> str:
     if number := _NOT_FINITE.search(data[max(0, at - 1) : at + 9]):
         return f"it holds {number[0].decode()} on line {line:,}: only finite numbers are taken"
     return f"it is no JSON, from line {line:,} on: {near!r}"
+
+
+def _is_cut(data: bytes) -> bool:
+    """Whether the end is missing of what the library calls so; it says the same of half a character."""
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def yaml_place(error: Exception) -> str:

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         store = LocalStore(arguments.db)
     except sqlite3.Error as error:
-        say(f"{arguments.db} cannot be opened: {error}; is another ledger using it?", error=True)
+        say(f"{arguments.db} cannot be used as a ledger: {reason(error)}", error=True)
         return EXIT_UNUSABLE
     with contextlib.closing(store):
         try:

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,6 +43,24 @@ def test_a_file_that_is_not_utf_8_is_told_with_the_place() -> None:
     with pytest.raises(UnicodeDecodeError) as refused:
         b"caf\xe9!".decode()
     assert reason(refused.value) == "it is not UTF-8 at byte 3: write it anew as UTF-8"
+
+
+def test_a_database_that_cannot_be_used_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database at all " * 99)
+    full = sqlite3.connect(tmp_path / "full")
+    full.execute("PRAGMA max_page_count = 1")
+    holder, other = (sqlite3.connect(tmp_path / "held", timeout=0) for _ in range(2))
+    holder.execute("BEGIN EXCLUSIVE")
+    for words, use in (
+        ("its file cannot be opened or made", lambda: sqlite3.connect(tmp_path).execute("CREATE TABLE one (a)")),
+        ("its file is no database", lambda: sqlite3.connect(tmp_path / "text").execute("CREATE TABLE one (a)")),
+        ("the disk is full: make room on it", lambda: full.execute("CREATE TABLE one (a)")),
+        ("another program uses its file", lambda: other.execute("CREATE TABLE one (a)")),
+    ):
+        with pytest.raises(sqlite3.Error) as refused:
+            use()
+        assert in_words(refused.value).startswith(f"a database cannot be used: {words}")
+    assert reason(sqlite3.ProgrammingError("Cannot operate on a closed database.")).startswith("Cannot operate")
 
 
 async def test_a_port_that_is_taken_is_told_with_its_number() -> None:

@@ -83,6 +83,7 @@ def test_a_value_that_does_not_fit_is_refused_in_words(document: Any, said: str)
     [
         (b"", "it is empty"),
         (b'{"name":', "it is cut off: its end is missing"),
+        (b'{"name": "\\ud83d"}', "it has half a character, as \\ud83d alone: mend that"),
         (b'{"flag": true,}', "it is no JSON, from line 1 on: '}'"),
         (b'{"inner":\n {"steps": NaN}}', "it holds NaN on line 2: only finite numbers are taken"),
         (b'{"inner": {"steps": -Infinity}}', "it holds -Infinity on line 1: only finite numbers are taken"),

@@ -49,4 +49,5 @@ def holder(path: Path) -> int | None:
 def _sign(descriptor: int) -> None:
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
-    os.write(descriptor, b" " * _HOLDER_AT + str(os.getpid()).encode())
+    with contextlib.suppress(OSError):  # On a full disk nobody can be named, and the hold is as good.
+        os.write(descriptor, b" " * _HOLDER_AT + str(os.getpid()).encode())

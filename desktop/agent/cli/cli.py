@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import sqlite3
 import sys
 import time
 from collections.abc import Sequence
@@ -74,6 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AgentError as error:
         complain("cottage node", error)
         return error.exit_code
+    except (
+        OSError,
+        sqlite3.Error,
+    ) as error:  # Of the home's files and databases: a full disk, a file in a folder's place.
+        complain("cottage node", error)
+        return SettingsError.exit_code
     except KeyboardInterrupt:
         return 0
 

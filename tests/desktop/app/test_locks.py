@@ -47,3 +47,17 @@ def test_what_is_held_here_is_refused_here_and_free_afterwards(tmp_path: Path) -
             raise KeyError
     with held(path):
         assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+@pytest.mark.parametrize("word", ["rules", "limits", "earnings", "settings"])
+def test_a_disk_that_takes_nothing_is_told_in_a_sentence(word: str, tmp_path: Path) -> None:
+    Home.at(tmp_path)
+    command = f"ulimit -f 0; exec {sys.executable} -m cottage node {word} --home {tmp_path}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in ended.stderr
+    if word in ("rules", "limits"):
+        assert "no agent runs here" in ended.stdout + ended.stderr, "what is read needs no room"
+    else:
+        assert ended.returncode == 2
+        assert ended.stderr.startswith("cottage node: ")
