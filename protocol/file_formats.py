@@ -69,9 +69,15 @@ _OTHERS: Final[Mapping[bytes, str]] = {
     b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it first",
     b"Rar!\x1a": "a RAR archive: unpack it first",
     b"\x04\x22\x4d\x18": "an LZ4 archive: unpack it first, or pack it with gzip or zstd",
+    b"\x1f\x9d": "a file of compress (.Z): unpack it first, or pack it with gzip or zstd",
+    b"LZIP": "an lzip archive: unpack it first, or pack it with xz",
+    b"\x5d\x00\x00": "an old LZMA file (.lzma): unpack it first, or pack it with xz",
+    b"\x89LZO": "an lzop archive: unpack it first, or pack it with gzip or zstd",
+    b"\xff\x06\x00\x00sNaPpY": "a Snappy file: unpack it first, or pack it with gzip or zstd",
     b"%PDF": "a PDF: extract its text first",
     b"\xd0\xcf\x11\xe0": "an old Office document: save its text first",
     b"ARROW1": "an Arrow file (Feather): write it as Parquet",
+    b"\xff\xff\xff\xff": "an Arrow stream, as save_to_disk of datasets writes it: write it as Parquet (to_parquet)",
     b"FEA1": "an old Feather file: write it as Parquet",
     b"ORC": "an ORC file: write it as Parquet",
     b"Obj\x01": "an Avro file: write it as JSON lines or Parquet",
@@ -96,7 +102,14 @@ _MARKS: Final[Mapping[bytes, str]] = {
     b"\xfe\xff": "utf-16",
 }
 _CONTROLS = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f]")  # All but tab, line ends, form feed, backspace and escape.
-_MARKUP: Final[Mapping[str, str]] = {"<!doctype html": "HTML", "<html": "HTML", "<?xml": "XML"}
+_MARKUP: Final[Mapping[str, str]] = {
+    "<!doctype html": "HTML",
+    "<html": "HTML",
+    "<?xml": "XML",
+    "{\\rtf": "RTF",
+    "%!ps": "PostScript",
+    "warc/": "a web archive (WARC)",
+}
 _KEY = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*"\s*:|\})', re.DOTALL)
 _SCRIPTS: Final[Mapping[str, str]] = {
     "Latin": "\x80\u024f",
@@ -348,7 +361,7 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said
     formats = _formats(text, whole, last, text_field)
     start = text.lstrip()[:20].lower()
     markup = next((words for begin, words in _MARKUP.items() if start.startswith(begin)), "")
-    return FileContent(formats, encoding=encoding, note=f"is {markup}: its tags are trained on, too" if markup else "")
+    return FileContent(formats, encoding=encoding, note=f"is {markup}: its syntax is trained on, too" if markup else "")
 
 
 def _other(head: bytes) -> str:
@@ -404,10 +417,13 @@ def _lines(text: str, whole: bool) -> list[str]:
 
 
 def _objects(text: str, whole: bool, text_field: str) -> DatasetFormat | None:
-    lines = [_loaded(line) for line in _lines(text, whole)]
+    written = _lines(text, whole)
+    lines = [_loaded(line) for line in written]
     objects = [line for line in lines if isinstance(line, dict)]
     if len(lines) > 1 and 2 * len(objects) >= len(lines):
         return "jsonl"
+    if len(lines) > 1 and _is_row(written[0]) and 2 * sum(map(_is_row, written)) > len(written):
+        return "jsonl"  # Each is refused with what is wrong in it.
     if len(lines) == 1 and objects:  # A row, or a document in one line.
         nested = any(
             isinstance(value, list) and value and isinstance(value[0], dict | str) for value in objects[0].values()
@@ -419,6 +435,17 @@ def _objects(text: str, whole: bool, text_field: str) -> DatasetFormat | None:
     if not _KEY.match(text):
         return None
     return "jsonl" if "\n" not in text and _opens_with_text(text) else "json"
+
+
+def _is_row(line: str) -> bool:
+    """Whether a line is an object, be it one that is written wrong; several in a line are another form."""
+    line = line.strip().removesuffix(",")
+    if not _KEY.match(line) or line[-1] != "}":
+        return False
+    try:
+        return _JSON.raw_decode(line)[1] == len(line)
+    except (ValueError, RecursionError):
+        return True
 
 
 def _separated(text: str, whole: bool, kind: type) -> bool:

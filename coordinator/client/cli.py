@@ -21,7 +21,7 @@ from coordinator.client.compare import compare_table, comparison
 from coordinator.client.datasets import DatasetError, format_of, shards
 from coordinator.client.documents import DocumentError, read_document
 from coordinator.client.errors import ClientError, CoordinatorAddressError, ProblemError, UnreachableError
-from coordinator.client.folders import CONFIG, TOKENIZER, model_files, tokenizer_files
+from coordinator.client.folders import CONFIG, OLDER_TOKENIZERS, TOKENIZER, model_files, tokenizer_files
 from coordinator.client.line import STRANGER
 from coordinator.client.login import LoginFileError, remember, token_for
 from coordinator.client.looks import (
@@ -384,6 +384,15 @@ async def _upload_weights(client: Client, document: dict[str, Any], options: arg
         _say_taken(path, model_files(path, part))
         if options.tokenizer is None and "tokenizer" not in document and (path / TOKENIZER).is_file():
             options.tokenizer = path / TOKENIZER
+        elif options.tokenizer is None and "tokenizer" not in document:
+            _say_without_tokenizer(path)
+
+
+def _say_without_tokenizer(folder: Path) -> None:
+    older = next((name for name in OLDER_TOKENIZERS if (folder / name).is_file()), None)
+    if older is not None:
+        way = "save_pretrained of transformers' AutoTokenizer writes it"
+        say(f"cottage: {folder} has {older} and no {TOKENIZER}, which is what is read here: {way}", error=True)
 
 
 def _say_taken(folder: Path, names: Sequence[str]) -> None:

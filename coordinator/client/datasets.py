@@ -107,9 +107,11 @@ def shards(path: Path) -> tuple[list[Path], list[Path]]:
 
 def _instead(folder: Path) -> str:
     """What to do about a folder without safetensors, from what it has."""
-    below = sorted(one.parent.name for one in folder.glob("*/*.safetensors"))
+    below = sorted({one.parent for kind in ("*", "snapshots/*") for one in folder.glob(f"{kind}/*.safetensors")})
     if below:
-        return f"its folder {below[0]} does, name that"
+        newest = max(below, key=lambda one: one.stat().st_mtime)
+        others = "" if len(below) == 1 else f", the newest of {len(below):,}"
+        return f"its folder {newest.relative_to(folder)} does{others}, name that"
     if any(folder.glob("*.gguf")):
         return "a GGUF file cannot be trained further, take the model that it was made of"
     if any(one for kind in ("*.bin", "*.pt", "*.pth") for one in folder.glob(kind)):

@@ -9,6 +9,7 @@ from protocol.codec import MessageError, decode_json
 
 CONFIG, GENERATION, SETTINGS = "config.json", "generation_config.json", "tokenizer_config.json"
 TOKENIZER, TEMPLATE, NAMES = "tokenizer.json", "chat_template.jinja", "special_tokens_map.json"
+OLDER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json")  # What a tokenizer.json is made of.
 TEMPLATES = "additional_chat_templates"  # A folder of templates with names, as ``tool_use.jinja``.
 MAX_FILE_BYTES = 16 << 20  # Gemma 3 lists 6,000 unused tokens in its tokenizer_config.json: 1.2 MB.
 

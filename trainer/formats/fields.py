@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from trainer.errors import DataError
-from trainer.formats.rows import bad_encoding, half_character, no_field, no_text, not_json, too_deep
+from trainer.formats.rows import bad_encoding, conversation, half_character, no_field, no_text, not_json, too_deep
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING: Final = msgspec.json.Decoder(str)
@@ -97,6 +97,13 @@ def value_of(value: Any, field: str, where: str) -> str | DataError:
         )
     missing = object()
     text = _stepped(value, field, missing)
+    if (
+        text is missing
+        and (talk := next((name for name, one in value.items() if is_conversation(one)), None)) is not None
+    ):
+        return conversation(where, talk)
+    if is_conversation(text):
+        return conversation(where, field)
     if text is missing:
         return no_field(where, field, sorted(names_of(value)))
     if text is None:
@@ -104,6 +111,14 @@ def value_of(value: Any, field: str, where: str) -> str | DataError:
     if not isinstance(text, str):
         return no_text(where, field, kind_of(text))
     return checked(text, where)
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a list is of messages: each has a text, and who says it."""
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and (
+        ("role" in first and "content" in first) or ("from" in first and "value" in first)
+    )
 
 
 def checked(text: str, where: str) -> str | DataError:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from trainer.errors import DataError
-from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, long_row, place, shown
+from trainer.formats.rows import CHAT, MAX_ROW_BYTES, DatasetRow, bad_encoding, long_row, place, shown
 from trainer.formats.source import FREE_BYTES, MAX_DATASET_BYTES, MAX_RATIO
 
 MAX_GROUP_BYTES = 2 << 30  # Of the text's column, unpacked; writers make groups of 64 MB to 1 GB.
@@ -61,8 +61,7 @@ def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator
 def _rows(file: Any, source: BinaryIO, size: int, field: str, name: str) -> Iterator[DatasetRow]:
     rows, held = max(1, file.metadata.num_rows), 0
     most = min(MAX_DATASET_BYTES, max(FREE_BYTES, MAX_RATIO * size))
-    flat = field in file.schema_arrow.names
-    steps = [] if flat else field.split(".")[1:]
+    steps = [one.name for one in _path(list(file.schema_arrow), field)[1:]]
     for number, value in enumerate(_values(file, source, field), 1):
         share = size * number // rows - size * (number - 1) // rows  # Whole numbers, which add up to it.
         row = _row(number, share, value, steps, name)
@@ -120,6 +119,8 @@ def _row(number: int, size: int, value: Any, steps: list[str], name: str) -> Dat
 
 def _check(name: str, file: Any, field: str) -> None:
     kind = _type_of(file.schema_arrow, field, name)
+    if _is_conversation(kind):
+        raise DataError("bad-parquet", f"column {field!r} of {name} holds conversations: {CHAT}")
     if not _is_text(kind):
         raise DataError(
             "bad-parquet", f"column {field!r} of {name} holds {_words(kind)}, not text: name another column"
@@ -142,24 +143,47 @@ def _type_of(schema: Any, field: str, name: str) -> Any:
     Raises:
         DataError: there is none, or several have the name.
     """
-    import pyarrow as pa
-
     if schema.names.count(field) > 1:
         raise DataError("bad-parquet", f"{name} has several columns {field!r}: give one of them another name")
-    if field in schema.names:
-        return schema.field(field).type
-    first, *steps = field.split(".")
-    kind: Any = schema.field(first).type if schema.names.count(first) == 1 else None
-    for step in steps:
-        inside = kind is not None and pa.types.is_struct(kind) and kind.get_field_index(step) >= 0
-        kind = kind.field(step).type if inside else None
-    if kind is None or not steps:
-        paths = _text_paths(schema, "")
-        listed = ", ".join(map(shown, paths[:MAX_LISTED])) + (" and others" if len(paths) > MAX_LISTED else "")
-        advice = f"those with text are {listed}; name one of them" if listed else "none of its columns holds text"
-        detail = f"{name} has no column {field!r}: {advice}"
-        raise DataError("bad-parquet", detail)
-    return kind
+    if path := _path(list(schema), field):
+        return path[-1].type
+    if talks := [one.name for one in schema if _is_conversation(one.type)]:
+        raise DataError("bad-parquet", f"column {talks[0]!r} of {name} holds conversations: {CHAT}")
+    paths = _text_paths(schema, "")
+    listed = ", ".join(map(shown, paths[:MAX_LISTED])) + (" and others" if len(paths) > MAX_LISTED else "")
+    advice = f"those with text are {listed}; name one of them" if listed else "none of its columns holds text"
+    raise DataError("bad-parquet", f"{name} has no column {field!r}: {advice}")
+
+
+def _path(fields: list[Any], field: str) -> list[Any]:
+    """The fields on the way to one, by names with dots between, which names may have themselves; empty where there is none."""
+    import pyarrow as pa
+
+    named = {one.name: one for one in fields}
+    if len(named) < len(fields) and sum(one.name == field for one in fields) > 1:
+        return []
+    if field in named:
+        return [named[field]]
+    at = field.find(".")
+    while at >= 0:
+        first = named.get(field[:at])
+        if first is not None and pa.types.is_struct(first.type):
+            inner = [first.type.field(index) for index in range(first.type.num_fields)]
+            if rest := _path(inner, field[at + 1 :]):
+                return [first, *rest]
+        at = field.find(".", at + 1)
+    return []
+
+
+def _is_conversation(kind: Any) -> bool:
+    """Whether a column has lists of messages."""
+    import pyarrow as pa
+
+    inner = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
+    if inner is None or not pa.types.is_struct(inner):
+        return False
+    names = {inner.field(index).name for index in range(inner.num_fields)}
+    return names >= {"role", "content"} or names >= {"from", "value"}
 
 
 def _text_paths(fields: Any, before: str) -> list[str]:

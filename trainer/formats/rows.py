@@ -80,6 +80,14 @@ def no_text(where: str, field: str, what: str) -> DataError:
     )
 
 
+CHAT = "chat messages are not read yet, write each conversation as one text"
+
+
+def conversation(where: str, field: str) -> DataError:
+    """Messages with their roles where a text should be."""
+    return DataError("bad-row", f"{where} has a conversation in the field {field!r}, a list of messages: {CHAT}")
+
+
 def not_json(where: str, text: str, at: int, wanted: str = 'an object such as {"text": "..."}') -> DataError:
     """What is no JSON from a character on."""
     rest = text[at:].strip()

@@ -5,7 +5,7 @@ The index has every tensor with its place and digest.
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -70,9 +70,15 @@ def check_fit(config: Mapping[str, Any], files: Sequence[tuple[str, Path]]) -> s
             example = next(iter(found), "")[:80]
             lacking = missing_shards([name for name, _ in files])
             others = f"{lacking[0]} among them" if lacking else "all that this config belongs to"
+            way = f"upload all files of the model, {others}"
+            if before := _wrapped(parameter, found):
+                way = (
+                    f"the names begin with {before!r}, as torch.compile, DistributedDataParallel and peft wrap a model; "
+                    "save the one within, by its own save_pretrained"
+                )
             raise InvalidError(
                 f"{where} tensor {parameter} of shape {_shown(shape)}, which the config asks for (there is {example!r}, "
-                f"for one): upload all files of the model, {others}",
+                f"for one): {way}",
                 "weights",
             )
         for part in parts:
@@ -87,6 +93,11 @@ def check_fit(config: Mapping[str, Any], files: Sequence[tuple[str, Path]]) -> s
         f"the weights hold {len(beside):,} {hold} that this model has not, {_named(beside)}: {they} left out, "
         "of training and of the finished folder"
     )
+
+
+def _wrapped(parameter: str, names: Iterable[str]) -> str:
+    """What stands before a parameter's name in files, where something does."""
+    return next((name.removesuffix(parameter)[:80] for name in names if name.endswith(f".{parameter}")), "")
 
 
 def _check_foreign(

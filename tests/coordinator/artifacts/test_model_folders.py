@@ -102,6 +102,20 @@ async def test_a_folder_without_its_config_is_told_before_anything_is_uploaded(t
     assert made["model"]["config"] == CONFIG
 
 
+@pytest.mark.parametrize("older", ["tokenizer.model", "vocab.json", "tekken.json"])
+async def test_a_folder_with_another_programs_tokenizer_alone_says_how_to_have_one(
+    older: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = folder(tmp_path)
+    (made / "tokenizer.json").rename(made / older)
+    found, client = await document(tmp_path, {}, "--weights", str(made))
+    assert client.names == [("model.safetensors", "weights")]
+    assert "tokenizer" not in found
+    assert f"has {older} and no tokenizer.json, which is what is read here: save_pretrained" in capsys.readouterr().err
+    await document(tmp_path, {"tokenizer": {"kind": "bytes"}}, "--weights", str(made))
+    assert older not in capsys.readouterr().err, "somebody has chosen"
+
+
 async def test_a_byte_order_mark_before_a_config_is_looked_over(tmp_path: Path) -> None:
     made = folder(tmp_path)
     (made / "config.json").write_bytes(b"\xef\xbb\xbf" + (made / "config.json").read_bytes())

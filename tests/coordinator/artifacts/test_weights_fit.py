@@ -63,6 +63,17 @@ def test_weights_of_every_family_fit_in_each_way_that_files_hold_them(family: st
     check_fit(config, [(FILE, kept(tmp_path, made_for(config, way)))])
 
 
+@pytest.mark.parametrize("before", ["module.", "_orig_mod.", "base_model.model.", "language_model."])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_weights_of_a_model_within_another_are_told_with_what_stands_before_the_names(
+    family: str, before: str, tmp_path: Path
+) -> None:
+    config = resolved(family)
+    wrapped = {before + key: tensor for key, tensor in made_for(config).items()}
+    with pytest.raises(InvalidError, match=rf"^{FILE} has no tensor .*: the names begin with '{before}', as torch"):
+        check_fit(config, [(FILE, kept(tmp_path, wrapped))])
+
+
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_any_tensor_that_is_missing_or_of_another_shape_is_named(family: str, tmp_path: Path) -> None:
     config = resolved(family)

@@ -5,6 +5,7 @@ import gzip
 import io
 import itertools
 import json
+import os
 import re
 import stat
 import zipfile
@@ -69,7 +70,7 @@ async def test_a_coordinator_elsewhere_is_asked_through_the_proxy_which_is_named
         ("data.txt", b'[{"body": "to be"}]', "json", "data.txt is one JSON document, whatever its ending says"),
         ("data", gzip.compress(b"to be\n" * 99, mtime=0), "text", ""),
         ("data.jsonl.gz", b'{"body": "to be"}\n' * 9, "jsonl", "data.jsonl.gz is not packed, whatever its ending says"),
-        ("page.html", b"<!DOCTYPE html>\n<html>" * 9, "text", "page.html is HTML: its tags are trained on, too"),
+        ("page.html", b"<!DOCTYPE html>\n<html>" * 9, "text", "page.html is HTML: its syntax is trained on, too"),
     ],
 )
 async def test_a_dataset_is_sent_as_what_it_is(
@@ -193,6 +194,13 @@ def test_a_folder_without_weights_says_what_to_do_from_what_it_has(tmp_path: Pat
     folder_of(tmp_path / "above" / "snapshot", "model.safetensors")
     with pytest.raises(DatasetError, match="its folder snapshot does, name that"):
         shards(tmp_path / "above")
+    cache = folder_of(tmp_path / "models--ada--story")
+    folder_of(cache / "snapshots")
+    for age, name in enumerate(("new", "old")):
+        made = folder_of(cache / "snapshots" / name, "model.safetensors")
+        os.utime(made, (1_700_000_000 - age, 1_700_000_000 - age))
+    with pytest.raises(DatasetError, match="its folder snapshots/new does, the newest of 2, name that"):
+        shards(cache)
     linked = folder_of(tmp_path / "linked")
     (linked / "model.safetensors").symlink_to("gone")
     with pytest.raises(DatasetError, match=r"model\.safetensors is a link to a file that is not there"):
