@@ -17,7 +17,7 @@ from coordinator.client.text import amount, count, money, short
 from protocol.file_formats import WORDS
 from protocol.rest import api, ledger
 from protocol.rest.account import TrailView
-from protocol.rest.dataset import Check, DatasetReport
+from protocol.rest.dataset import Check, DatasetReport, Finding
 
 _LOUD = {"error": "red", "warning": "yellow", "notice": ""}
 
@@ -113,8 +113,21 @@ def _findings(report: DatasetReport) -> RenderableType:
     lines: list[RenderableType] = []
     for one in sorted(report.findings, key=lambda finding: -list(_LOUD).index(finding.severity)):
         lines.append(Text(f"{one.severity}: {one.text}", style=_LOUD[one.severity]))
-        lines += [Text(f"  row {place.row:,}  {place.shown}", style="dim") for place in one.places]
+        lines += [Text(f"  {line}", style="dim") for line in _places(one)]
     return Group(*lines)
+
+
+def _places(finding: Finding) -> list[str]:
+    """A line for each row of which something is to be shown, which may name the row itself, and one with all the others."""
+    shown = []
+    for place in finding.places:
+        row = f"row {place.row:,}"
+        if place.shown:
+            shown.append(place.shown if place.shown.startswith(f"{row} ") else f"{row}  {place.shown}")
+    if bare := [f"{place.row:,}" for place in finding.places if not place.shown]:
+        more = finding.rows - len(finding.places)
+        shown.append(f"rows {', '.join(bare)}" + (f" and {more:,} more" if more > 0 else ""))
+    return shown
 
 
 def _table(*titles: str) -> Table:
