@@ -32,7 +32,7 @@ def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> It
     records = _records(csv.reader(lines, delimiter=delimiter, quoting=quoting, skipinitialspace=blanks, strict=True))
     header = next((record for record in records if record != []), None)  # Some begin with empty lines.
     if isinstance(header, DataError):
-        raise header
+        raise DataError(header.code, f"the first line of {name} {header.detail}")
     if header is None:
         return
     column, width = _column([title.strip() for title in header], field, name), len(header)

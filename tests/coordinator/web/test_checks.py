@@ -1,16 +1,21 @@
 """A dataset's check over HTTP: asked for, running, done once, kept over a restart; hostile files end in words."""
 
 import asyncio
+import io
 import json
 from pathlib import Path
 
 import aiohttp
 import pytest
+from rich.console import Console
 
+from common.untrusted_text import untrusted
+from coordinator.client.looks import check_table
 from coordinator.errors import UnavailableError
 from coordinator.services.artifacts.dataset_checks import MAX_QUEUED, DatasetChecks, Progress
+from protocol.ids import Digest
 from protocol.job.job import DatasetSpec, TokenizerSpec
-from protocol.rest.dataset import CheckRequest, DatasetReport
+from protocol.rest.dataset import Check, CheckRequest, DatasetReport, Finding, Place
 from tests.coordinator.web.conftest import House
 
 ROWS = [json.dumps({"text": f"row {number} tells of a fox, a dog and {number * 7} hens"}) for number in range(3000)]
@@ -107,3 +112,16 @@ async def test_a_queue_has_an_end_and_one_check_runs_at_a_time(house: House, tmp
         assert (await checks.get(requests[MAX_QUEUED - 1], 5.0)).state == "done"
         assert seen == [f"f{n}" for n in range(MAX_QUEUED)]
         running.cancel()
+
+
+def test_rows_of_which_nothing_is_shown_take_one_line_and_no_row_is_named_twice() -> None:
+    alike = Finding("near-duplicate", "notice", untrusted("alike"), 40, tuple(Place(row) for row in (2, 3, 1204)))
+    faulty = Finding("bad-row", "error", untrusted("faulty"), 1, (Place(7, untrusted("row 7 has a quote")),))
+    secret = Finding("mail", "warning", untrusted("mail"), 1, (Place(1_234, untrusted("a…@example")),))
+    report = DatasetReport(900, 1_300, 1_299, 800, 20, 850, True, 259, (alike, faulty, secret), format="csv")
+    out = io.StringIO()
+    Console(file=out, width=200).print(check_table(Check(Digest("0" * 64), "done", 900, 900, report)))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert "  rows 2, 3, 1,204 and 37 more" in lines
+    assert "  row 7 has a quote" in lines
+    assert "  row 1,234  a…@example" in lines

@@ -131,3 +131,11 @@ def test_merges_that_are_left_out_by_chance_are_not(tmp_path: Path) -> None:
     spec = TokenizerSpec("file", file="0" * 64)
     again = prepare(dataset, spec, tmp_path / "tokenizer.json", 0.1, 16, tmp_path / "again")
     assert again.train_sha256 == own.train_sha256
+
+
+def test_a_damaged_first_line_is_told_with_the_name_of_its_file(tmp_path: Path) -> None:
+    dataset = written(
+        tmp_path / "stories.csv", '"id"x,text\n' + "".join(f"{n},{text}\n" for n, text in enumerate(TEXTS))
+    )
+    with pytest.raises(DataError, match=r"^the first line of stories\.csv has a quote within a quoted field"):
+        list(pieces(Dataset.of(dataset.path, "csv")))
