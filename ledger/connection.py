@@ -30,7 +30,7 @@ from solders.transaction_status import (
 )
 
 from common.errors import UrlError
-from common.http_sessions import ProxyError, proxy_for
+from common.http_sessions import Proxy, ProxyError, proxy_for
 from common.system_words import reason
 from common.urls import parse_url
 from ledger.errors import AddressError, LedgerAnswerError, LedgerUnavailableError, TransactionFailedError
@@ -84,7 +84,7 @@ class Connection:
             proxy = proxy_for(parse_url(url))
         except ProxyError as error:
             raise LedgerUnavailableError(f"{url} cannot be asked: {error}") from error
-        self._client = _Client(self.url, None if proxy is None else str(proxy.url))
+        self._client = _Client(self.url, proxy)
         self._way = "" if proxy is None else f" through the proxy {proxy}"
 
     async def aclose(self) -> None:
@@ -286,10 +286,11 @@ def _why(error: BaseException) -> str:
 class _Client(AsyncClient):
     """The library's client on the way that ``common.http_sessions`` names: its own follows the environment even to loopback."""
 
-    def __init__(self, url: str, proxy: str | None) -> None:
+    def __init__(self, url: str, proxy: Proxy | None) -> None:
         # Whoever names a proxy keeps the library from reading the environment; it is used by nobody.
-        super().__init__(url, commitment=Confirmed, timeout=REQUEST_TIMEOUT_S, http2=False, proxy=proxy or url)
-        way = httpx2.AsyncHTTPTransport(proxy=proxy)
+        super().__init__(url, commitment=Confirmed, timeout=REQUEST_TIMEOUT_S, http2=False, proxy=url)
+        login = {"Proxy-Authorization": proxy.login} if proxy is not None and proxy.login else None
+        way = httpx2.AsyncHTTPTransport(proxy=None if proxy is None else httpx2.Proxy(str(proxy.url), headers=login))
         self._provider.session = httpx2.AsyncClient(transport=way, timeout=REQUEST_TIMEOUT_S)
 
 

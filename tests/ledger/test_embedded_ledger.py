@@ -212,7 +212,7 @@ def test_two_ledgers_never_share_a_file(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "ledger.local", "--port", "0", "--db", str(server.db)]
         second = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         assert second.returncode == 1
-        assert "another ledger" in second.stderr
+        assert "another program uses its file: end that" in second.stderr
 
 
 def test_a_signal_ends_the_server_with_success(tmp_path: Path) -> None:
