@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import socket
-import sqlite3
 
 _WORDS = {
     errno.ENOENT: "there is no such file or folder",
@@ -23,14 +22,15 @@ _WORDS = {
     errno.EADDRNOTAVAIL: "this machine has no such address: choose one of its own, such as 127.0.0.1",
     errno.ECONNREFUSED: "nobody listens there",
 }
+# By SQLite's result codes (sqlite.org/rescode.html). The window's program is built without the module that names them.
 _DATABASE = {
-    sqlite3.SQLITE_FULL: _WORDS[errno.ENOSPC],
-    sqlite3.SQLITE_READONLY: "its file can only be read: change its rights, or choose another place",
-    sqlite3.SQLITE_CANTOPEN: "its file cannot be opened or made: see whether it is a folder, and who may write there",
-    sqlite3.SQLITE_NOTADB: "its file is no database: choose another",
-    sqlite3.SQLITE_CORRUPT: "its file is damaged: take the last copy of it",
-    sqlite3.SQLITE_BUSY: "another program uses its file: end that",
-    sqlite3.SQLITE_IOERR: "the disk can no longer be read or written, or is full",
+    13: _WORDS[errno.ENOSPC],
+    8: "its file can only be read: change its rights, or choose another place",
+    14: "its file cannot be opened or made: see whether it is a folder, and who may write there",
+    26: "its file is no database: choose another",
+    11: "its file is damaged: take the last copy of it",
+    5: "another program uses its file: end that",
+    10: "the disk can no longer be read or written, or is full",
 }
 _BOUND = re.compile(r"bind on address \('([^']*)', (\d+)")
 
@@ -39,7 +39,7 @@ def reason(error: BaseException) -> str:
     """Why, without the file that it was about; of an error that is not the system's, its own text."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 at byte {error.start:,}: write it anew as UTF-8"
-    if isinstance(error, sqlite3.Error):
+    if _is_of_a_database(error):
         return _DATABASE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF) or str(error)
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
@@ -50,13 +50,17 @@ def reason(error: BaseException) -> str:
 
 def in_words(error: BaseException) -> str:
     """The same, behind the file or the port that it was about, where the error says."""
-    if isinstance(error, sqlite3.Error):
+    if _is_of_a_database(error):
         return f"a database cannot be used: {reason(error)}"
     if not isinstance(error, OSError):
         return reason(error)
     if bound := _BOUND.search(error.strerror or ""):
         return f"port {bound[2]} of {bound[1]} cannot be listened on: {reason(error)}"
     return reason(error) if error.filename is None else f"{_name(error.filename)}: {reason(error)}"
+
+
+def _is_of_a_database(error: BaseException) -> bool:
+    return any((kind.__module__, kind.__name__) == ("sqlite3", "Error") for kind in type(error).__mro__)
 
 
 def _name(file: object) -> str:

@@ -173,3 +173,9 @@ def test_closed_streams_are_no_crash(words: list[str], closed: str, tmp_path: Pa
     status, said = cottage(*words, closed=closed, COTTAGE_CONFIG=str(tmp_path), COTTAGE_TOKEN="")
     assert "Traceback" not in said
     assert status in (0, 2, 3)
+
+
+def test_the_window_has_these_words_without_a_database() -> None:
+    code = "import sys; sys.modules['sqlite3'] = None; from common.system_words import in_words; print(in_words(ValueError('x')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "x\n"), done.stderr
