@@ -6,7 +6,7 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 # What `make check` runs: the pure parts, in seconds. `make test` runs everything.
 FAST   := tests/protocol tests/cottage tests/coordinator/planner tests/coordinator/test_store.py \
           $(addprefix tests/coordinator/jobs/test_,lifecycle.py rounds.py leases.py naming.py) tests/coordinator/audits/test_trust.py \
-          $(addprefix tests/ledger/test_,money.py book.py events.py) tests/trainer/stage/test_schedules.py tests/trainer/worker/test_boxes.py \
+          $(addprefix tests/ledger/test_,money.py events.py) tests/trainer/stage/test_schedules.py tests/trainer/worker/test_boxes.py \
           tests/common/test_virtual_clock.py tests/transport/messages/test_message_frames.py tests/transport/ice/test_ice_rules.py \
           $(addprefix --ignore=tests/,cottage/test_completion.py coordinator/planner/test_plan_chains.py coordinator/planner/test_planner_search.py)
 STAMP  := $(VENV)/.installed

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,10 @@ def test_code_stands_as_ruff_formats_it() -> None:
     files = (file for top in (*ROOMS, "tests", "benchmarks") for file in (ROOT / top).rglob("*.py"))
     exempt = sum(len(marks.findall(file.read_text())) for file in files if file != Path(__file__))
     assert exempt <= 20, f"{exempt} places are exempt from formatting"
+
+
+def test_all_that_make_check_names_is_there() -> None:
+    said = subprocess.run(["make", "-n", "check"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = re.findall(r"(?:^|[\s=])(tests/[^\s]+)", said)
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / path).exists()] == []

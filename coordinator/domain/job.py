@@ -48,8 +48,8 @@ NEXT: Mapping[JobState, frozenset[JobState]] = {
     JobState.CREATED: ENDED_EARLY | {JobState.FUNDED},
     JobState.FUNDED: ENDED_EARLY | {JobState.PLANNED, JobState.PAUSED},
     JobState.PLANNED: ENDED_EARLY | {JobState.RUNNING, JobState.PAUSED, JobState.VERIFYING},
-    JobState.RUNNING: ENDED_EARLY
-    | {JobState.PLANNED, JobState.PAUSED, JobState.VERIFYING},  # Planned: no replica is whole.
+    # Planned again: no replica is whole.
+    JobState.RUNNING: ENDED_EARLY | {JobState.PLANNED, JobState.PAUSED, JobState.VERIFYING},
     JobState.PAUSED: ENDED_EARLY | {JobState.FUNDED, JobState.PLANNED, JobState.VERIFYING},
     JobState.VERIFYING: ENDED_EARLY | {JobState.SETTLED},
     JobState.SETTLED: frozenset(),

@@ -57,7 +57,7 @@ def test_each_distribution_has_its_package_or_none(release: str, programs: set[s
         (127, "Error executing command as another user: Not authorized", "refused"),
         (
             10,
-            "Err:1 http://deb.debian.org bookworm InRelease\n  Temporary failure resolving 'deb.debian.org'",
+            "Err:1 http://mirror.test bookworm InRelease\n  Temporary failure resolving 'mirror.test'",
             "network",
         ),
         (10, "Curl error (6): Could not resolve hostname", "network"),
