@@ -28,9 +28,8 @@ _UNBRACKETED = re.compile(r"^[a-z+]+://[^/\[\]@]*:[^/\[\]@]*:", re.IGNORECASE)
 _PORT = re.compile(r"^[a-z+]+://[^/\[\]]*:[0-9]+(?:[/?#]|$)", re.IGNORECASE)
 _HOSTLESS = re.compile(r"^[a-z+]+://:(?!:)", re.IGNORECASE)
 _AUTHORITY_END = re.compile(r"[/?#]")
-_SECRET = re.compile(
-    r"//.*@", re.DOTALL
-)  # A password may have any character, also one that should be written otherwise.
+# A password may have any character, also one that should be written otherwise.
+_SECRET = re.compile(r"//.*@", re.DOTALL)
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 

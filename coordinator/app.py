@@ -194,7 +194,7 @@ def _rounds(
     verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
     promises = PromiseService(context, chain)
     settlement = Settlement(context, desk, promises)
-    funding = FundingService(context, desk, chain, coordinator, settlement)
+    funding = FundingService(desk, chain, coordinator, settlement)
     lanes = Lanes(context, desk, chain, promises, Confirmations(context, desk, chain, promises, funding))
     looks = Looks(context, desk, nodes, leases)
     context.metrics.watch(looks.gauges)

@@ -555,9 +555,8 @@ def said_delimiter(text: str) -> str:
 
 
 def _records(text: str, whole: bool, delimiter: str) -> Iterator[list[str]]:
-    lines = list(
-        io.StringIO(text.removeprefix("\ufeff"), newline="")
-    )  # As ``csv`` wants them: other marks end no line.
+    # As ``csv`` wants them: other marks end no line.
+    lines = list(io.StringIO(text.removeprefix("\ufeff"), newline=""))
     if said_delimiter(text):
         lines = lines[1:]
     if not whole and len(lines) > 1:

@@ -46,6 +46,8 @@ from protocol.rest.api import JobStateName
 from protocol.task import Plan, TaskCommand, TaskReport
 
 PROTOCOL = 1
+# What is signed: a node's greeting, and a coordinator's proof that it holds the key of an invitation.
+HELLO_CONTEXT, WELCOME_CONTEXT = "cottage-hello", "cottage-welcome"
 MAX_ACCOUNTS = 32  # Jobs whose end a node may have missed, the newest.
 MAX_LEASES = 64  # A node with eight GPUs holds eight leases; audits and spares leave the rest.
 MAX_ENVELOPE = 128 * 1024  # An SDP of 64 KB, signed.

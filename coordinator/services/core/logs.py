@@ -20,10 +20,8 @@ from protocol.task import WorkerLog
 
 MAX_LINES = 20_000  # Of a job; beyond it the oldest are forgotten.
 MAX_UNSAVED = 5_000  # Lines between two flushes, of all jobs.
-LINES, LINE_S = (
-    1_000.0,
-    0.5,
-)  # Of a node: at once, and then one in so many seconds; a flood would leave no other's line.
+# Of a node: so many at once, and then one in so many seconds; a flood would leave no other's line.
+LINES, LINE_S = 1_000.0, 0.5
 CLOCKS_S = 600.0  # A worker's clock that is further off is not believed.
 _WARNINGS = frozenset({"fault", "lost", "void", "rejected", "ledger", "slashed", "pausing", "paused", "cancelled"})
 

@@ -29,7 +29,9 @@ from coordinator.store.records import NodeRecord
 from protocol import identity
 from protocol.codec import encode
 from protocol.node import (
+    HELLO_CONTEXT,
     PROTOCOL,
+    WELCOME_CONTEXT,
     Assign,
     Beat,
     Command,
@@ -44,8 +46,6 @@ from protocol.node import (
 )
 from protocol.task import EVASION_AGAIN_S, StopTask, TaskCommand
 
-HELLO_CONTEXT = "cottage-hello"
-WELCOME_CONTEXT = "cottage-welcome"
 FLIP_S = 60.0
 MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
 RETRY_SOON = 5.0  # Where the database is away, which it is for seconds.

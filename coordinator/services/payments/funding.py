@@ -12,7 +12,6 @@ from common.untrusted_text import untrusted
 from coordinator.client.text import money
 from coordinator.domain.job import ENDED_EARLY, LIVE, Job, JobState, Wish
 from coordinator.errors import FundsError
-from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.payments.chain import ChainPort, Deposit
 from coordinator.services.payments.escrows import asked_of, escrow_deadline, payable, problem
@@ -30,10 +29,7 @@ MAX_ACCEPTANCES = 3
 class FundingService:
     """Queues what opens and accepts escrows, and takes note of what came into them."""
 
-    def __init__(
-        self, context: Context, desk: JobDesk, chain: ChainPort, coordinator: str, settlement: Settlement
-    ) -> None:
-        self._context = context
+    def __init__(self, desk: JobDesk, chain: ChainPort, coordinator: str, settlement: Settlement) -> None:
         self._desk = desk
         self._chain = chain
         self._coordinator = coordinator

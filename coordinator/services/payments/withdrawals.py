@@ -230,10 +230,8 @@ class WithdrawalService:
     async def _take(self, signed: SignedWithdrawal) -> SentWithdrawal:
         try:
             self._check_signed(signed)
-        except (
-            AlteredTransactionError,
-            AmountError,
-        ) as error:  # Anybody can send that: it holds nobody up, and asks the ledger nothing.
+        except (AlteredTransactionError, AmountError) as error:
+            # Anybody can send that: it holds nobody up, and asks the ledger nothing.
             return SentWithdrawal(refused=_altered(error))
         async with self._one_by_one:  # Two of one owner must not both find that none is under way.
             found = await self._agree(signed.request, signed=True)

@@ -75,10 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AgentError as error:
         complain("cottage node", error)
         return error.exit_code
-    except (
-        OSError,
-        sqlite3.Error,
-    ) as error:  # Of the home's files and databases: a full disk, a file in a folder's place.
+    except (OSError, sqlite3.Error) as error:
+        # Of the home's files and databases: a full disk, a file in a folder's place.
         complain("cottage node", error)
         return SettingsError.exit_code
     except KeyboardInterrupt:

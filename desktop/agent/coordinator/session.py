@@ -26,7 +26,9 @@ from desktop.agent.errors import AgentError, CoordinatorRefusedError, NotConnect
 from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
 from protocol.identity import NodeKey, verify
 from protocol.node import (
+    HELLO_CONTEXT,
     PROTOCOL,
+    WELCOME_CONTEXT,
     Acknowledged,
     Assign,
     Beat,
@@ -48,8 +50,6 @@ from protocol.node import (
     Welcome,
 )
 
-HELLO_CONTEXT = "cottage-hello"
-WELCOME_CONTEXT = "cottage-welcome"
 NODE_PATH = "/api/v1/node"
 HANDSHAKE_S = 15.0  # A busy coordinator answers within seconds; one that does not is tried again.
 SILENT_BEATS = 4  # Heartbeats without any answer until the connection counts as dead.

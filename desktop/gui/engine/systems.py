@@ -31,9 +31,8 @@ _FAMILIES = {
     "opensuse": "zypper",
 }
 _TOOLS = {"apt": "apt-get"}
-_OTHERS = frozenset(
-    {"rhel", "steamos"}
-)  # The first has no engine among its packages, the second a system that is read only.
+# The first has no engine among its packages, the second a system that is read only.
+_OTHERS = frozenset({"rhel", "steamos"})
 START = "sudo systemctl enable --now docker"
 ALLOW = "sudo usermod -aG docker $USER"
 
