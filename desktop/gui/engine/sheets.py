@@ -1,7 +1,7 @@
 """What the owner presses where jobs cannot run yet: the engine is installed, or the image fetched, behind a progress bar."""
 
 from PySide6.QtCore import QCoreApplication, QLocale, Qt, QTimer, Signal
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QGuiApplication, QTextOption
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QProgressBar, QWidget
 
 from desktop.answers import ImageView
@@ -15,7 +15,7 @@ from desktop.gui.pages.sheet import Sheet
 from desktop.gui.widgets import Text, button
 
 WIDTH = 520
-LINES = 2  # The longest command takes as many.
+LINES = 3  # The longest command takes as many.
 LOOK_MS = 500
 MAX_LINES = 2000
 BUILD = "python -m installer.image.build"
@@ -30,6 +30,8 @@ class CommandLine(QWidget):
         row.setContentsMargins(0, 0, 0, 0)
         self.line = QPlainTextEdit()
         self.line.setReadOnly(True)
+        self.line.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
+        self.line.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.line.setTabChangesFocus(True)
         self.line.setAccessibleName(self.tr("Command for a terminal"))
         self.line.setFixedHeight(LINES * self.line.fontMetrics().lineSpacing() + 24)

@@ -294,6 +294,8 @@ def test_without_pkexec_there_is_a_command_to_copy(monkeypatch: pytest.MonkeyPat
     assert copied == commands(why, SOURCES["apt"]) == sheet.command.line.toPlainText()
     assert copied.startswith("sudo ")
     assert ("install" in copied) == (why == "absent")
+    assert sheet.command.line.verticalScrollBar().maximum() == 0, "all of it is seen"
+    assert not sheet.command.line.horizontalScrollBar().isVisible()
     if why == "absent":
         save_picture(sheet, "engine_by_hand")
 
