@@ -25,6 +25,7 @@ from coordinator.services.core.logs import log_of
 from coordinator.services.core.unit_of_work import JobDesk
 from coordinator.services.jobs.alternatives import find_choices
 from coordinator.services.jobs.history import Outlook
+from coordinator.services.jobs.job_views import JobViews
 from coordinator.services.jobs.ports import MAX_ROWS, ListWindow
 from coordinator.services.jobs.quotes import impossible, quote
 from coordinator.services.jobs.unpaid import Unpaid
@@ -35,12 +36,11 @@ from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.escrows import escrow_deadline
 from coordinator.services.payments.funding import FundingService
 from coordinator.services.payments.payees import ROOM
-from coordinator.services.training.pauses import spent
 from coordinator.services.training.runs import Runs
 from coordinator.services.views import resources
 from coordinator.services.views.resources import JobResources, TrafficOf
 from coordinator.store.kinds import KINDS
-from coordinator.store.ports import Condition, Transaction, col
+from coordinator.store.ports import Condition, col
 from coordinator.store.records import (
     CommitRecord,
     EventRecord,
@@ -58,7 +58,6 @@ from protocol.models.model import ModelConfigError
 from protocol.rest import api
 
 _OfJob = TypeVar("_OfJob", bound=RoundRecord | CommitRecord | Audit | OutboxRecord | MetricRecord | EventRecord)
-LOOKED_AT = frozenset({JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING})
 FUND_S = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
 
 
@@ -95,6 +94,7 @@ class JobService:
         self._coordinator = coordinator
         self._test_wallet = test_wallet
         self._traffic_of = traffic_of
+        self._views = JobViews(context, traffic_of)
         self._unpaid = unpaid
         self._rates = Rates(context, nodes)
         self._outlook = Outlook(context)
@@ -238,7 +238,7 @@ class JobService:
     async def get(self, job: str) -> api.JobView:
         """One job."""
         async with self._context.store.transaction() as tx:
-            return await self._view(tx, await self._found(await tx.find(Job, col(Job.id).equals(job)), job))
+            return await self._views.view(tx, await self._found(await tx.find(Job, col(Job.id).equals(job)), job))
 
     async def check_owner(self, job: str, account_id: str) -> None:
         """Refuse a job of another account as if it were not there."""
@@ -262,14 +262,14 @@ class JobService:
         after = before if isinstance(before, tuple) else None
         async with self._context.store.transaction() as tx:
             found = await tx.find(Job, *where, newest=True, limit=limit, after=after)
-            return [await self._view(tx, job) for job in found]
+            return await self._views.views(tx, found)
 
     async def list_shared(self, limit: int, before: float | None) -> Sequence[api.JobView]:
         """Jobs that everybody may look at, newest first."""
         where: list[Condition] = [col(Job.shared).equals(True)]
         where += [] if before is None else [col(Job.created) < before]
         async with self._context.store.transaction() as tx:
-            return [await self._view(tx, job) for job in await tx.find(Job, *where, newest=True, limit=limit)]
+            return await self._views.views(tx, await tx.find(Job, *where, newest=True, limit=limit))
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]:
         """Each node's part."""
@@ -401,25 +401,6 @@ class JobService:
         if not jobs:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
         return jobs[0]
-
-    async def _view(self, tx: Transaction, job: Job) -> api.JobView:
-        leases = await tx.find(Lease, col(Lease.job).equals(job.id))
-        names = await names_in(tx, [job.reason, job.quote.limit])
-        offered = msgspec.structs.replace(job.quote, limit=readable(job.quote.limit, names))
-        shown = msgspec.structs.replace(job, quote=offered)
-        standing = await self._standing(tx, job)
-        return resources.job_view(shown, leases, self._traffic_of, readable(job.reason, names), standing)
-
-    async def _standing(self, tx: Transaction, job: Job) -> JobResources:
-        position = None
-        if job.state is JobState.FUNDED:
-            before = await tx.find(Job, col(Job.state).equals(JobState.FUNDED), col(Job.created) < job.created)
-            position = len(before) + 1
-        runs = await tx.find(RunRecord, col(RunRecord.job).equals(job.id))
-        checkpoint = runs[0].run.base.done if runs and runs[0].run.checkpoints else 0
-        replaying: tuple[Condition, ...] = (col(Audit.job).equals(job.id), col(Audit.state).equals("replaying"))
-        looks = await tx.find(Audit, *replaying, col(Audit.look).equals(True)) if job.state in LOOKED_AT else []
-        return JobResources(self._context.clock.time(), await spent(tx, job.id), position, checkpoint, len(looks))
 
     async def _weight_names(self, spec: JobSpec, account_id: str) -> Mapping[str, str]:
         return {digest: await self.file_name(account_id, digest) for digest in spec.model.weight_files}

@@ -4,7 +4,7 @@ The round in flight is completed first, its state stored, its audits concluded; 
 flight up, since nobody wants it any more. Everything here happens on an open desk (``UnitOfWork``).
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import msgspec
 
@@ -146,12 +146,17 @@ class Halts:
 
 async def spent(tx: Transaction, job: str) -> int:
     """What a job's work so far has earned or will have earned once it is verified, in millionths."""
+    return (await spent_by(tx, (job,))).get(job, 0)
+
+
+async def spent_by(tx: Transaction, jobs: Collection[str]) -> Mapping[str, int]:
+    """The same of each job that has any."""
     where: tuple[Condition, ...] = (
-        col(CommitRecord.job).equals(job),
+        col(CommitRecord.job).in_(jobs),
         col(CommitRecord.state).in_(("pending", "verified")),
     )
     sums = await tx.sums(CommitRecord, col(CommitRecord.amount), (col(CommitRecord.job),), *where)
-    return sum(total for _, total in sums.values())
+    return {str(job): total for (job,), (_, total) in sums.items()}
 
 
 def paced(pace: JobPace, run: Run, now: float, started: float) -> JobPace:

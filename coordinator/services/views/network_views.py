@@ -19,6 +19,7 @@ from protocol.rest import api
 MAX_NODES = 2_000  # Shown at a time, those longest known first.
 
 _RUNNING = (JobState.FUNDED, JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING)
+_NONE = (0, 0)  # How many there are, and their sum.
 
 
 class NetworkService:
@@ -45,9 +46,8 @@ class NetworkService:
     async def view(self) -> api.NetworkView:
         """Capacity, work and price at a glance."""
         async with self._context.store.transaction() as tx:
-            running = await tx.find(Job, col(Job.state).in_(_RUNNING))
-            done = await tx.find(Job, col(Job.state).equals(JobState.SETTLED))
-            paid = sum(record.earned for record in await tx.find(NodeRecord, col(NodeRecord.earned) > 0))
+            states = await tx.sums(Job, col(Job.paid), (col(Job.state),))
+            earned = await tx.sums(NodeRecord, col(NodeRecord.earned), ())
         here = self._nodes.everybody()
         busy = self._leases.busy()
         return api.NetworkView(
@@ -55,9 +55,9 @@ class NetworkService:
             nodes_busy=sum(node.node in busy for node in here),
             memory_mb=sum(node.memory_mb for node in here),
             flops=sum(node.flops for node in here),
-            jobs_running=len(running),
-            jobs_done=len(done),
-            paid_total=paid,
+            jobs_running=sum(states.get((state,), _NONE)[0] for state in _RUNNING),
+            jobs_done=states.get((JobState.SETTLED,), _NONE)[0],
+            paid_total=earned.get((), _NONE)[1],
             price_per_petaflop=self._context.config.price_per_petaflop,
             coordinator=self._coordinator,
             ledger_url=self._chain.url,
