@@ -279,11 +279,11 @@ def unpacked(head: bytes, packing: Packing) -> tuple[bytes | None, Literal["ende
             frames += 1
             if not made.eof:
                 return data, "open"
-            head = made.unused_data
-            if not head.strip(b"\0"):
+            head = made.unused_data.lstrip(b"\0")  # Padding.
+            if not head:
                 return data, "ended"
-            if len(data) > HEAD_BYTES or frames == MAX_FRAMES:
-                return data, "more"
+            if len(data) > HEAD_BYTES or frames == MAX_FRAMES or packing_of(head) != packing:
+                return data, "more"  # What is none is told when it is read, with the byte where it begins.
     except ImportError:
         return b"", "unknown"  # A client without the library: the coordinator looks.
     except (zlib.error, OSError, EOFError, lzma.LZMAError, ZstdDataError):

@@ -1,5 +1,6 @@
 """Datasets as files have them: packed or not, in any encoding, as lines, JSON, tables or Parquet. Free of torch.
 
+unpacking  what is in a packed file, or why it is damaged
 source     a file's bytes: unpacked, in UTF-8, bounded
 rows       what a row is, and every way in which one can be unusable
 fields     the text of a row of JSON

@@ -1,27 +1,20 @@
 """A dataset's file as a stream of bytes: unpacked, in UTF-8, in bounded memory, and never more than a text unpacks to."""
 
-import bz2
 import codecs
-import gzip
 import io
-import lzma
 import shutil
 import tempfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 from common.regular_file import irregular
-from common.zstd import Zstd, ZstdDataError
 from protocol.file_formats import (
     HEAD_BYTES,
-    XZ_MEMORY,
     ContentError,
     FileContent,
-    Packing,
     encoding_of,
     recognise,
     settle,
@@ -29,13 +22,13 @@ from protocol.file_formats import (
 from protocol.job.job import DatasetFormat, DatasetSpec
 from trainer.errors import DataError
 from trainer.formats.rows import CUT, HALF, NO_CHARACTER
+from trainer.formats.unpacking import Bounded, Unpacked
 
 MAX_DATASET_BYTES = 200 << 30  # As much as an upload may have, and as much as it may unpack to.
 MAX_RATIO = 300  # Text packs to a fifth or a tenth; logs that repeat themselves to a hundredth.
 FREE_BYTES = 1 << 30  # A small file may unpack to so much whatever its ratio.
 MAX_SPOOLED = 50 << 30  # What must be read out of order is unpacked onto the disk.
 BLOCK = 1 << 20
-PACKED_BLOCK = 1 << 16
 _UNREADABLE = "cottage.unreadable"
 
 
@@ -125,7 +118,9 @@ def opened(dataset: Dataset, content: FileContent, *, characters: bool = True) -
         DataError: while it is read: damaged, cut, or more than it may unpack to.
     """
     with dataset.path.open("rb", buffering=0) as file:
-        raw = file if not content.packing else _Bounded(_unpacking(file, content.packing), dataset, content.packing)
+        most = min(MAX_DATASET_BYTES, max(FREE_BYTES, MAX_RATIO * dataset.size))
+        packing = content.packing
+        raw = Bounded(Unpacked(file, packing), dataset.name, packing, most) if packing else file
         if not characters:
             yield SourceStream(raw, file)
             return
@@ -162,83 +157,6 @@ def spooled(dataset: Dataset, content: FileContent) -> Iterator[BinaryIO]:
             raise DataError("too-large", detail) from error
         whole.seek(0)
         yield cast(BinaryIO, whole)
-
-
-class _Unpacker(Protocol):
-    """``bz2.BZ2Decompressor`` and ``lzma.LZMADecompressor``."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
-def _unpacking(file: io.FileIO, packing: Packing) -> Any:
-    """What is unpacked; ``read`` gives as much as is asked for, however little each packed stream holds."""
-    if packing == "gzip":
-        return gzip.GzipFile(fileobj=file)
-    if packing == "zstd":
-        return io.BufferedReader(_Stages(file, Zstd), PACKED_BLOCK)
-    if packing == "bzip2":
-        return io.BufferedReader(_Stages(file, bz2.BZ2Decompressor), PACKED_BLOCK)
-    return io.BufferedReader(_Stages(file, lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY)), PACKED_BLOCK)
-
-
-class _Stages(io.RawIOBase):
-    """One packed stream after another, as ``cat a.xz b.xz`` makes them."""
-
-    def __init__(self, file: io.FileIO, make: Callable[[], _Unpacker]) -> None:
-        self._file, self._make, self._one = file, make, make()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while True:
-            if self._one.eof:
-                rest = self._one.unused_data or self._file.read(PACKED_BLOCK)
-                if not rest.strip(b"\0"):
-                    return 0
-                self._one = self._make()
-            else:
-                rest = self._file.read(PACKED_BLOCK) if self._one.needs_input else b""
-                if self._one.needs_input and not rest:
-                    raise EOFError
-            if data := self._one.decompress(rest, len(buffer)):
-                buffer[: len(data)] = data
-                return len(data)
-
-
-class _Bounded(io.RawIOBase):
-    """Counts what is unpacked, and says in words what a damaged file is."""
-
-    def __init__(self, inner: Any, dataset: Dataset, packing: Packing) -> None:
-        self._inner, self._name, self._packing = inner, dataset.name, packing
-        self._limit = min(MAX_DATASET_BYTES, max(FREE_BYTES, MAX_RATIO * dataset.size))
-        self._count = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            data = self._inner.read(len(buffer))
-        except (OSError, EOFError, zlib.error, lzma.LZMAError, ZstdDataError) as error:
-            if "memory" in str(error).lower():
-                detail = f"{self._name} takes too much memory to unpack: pack it with a smaller window"
-                raise DataError("too-large", detail) from error
-            after = f"after {self._count:,} bytes of what is in it"
-            detail = f"the {self._packing} data of {self._name} are damaged or cut {after}: pack it again"
-            raise DataError("bad-archive", detail) from error
-        self._count += len(data)
-        if self._count > self._limit:
-            detail = f"{self._name} unpacks to more than {self._limit:,} bytes, as text does not: upload it unpacked, or in parts"
-            raise DataError("too-large", detail)
-        buffer[: len(data)] = data
-        return len(data)
 
 
 class _InUtf8(io.RawIOBase):
