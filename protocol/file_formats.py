@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, cast, get_args
 
 from common.zstd import Zstd, ZstdDataError
+from protocol.encodings import encoding_of, foreign, has_controls, spelt_out
+from protocol.field_names import found_name
 from protocol.job.job import DatasetFormat
 
 HEAD_BYTES = 256 << 10  # What is looked at, packed or not: hundreds of rows.
@@ -24,7 +26,6 @@ MAX_FRAMES = 64  # Packed one after the other, that are looked into: some progra
 FEW_RECORDS = 10  # A text whose lines have equal numbers of commas by chance has fewer.
 XZ_MEMORY = 128 << 20  # What unpacking may take; xz' strongest preset takes 65 MB.
 DELIMITERS = ",\t;|"
-BINARY_SHARE = 0.01  # Text has tabs, line ends and the odd form feed; binary data has a tenth of controls and more.
 
 Packing = Literal["", "gzip", "zstd", "bzip2", "xz"]
 
@@ -42,7 +43,7 @@ WORDS: Final[Mapping[str, str]] = {
 ENDINGS: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys((".txt", ".text", ".md"), frozenset({"text"})),
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".ldjson"), frozenset({"jsonl", "ids"})),
-    ".json": frozenset({"json", "jsonl", "ids"}),
+    **dict.fromkeys((".json", ".jsonseq"), frozenset({"json", "jsonl", "ids"})),
     **dict.fromkeys((".csv", ".tsv", ".tab", ".psv"), frozenset({"csv"})),
     **dict.fromkeys((".parquet", ".pq", ".parq"), frozenset({"parquet"})),
     ".npy": frozenset({"npy"}),
@@ -94,14 +95,6 @@ _BINARY = frozenset({"parquet", "npy"})  # Their first bytes say so: no text is 
 _IDS = (".bin", ".u16", ".u32")
 LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 _PICKLE = re.compile(rb"\x80[\x02-\x05].")
-_MARKS: Final[Mapping[bytes, str]] = {
-    b"\xef\xbb\xbf": "utf-8",
-    b"\xff\xfe\x00\x00": "utf-32",
-    b"\x00\x00\xfe\xff": "utf-32",
-    b"\xff\xfe": "utf-16",
-    b"\xfe\xff": "utf-16",
-}
-_CONTROLS = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f]")  # All but tab, line ends, form feed, backspace and escape.
 _MARKUP: Final[Mapping[str, str]] = {
     "<!doctype html": "HTML",
     "<html": "HTML",
@@ -110,19 +103,9 @@ _MARKUP: Final[Mapping[str, str]] = {
     "%!ps": "PostScript",
     "warc/": "a web archive (WARC)",
 }
+RECORD = "\x1e"  # Stands before each record of a JSON text sequence (RFC 7464), as jq --seq writes it.
+_SEQUENCE = re.compile(rf"\s*{RECORD}[\s{RECORD}]*[{{\[]")
 _KEY = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*"\s*:|\})', re.DOTALL)
-_SCRIPTS: Final[Mapping[str, str]] = {
-    "Latin": "\x80\u024f",
-    "Greek": "\u0370\u03ff",
-    "Cyrillic": "\u0400\u052f",
-    "Hebrew": "\u0590\u05ff",
-    "Arabic": "\u0600\u06ff",
-    "Devanagari": "\u0900\u097f",
-    "Thai": "\u0e00\u0e7f",
-    "Chinese and Japanese": "\u3000\u9fff",
-    "Korean": "\uac00\ud7a3",
-}
-"""First and last character of each."""
 _COLUMN = re.compile(r"[\w .\-/()]{1,40}")
 _JSON = json.JSONDecoder(strict=False, parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 _TOKENS = json.JSONDecoder(strict=False, parse_int=lambda text: int(text[:20]))
@@ -231,9 +214,9 @@ def remarks(content: FileContent, name: str, chosen: str) -> list[str]:
     likely = content.formats[0] if content.formats else chosen
     if chosen == "text" and likely != "text":
         said.append(f"{name} looks like {WORDS[likely]}: as plain text its syntax is trained on, too")
-    if content.encoding.startswith(("utf-16", "utf-32")):
+    if content.encoding.startswith(("utf-16", "utf-32", "gb18030")):
         said.append(f"{name} is written in {content.encoding.upper()}, and is read as that")
-    if content.note and chosen == "text":
+    if content.note:
         said.append(f"{name} {content.note}")
     return said
 
@@ -302,49 +285,6 @@ def _unpacker(packing: Packing) -> Any:
             return lzma.LZMADecompressor(memlimit=XZ_MEMORY)
 
 
-def has_controls(text: str) -> bool:
-    """Whether so much of a text is control characters that it is none."""
-    found = len(_CONTROLS.findall(text))
-    return found > 4 and found > len(text) * BINARY_SHARE
-
-
-def first_control(text: str) -> str:
-    """The first control character of a text that has one, which text seldom has; empty where it has none."""
-    found = _CONTROLS.search(text)
-    return found[0] if found else ""
-
-
-def encoding_of(head: bytes, guess: bool = True) -> tuple[str, int]:
-    """The encoding that a file's mark or its zeros tell, and how long the mark is; ``?``: neither, and it is not UTF-8.
-
-    Text in UTF-16 without a mark has zeros, of its blanks and line ends at least, and then reads as one script's letters.
-    ``guess``: look for it.
-    """
-    for mark, encoding in _MARKS.items():
-        if head.startswith(mark):
-            little = mark[:1] == b"\xff"
-            return (encoding if encoding == "utf-8" else f"{encoding}-{'le' if little else 'be'}"), len(mark)
-    if guess and b"\0" in head:
-        for encoding in ("utf-16-le", "utf-16-be"):
-            if _is_written(head[:8192].decode(encoding, "replace")):
-                return encoding, 0
-    try:
-        head.decode()
-    except UnicodeDecodeError as error:
-        if len(head) - error.start > 3:
-            return "?", 0
-    return "utf-8", 0
-
-
-def _is_written(text: str) -> bool:
-    """Whether nearly all is of one script, with ASCII's signs between: ids in 16 bits, or the bytes in another order, are not."""
-    if has_controls(text):
-        return False
-    ascii_signs = sum("\t" <= character <= "~" for character in text)
-    most = max(sum(pair[0] <= character <= pair[1] for character in text) for pair in _SCRIPTS.values())
-    return ascii_signs > 0.005 * len(text) and ascii_signs + most > 0.9 * len(text)
-
-
 def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said: str) -> FileContent:
     if (problem := _other(head)) and last not in _IDS:
         return FileContent(encoding="", problem=problem)
@@ -355,13 +295,18 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said
     encoding, mark = encoding_of(head, guess=last not in _IDS)
     if said not in ("auto", encoding):
         encoding, mark = said, 0
+    if said == "auto" and (problem := foreign(head, encoding)):
+        return FileContent(encoding="?", problem=problem)
     text = head[mark:].decode("latin-1" if encoding == "?" else encoding, "ignore")
+    if _SEQUENCE.match(text):
+        text = text.replace(RECORD, "")
     if has_controls(text):
         return _binary(head, last)
     formats = _formats(text, whole, last, text_field)
     start = text.lstrip()[:20].lower()
     markup = next((words for begin, words in _MARKUP.items() if start.startswith(begin)), "")
-    return FileContent(formats, encoding=encoding, note=f"is {markup}: its syntax is trained on, too" if markup else "")
+    note = f"is {markup}: its syntax is trained on, too" if markup and "text" in formats else spelt_out(head)
+    return FileContent(formats, encoding=encoding, note=note)
 
 
 def _other(head: bytes) -> str:
@@ -424,17 +369,30 @@ def _objects(text: str, whole: bool, text_field: str) -> DatasetFormat | None:
         return "jsonl"
     if len(lines) > 1 and _is_row(written[0]) and 2 * sum(map(_is_row, written)) > len(written):
         return "jsonl"  # Each is refused with what is wrong in it.
-    if len(lines) == 1 and objects:  # A row, or a document in one line.
-        nested = any(
-            isinstance(value, list) and value and isinstance(value[0], dict | str) for value in objects[0].values()
-        )
-        text_itself = objects[0].get(text_field)
-        return "json" if isinstance(text_itself, dict) or (nested and not isinstance(text_itself, str)) else "jsonl"
+    if len(lines) == 1 and objects:
+        return "json" if _holds_rows(objects[0], text_field) else "jsonl"
     if _separated(text, whole, dict):
         return "jsonl"
     if not _KEY.match(text):
         return None
     return "jsonl" if "\n" not in text and _opens_with_text(text) else "json"
+
+
+def _holds_rows(value: dict[str, Any], text_field: str) -> bool:
+    """Whether an object in one line is a document with rows within, as a list, a column or by their names; or a row itself."""
+    own = found_name(text_field, value)
+    of_objects = [one[0] for one in value.values() if isinstance(one, list) and one and isinstance(one[0], dict)]
+    if own is not None and isinstance(value[own], str | dict):
+        return isinstance(value[own], dict) or any(found_name(text_field, row) is not None for row in of_objects)
+    objects = [one for one in value.values() if isinstance(one, dict)]
+    lists = any(isinstance(one, list) and one and isinstance(one[0], str | list) for one in value.values())
+    within = any(isinstance(inner, dict) for one in objects for inner in one.values())
+    return bool(value) and (bool(of_objects) or lists or within or len(objects) == len(value) or _is_series(value))
+
+
+def _is_series(value: dict[str, Any]) -> bool:
+    """Whether texts have numbers for names, as pandas writes one column."""
+    return all(name.isdecimal() and isinstance(one, str | None) for name, one in value.items())
 
 
 def _is_row(line: str) -> bool:
@@ -462,7 +420,7 @@ def _opens_with_text(text: str) -> bool:
         try:
             _, at = _JSON.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return text[at : at + 1] not in ("[", "{")
+            return text[at : at + 1] not in ("[", "{", "")
     return False
 
 
@@ -509,7 +467,7 @@ def _table_or_text(text: str, whole: bool, last: str, text_field: str) -> tuple[
     if found is None:
         return ("csv", "text") if tables and text.strip() and "\n" in text.strip() else ("text",)
     _, header, fitting, records = found
-    if text_field in header and (tables or len(header) > 1):
+    if found_name(text_field, header) is not None and (tables or len(header) > 1):
         return ("csv",)
     if len(header) < 2:
         return ("csv", "text") if tables else ("text",)
@@ -532,16 +490,17 @@ def table(text: str, whole: bool, text_field: str, *, certain: bool = False) -> 
     for delimiter in (said,) if (said := said_delimiter(text)) else DELIMITERS:
         records = list(_records(text, whole, delimiter))
         header = [column.strip() for column in records[0]] if records else []
-        named = certain and text_field in header
+        asked = found_name(text_field, header) is not None
+        named = certain and asked
         if len(records) < 2 and not named:
             continue
         # The last one may go on beyond what is looked at.
         records = records if whole or len(records) < 2 else records[:-1]
         fitting = sum(len(record) == len(header) for record in records)
-        once = len(set(header)) == len(header) or text_field in header
+        once = len(set(header)) == len(header) or asked
         titles = (any(header) if certain else all(header)) and once and records[0] not in records[1:]
         if named or (titles and 5 * fitting >= 4 * len(records)):
-            found.append((text_field in header, len(header) > 1, fitting, len(header), delimiter, header, len(records)))
+            found.append((asked, len(header) > 1, fitting, len(header), delimiter, header, len(records)))
     if not found:
         return None
     _, _, fitting, _, delimiter, header, count = max(found, key=lambda one: one[:4])

@@ -4,6 +4,8 @@ unpacking  what is in a packed file, or why it is damaged
 source     a file's bytes: unpacked, in UTF-8, bounded
 rows       what a row is, and every way in which one can be unusable
 fields     the text of a row of JSON
+scanner    JSON as it streams by
+outline    where the rows of a JSON object are
 documents  JSON lines, and JSON documents that do not fit into memory
 tables     CSV, TSV and their kin
 parquet    columns of Parquet, through pyarrow

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from protocol.field_names import found_name
 from trainer.errors import DataError
 from trainer.formats.rows import bad_encoding, conversation, half_character, no_field, no_text, not_json, too_deep
 
@@ -131,11 +132,12 @@ def checked(text: str, where: str) -> str | DataError:
 
 
 def _stepped(row: dict[str, Any], field: str, missing: object) -> Any:
-    if field in row:
-        return row[field]
+    if (own := found_name(field, row)) is not None:
+        return row[own]
     at = field.find(".")
     while at > 0:
-        inner = row.get(field[:at], missing)
+        first = found_name(field[:at], row)
+        inner = missing if first is None else row[first]
         if isinstance(inner, dict):
             return _stepped(inner, field[at + 1 :], missing)
         if inner is None:

@@ -7,14 +7,14 @@ bounded by the largest row group; what lies about its size meets the limits that
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from protocol.field_names import found_name
 from trainer.errors import DataError
-from trainer.formats.rows import CHAT, MAX_ROW_BYTES, DatasetRow, bad_encoding, long_row, place, shown
+from trainer.formats.rows import CHAT, MAX_ROW_BYTES, DatasetRow, bad_encoding, choices, long_row, place
 from trainer.formats.source import FREE_BYTES, MAX_DATASET_BYTES, MAX_RATIO
 
 MAX_GROUP_BYTES = 2 << 30  # Of the text's column, unpacked; writers make groups of 64 MB to 1 GB.
 MAX_FOOTER_ITEMS = 1_000_000
 MAX_FOOTER_STRING = 16 << 20
-MAX_LISTED = 10
 MAX_BATCH_BYTES = 32 << 20  # Unpacked at once where rows share a long value; writers keep shared values below 1 MB.
 _ROWS = 256
 _DICTIONARY_HEADER = b"\x15\x04\x15"  # Field 1, an i32: 2 (a dictionary page); field 2, an i32.
@@ -41,7 +41,7 @@ def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator
     number, begun = 0, False
     try:
         with pq.ParquetFile(source, **limits) as file:
-            _check(name, file, field)
+            field = _check(name, file, field)
             begun = True
             for row in _rows(file, source, size, field, name):
                 number = row.number
@@ -117,8 +117,10 @@ def _row(number: int, size: int, value: Any, steps: list[str], name: str) -> Dat
     return DatasetRow(number, size, long_row(where) if len(text) > MAX_ROW_BYTES else str(text))
 
 
-def _check(name: str, file: Any, field: str) -> None:
-    kind = _type_of(file.schema_arrow, field, name)
+def _check(name: str, file: Any, field: str) -> str:
+    """See that a column can be read; its path as the file spells it."""
+    path = _path_of(file.schema_arrow, field, name)
+    kind, field = path[-1].type, ".".join(one.name for one in path)
     if _is_conversation(kind):
         raise DataError("bad-parquet", f"column {field!r} of {name} holds conversations: {CHAT}")
     if not _is_text(kind):
@@ -129,6 +131,7 @@ def _check(name: str, file: Any, field: str) -> None:
         size = sum(chunk.total_uncompressed_size for chunk in _chunks(file, index, field))
         if not 0 <= size <= MAX_GROUP_BYTES:
             raise DataError("too-large", f"row group {index} of {name} unpacks to {size:,} bytes: write smaller groups")
+    return field
 
 
 def _chunks(file: Any, index: int, field: str) -> Iterator[Any]:
@@ -137,8 +140,8 @@ def _chunks(file: Any, index: int, field: str) -> Iterator[Any]:
     return (column for column in columns if column.path_in_schema == field)
 
 
-def _type_of(schema: Any, field: str, name: str) -> Any:
-    """The type of a column, or of what a path leads to within one.
+def _path_of(schema: Any, field: str, name: str) -> list[Any]:
+    """A column, or the fields on the way to one within it.
 
     Raises:
         DataError: there is none, or several have the name.
@@ -146,12 +149,11 @@ def _type_of(schema: Any, field: str, name: str) -> Any:
     if schema.names.count(field) > 1:
         raise DataError("bad-parquet", f"{name} has several columns {field!r}: give one of them another name")
     if path := _path(list(schema), field):
-        return path[-1].type
+        return path
     if talks := [one.name for one in schema if _is_conversation(one.type)]:
         raise DataError("bad-parquet", f"column {talks[0]!r} of {name} holds conversations: {CHAT}")
     paths = _text_paths(schema, "")
-    listed = ", ".join(map(shown, paths[:MAX_LISTED])) + (" and others" if len(paths) > MAX_LISTED else "")
-    advice = f"those with text are {listed}; name one of them" if listed else "none of its columns holds text"
+    advice = choices(field, paths, "those with text are") if paths else "none of its columns holds text"
     raise DataError("bad-parquet", f"{name} has no column {field!r}: {advice}")
 
 
@@ -162,11 +164,12 @@ def _path(fields: list[Any], field: str) -> list[Any]:
     named = {one.name: one for one in fields}
     if len(named) < len(fields) and sum(one.name == field for one in fields) > 1:
         return []
-    if field in named:
-        return [named[field]]
+    if (own := found_name(field, named)) is not None:
+        return [named[own]]
     at = field.find(".")
     while at >= 0:
-        first = named.get(field[:at])
+        own = found_name(field[:at], named)
+        first = None if own is None else named[own]
         if first is not None and pa.types.is_struct(first.type):
             inner = [first.type.field(index) for index in range(first.type.num_fields)]
             if rest := _path(inner, field[at + 1 :]):

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from protocol.field_names import near_name, shown_name
 from trainer.errors import DataError
 
 MAX_ROW_BYTES = 64 << 20  # One document; a whole book has 1 MB.
 NO_CHARACTER, HALF, CUT = "\udc80", "\ud800", "\ud840"
 """What stands in UTF-8 for bytes of another encoding: of no character, of half a one, and of one at the end of the file."""
+LISTED = 10  # Names of fields in a message.
 SHOWN = 40  # Characters of a name or of what stands at a wrong place.
 
 
@@ -69,8 +71,15 @@ def half_character(where: str, text: str) -> DataError:
 
 def no_field(where: str, field: str, names: list[str]) -> DataError:
     """A row without the text's field; ``names``: those that it has."""
-    listed = ", ".join(map(shown, names[:10])) + (" and others" if len(names) > 10 else "")
-    return DataError("no-field", f"{where} has no field {field!r}: its fields are {listed or 'none'}; name one of them")
+    return DataError("no-field", f"{where} has no field {field!r}: {choices(field, names, 'its fields are')}")
+
+
+def choices(field: str, names: list[str], are: str) -> str:
+    """The names that there are instead of ``field``, the one that may be meant first; ``are``: what they are called."""
+    listed = ", ".join(map(shown_name, names[:LISTED])) + (" and others" if len(names) > LISTED else "")
+    near = near_name(field, names)
+    meant = f"did you mean {shown_name(near)}? " if near else ""
+    return f"{meant}{are[0].upper() if meant else are[0]}{are[1:]} {listed or 'none'}; name one of them"
 
 
 def no_text(where: str, field: str, what: str) -> DataError:

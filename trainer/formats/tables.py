@@ -5,9 +5,10 @@ import io
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from protocol.field_names import found_name
 from protocol.file_formats import HEAD_BYTES, said_delimiter, table
 from trainer.errors import DataError
-from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, long_row, place, shown
+from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, choices, long_row, place
 from trainer.formats.source import SourceStream
 
 RAW_BYTES = 400
@@ -102,16 +103,16 @@ def _fault(said: str, more: int) -> DataError:
 
 
 def _column(header: list[str], field: str, name: str) -> int:
-    if header.count(field) == 1:
-        return header.index(field)
+    if header.count(field) > 1:
+        raise DataError("bad-table", f"{name} has several columns {field!r}: give one of them another name")
+    if (own := found_name(field, header)) is not None:
+        return header.index(own)
     if not any(header):
         raise DataError(
             "bad-table", f"{name} names no column in its first line: write the names there, {field!r} among them"
         )
-    listed = ", ".join(map(shown, header[:10])) + (" and others" if len(header) > 10 else "")
-    if field in header:
-        raise DataError("bad-table", f"{name} has several columns {field!r}: give one of them another name")
-    raise DataError("bad-table", f"{name} has no column {field!r}: its first line names {listed}; name one of them")
+    named = choices(field, [title for title in header if title], "its first line names")
+    raise DataError("bad-table", f"{name} has no column {field!r}: {named}")
 
 
 def _row(number: int, size: int, record: list[str], column: int, width: int, name: str, encoding: str) -> DatasetRow:

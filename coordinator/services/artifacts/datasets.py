@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from coordinator.errors import InvalidError, TooLargeError
-from protocol.file_formats import HEAD_BYTES, LFS_POINTER, ContentError, encoding_of, first_control, recognise, settle
+from protocol.encodings import encoding_of, first_control
+from protocol.file_formats import HEAD_BYTES, LFS_POINTER, ContentError, recognise, settle
 from protocol.job.job import DatasetFormat
 
 CHUNK_BYTES = 1 << 20
