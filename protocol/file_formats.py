@@ -19,6 +19,7 @@ from common.zstd import Zstd, ZstdDataError
 from protocol.encodings import encoding_of, foreign, has_controls, spelt_out
 from protocol.field_names import found_name
 from protocol.job.job import DatasetFormat
+from protocol.table_quotes import quoted_rows, with_backslashes
 
 HEAD_BYTES = 256 << 10  # What is looked at, packed or not: hundreds of rows.
 MAX_RECORDS = 200  # Of a table or of JSON lines that are looked at.
@@ -216,7 +217,7 @@ def remarks(content: FileContent, name: str, chosen: str) -> list[str]:
         said.append(f"{name} looks like {WORDS[likely]}: as plain text its syntax is trained on, too")
     if content.encoding.startswith(("utf-16", "utf-32", "gb18030")):
         said.append(f"{name} is written in {content.encoding.upper()}, and is read as that")
-    if content.note:
+    if content.note and chosen in content.formats:
         said.append(f"{name} {content.note}")
     return said
 
@@ -306,7 +307,14 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said
     start = text.lstrip()[:20].lower()
     markup = next((words for begin, words in _MARKUP.items() if start.startswith(begin)), "")
     note = f"is {markup}: its syntax is trained on, too" if markup and "text" in formats else spelt_out(head)
+    if formats == ("csv",) and _escapes_quotes(text, whole, text_field):
+        note = 'has \\" for quotes within its texts, as MySQL and Spark write them, and they are read as quotes'
     return FileContent(formats, encoding=encoding, note=note)
+
+
+def _escapes_quotes(text: str, whole: bool, text_field: str) -> bool:
+    found = table(text, whole, text_field, certain=True) if '\\"' in text else None
+    return found is not None and with_backslashes(text.splitlines(keepends=True), found[0])
 
 
 def _other(head: bytes) -> str:
@@ -520,7 +528,9 @@ def _records(text: str, whole: bool, delimiter: str) -> Iterator[list[str]]:
         lines = lines[1:]
     if not whole and len(lines) > 1:
         lines.pop()
-    rows = csv.reader((line.lstrip("\ufeff") for line in lines), delimiter=delimiter)
+    lines = [line.lstrip("\ufeff") for line in lines]
+    read = quoted_rows if with_backslashes(lines, delimiter) else csv.reader
+    rows = read(lines, delimiter=delimiter)
     for _ in range(MAX_RECORDS):
         try:
             row = next(rows, None)

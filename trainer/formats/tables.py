@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from protocol.field_names import found_name
 from protocol.file_formats import HEAD_BYTES, said_delimiter, table
+from protocol.table_quotes import quoted_rows, with_backslashes
 from trainer.errors import DataError
 from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, choices, long_row, place
 from trainer.formats.source import SourceStream
@@ -27,10 +28,9 @@ def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> It
     lines = _lines(stream, name)
     if said_delimiter(head):
         next(lines)
-    quoting: Literal[0, 3] = csv.QUOTE_NONE if _without_quotes(head, delimiter) else csv.QUOTE_MINIMAL
     # Some write a blank after each delimiter, before the quotes too.
     blanks = len(titles := head.split("\n", 1)[0].split(delimiter)) > 1 and all(one[:1] == " " for one in titles[1:])
-    records = _records(csv.reader(lines, delimiter=delimiter, quoting=quoting, skipinitialspace=blanks, strict=True))
+    records = _records(_reader(lines, head, delimiter, blanks))
     header = next((record for record in records if record != []), None)  # Some begin with empty lines.
     if isinstance(header, DataError):
         raise DataError(header.code, f"the first line of {name} {header.detail}")
@@ -44,6 +44,15 @@ def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> It
             yield DatasetRow(number, stream.since(), "")
         else:
             yield _row(number, stream.since(), record, column, width, name, encoding)
+
+
+def _reader(lines: Iterator[str], head: str, delimiter: str, blanks: bool) -> Any:
+    """What cuts lines into fields, with quotes as the head of the table has them. ``blanks``: they begin fields for nothing."""
+    seen = list(io.StringIO(head, newline=""))
+    if with_backslashes(seen[said_delimiter(head) != "" :], delimiter):
+        return quoted_rows(lines, delimiter, skipinitialspace=blanks, strict=True)
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if _without_quotes(head, delimiter) else csv.QUOTE_MINIMAL
+    return csv.reader(lines, delimiter=delimiter, quoting=quoting, skipinitialspace=blanks, strict=True)
 
 
 def _without_quotes(head: str, delimiter: str) -> bool:
