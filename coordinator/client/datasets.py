@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Collection
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from common.console import Terminal
 from common.regular_file import irregular
@@ -78,9 +78,13 @@ def shards(path: Path) -> tuple[list[Path], list[Path]]:
         check_regular(path)
         return [path], []
     found = sorted(path.glob("*.safetensors"))
+    index = path / "model.safetensors.index.json"
+    named = _named(index)
+    if any("/" in name or "\\" in name for name in named):
+        chosen = _in_folders(index, named)
+        return chosen, [one for one in found if one not in chosen]
     if not found:
         raise DatasetError(f"{path} holds no *.safetensors: {_instead(path)}")
-    named = _named(path / "model.safetensors.index.json")
     numbered = [one for one in found if _SHARD.fullmatch(one.name)]
     chosen = (
         [one for one in found if one.name in named]
@@ -89,10 +93,7 @@ def shards(path: Path) -> tuple[list[Path], list[Path]]:
     )
     chosen = chosen or found
     names = {one.name for one in chosen}
-    lacking = sorted(named - names) if named & names else missing_shards(names)
-    if lacking:
-        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        raise DatasetError(f"{path} has not {lacking[0]}{more}, a part of the same weights: download all of them")
+    _refuse_lacking(path, sorted(named - names) if named & names else missing_shards(names))
     if (path / "adapter_config.json").exists() and [one.name for one in chosen] == ["adapter_model.safetensors"]:
         raise DatasetError(
             f"{path} holds an adapter, not a model: merge it into its base model (merge_and_unload of peft), and name the folder "
@@ -103,6 +104,37 @@ def shards(path: Path) -> tuple[list[Path], list[Path]]:
     for one in chosen:
         check_regular(one)
     return chosen, [one for one in found if one not in chosen]
+
+
+def _refuse_lacking(folder: Path, lacking: list[str]) -> None:
+    if lacking:
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise DatasetError(f"{folder} has not {lacking[0]}{more}, a part of the same weights: download all of them")
+
+
+def _in_folders(index: Path, named: Collection[str]) -> list[Path]:
+    """The shards of an index that names some in folders below its own; whatever else it names, no file beyond is read.
+
+    A snapshot in Hugging Face's cache has links to the blobs beside it.
+
+    Raises:
+        DatasetError: one is not there, or lies elsewhere.
+    """
+    folder = index.parent.resolve()
+    roots = [folder, folder.parent.parent / "blobs"] if folder.parent.name == "snapshots" else [folder]
+    for name in sorted(named):
+        parts = PurePosixPath(name).parts
+        straight = parts and "\\" not in name and ":" not in parts[0] and parts[0] != "/" and ".." not in parts
+        if not straight or not any((folder / name).resolve().is_relative_to(root) for root in roots):
+            raise DatasetError(
+                f"{index} names {name[:200]!r}, which is no file in its folder or in one below it: mend the index, or name one "
+                "file of weights"
+            )
+    _refuse_lacking(index.parent, sorted(name for name in named if not (folder / name).exists()))
+    chosen = [index.parent / name for name in sorted(named)]
+    for one in chosen:
+        check_regular(one)
+    return chosen
 
 
 def _instead(folder: Path) -> str:

@@ -175,6 +175,47 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
             shards(folder_of(tmp_path / str(number), *names, index=index))
 
 
+def test_shards_in_folders_below_are_taken_and_none_beyond_is(tmp_path: Path) -> None:
+    one, two = "weights/model-0001.safetensors", "weights/deep/model-0002.safetensors"
+    made = folder_of(tmp_path / "model", "consolidated.safetensors", index=(one, two))
+    with pytest.raises(DatasetError, match=f"has not {two} and 1 more, a part of the same weights"):
+        shards(made)
+    (made / "weights" / "deep").mkdir(parents=True)
+    for name in (one, two):
+        (made / name).write_bytes(b"")
+    chosen, left = shards(made)
+    assert chosen == [made / two, made / one]
+    assert [path.name for path in left] == ["consolidated.safetensors"]
+    (tmp_path / "secret").write_bytes(b"")
+    (made / "weights" / "link").symlink_to(tmp_path / "secret")
+    for number, name in enumerate(
+        (
+            "../secret",
+            str(tmp_path / "secret"),
+            "weights/link",
+            "weights/../../secret",
+            "weights\\secret",
+            "C:/secret",
+            "//secret",
+        )
+    ):
+        beyond = folder_of(tmp_path / str(number), index=(name,))
+        (beyond / "weights").symlink_to(made / "weights")
+        with pytest.raises(DatasetError, match=re.escape(f"names {name!r}, which is no file in its folder")):
+            shards(beyond)
+
+
+def test_shards_in_folders_of_a_snapshot_are_links_to_blobs(tmp_path: Path) -> None:
+    cache = tmp_path / "models--ada--story"
+    for below in ("blobs", "snapshots"):
+        (cache / below).mkdir(parents=True)
+    (cache / "blobs" / "ab12").write_bytes(b"")
+    snapshot = folder_of(cache / "snapshots" / "one", index=("weights/model-0001.safetensors",))
+    (snapshot / "weights").mkdir()
+    (snapshot / "weights" / "model-0001.safetensors").symlink_to("../../../blobs/ab12")
+    assert shards(snapshot) == ([snapshot / "weights" / "model-0001.safetensors"], [])
+
+
 def test_a_folder_without_weights_says_what_to_do_from_what_it_has(tmp_path: Path) -> None:
     adapter = "adapter_model.safetensors"
     cases: list[tuple[tuple[str, ...], str]] = [
