@@ -28,6 +28,7 @@ from protocol.rest.dataset import (
 from trainer.check.foreign import Foreign
 from trainer.check.repeats import Repeats
 from trainer.check.sensitive import Hit, Scanner
+from trainer.data.encoded import DroppedCharacters, encoded
 from trainer.data.prepare import ending_of, make_tokenizer
 from trainer.data.text import numbered, pieces
 from trainer.data.tokens import id_pieces
@@ -84,8 +85,9 @@ def check(
     read = partial(pieces, skipping)
     tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, read, TRAINED_CHARACTERS, called)
     end = EndTokenChoice(None) if form == "text" else ending_of(request.tokenizer, tokenizer, request.ends)
+    named = called or (tokenizer_file.name if tokenizer_file else "the tokenizer")
     with Repeats(scratch) as equal, Repeats(scratch) as alike:
-        reader = _Reader(dataset, form, request, equal, alike, _Tokens(tokenizer, size, end.token))
+        reader = _Reader(dataset, form, request, equal, alike, _Tokens(tokenizer, size, end.token, named))
         reader.read(numbered(dataset), progress)
         progress(size)
         told = remarks(content, dataset.name, form)
@@ -95,8 +97,9 @@ def check(
 class _Tokens:
     """Counts the tokens of every ``n``-th block, so that files of any size take about the same time."""
 
-    def __init__(self, tokenizer: Tokenizer, size: int, end: str | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, size: int, end: str | None, called: str) -> None:
+        self._tokenizer, self._called = tokenizer, called
+        self._dropped = DroppedCharacters(tokenizer)
         self._every = max(1, -(-size // COUNTED_BYTES))
         self._end = None if end is None else tokenizer.token_to_id(end)
         self._blocks = self._counted = self._looked = 0
@@ -105,14 +108,18 @@ class _Tokens:
     def exact(self) -> bool:
         return self._every == 1
 
-    def add(self, rows: list[tuple[int, bytes]], size: int) -> None:
+    def add(self, rows: list[tuple[int, bytes]], size: int) -> Iterator[tuple[int, str]]:
+        """Count those of a block; the rows of which the tokenizer leaves something out, and what."""
         if self._blocks % self._every == 0:
             texts = [content.decode() for _, content in rows]
-            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            self._counted += sum(len(one) for one in encoded)
+            found = encoded(self._tokenizer, texts, self._called, [f"row {number:,}" for number, _ in rows])
+            self._counted += sum(len(one) for one in found)
             if self._end is not None:
-                self._counted += sum(one.ids[-1:] != [self._end] for one in encoded)
+                self._counted += sum(one.ids[-1:] != [self._end] for one in found)
             self._looked += size
+            for (number, _), text in zip(rows, texts, strict=True):
+                if lost := self._dropped.first(text):
+                    yield number, lost
         self._blocks += 1
 
     def of(self, size: int) -> int:
@@ -198,7 +205,8 @@ class _Reader:
             self._samples[at] = Place(number, untrusted(_shown(text)))
 
     def _block(self, block: list[tuple[int, bytes]], size: int) -> None:
-        self._tokens.add(block, size)
+        for number, lost in self._tokens.add(block, size):
+            self._note("unknown", number, lost)
         for hit in self._scanner.scan(block):
             self._hits[hit.kind.name] = hit
             self._note(hit.kind.name, hit.row, hit.shown)
@@ -265,6 +273,8 @@ class _Reader:
             yield self._finding(
                 "control", "warning", "control characters, which text has none of; trained on as they are"
             )
+        if self._counts["unknown"]:
+            yield self._finding("unknown", "warning", "characters that the tokenizer has no token for, and leaves out")
 
     def _sensitive(self) -> Iterator[Finding]:
         for name, hit in self._hits.items():

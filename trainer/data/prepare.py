@@ -6,19 +6,18 @@ The same bytes in give the same bytes out. Every k-th piece of text is held out,
 import hashlib
 import itertools
 import json
-import logging
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from protocol.job.end_tokens import END_OF_TEXT, EndingError, EndTokenChoice, ending
 from protocol.job.job import TOKENISED, TokenizerSpec
 from trainer.data.data import TOKEN_BYTES
+from trainer.data.encoded import encoded
 from trainer.data.text import PIECE_CHARACTERS, pieces
 from trainer.data.tokens import PIECE_TOKENS, Ids, id_pieces
 from trainer.errors import DataError
@@ -27,7 +26,6 @@ from trainer.formats.source import Dataset
 BYTE_SPECIALS = (END_OF_TEXT, "<|begin|>", "<|pad|>")  # With 256 bytes a vocabulary of 259, as TokenizerSpec states.
 MAX_TOKENIZER_TRAINING_CHARACTERS = 64 << 20  # Merges hardly change beyond; keeps memory and minutes bounded.
 MAX_TOKENIZER_BYTES = 64 << 20
-LOG = logging.getLogger(__name__)
 _BATCH = 256  # Pieces encoded at a time: a few megabytes of text.
 
 
@@ -143,30 +141,6 @@ class _Writer:
         self._path.unlink(missing_ok=True)
 
 
-def encoded(tokenizer: Tokenizer, texts: Sequence[str], called: str) -> list[Encoding]:
-    """The tokens of texts.
-
-    Args:
-        called: what the tokenizer's owner calls its file.
-    Raises:
-        DataError: it has no token for what it does not know, and a text has such; or it fails otherwise.
-    """
-    try:
-        found: list[Encoding] = tokenizer.encode_batch(texts, add_special_tokens=False)
-    except Exception as error:  # The library raises plain Exception for whatever a tokenizer cannot do.
-        LOG.warning("a tokenizer failed: %s", error)
-        if re.search(r"\bunk|missing \[?unk", str(error), re.IGNORECASE):
-            raise DataError(
-                "bad-tokenizer",
-                f"{called} has no token for unknown words, and the dataset has words that it does not know: add one to its "
-                "vocabulary and name it as unk_token (unk_id), or choose another tokenizer, such as tokenizer.kind bytes",
-            ) from error
-        raise DataError(
-            "bad-tokenizer", f"{called} cannot split the dataset's text: choose another, such as tokenizer.kind bytes"
-        ) from error
-    return found
-
-
 def _tokenize(
     tokenizer: Tokenizer,
     called: str,
@@ -181,7 +155,8 @@ def _tokenize(
     closing = None if end is None else tokenizer.token_to_id(end)
     rows = characters = 0
     while batch := list(itertools.islice(texts, _BATCH)):
-        for text, encoding in zip(batch, encoded(tokenizer, batch, called), strict=True):
+        places = [f"document {rows + index:,}" for index in range(1, len(batch) + 1)]
+        for text, encoding in zip(batch, encoded(tokenizer, batch, called, places), strict=True):
             ids = encoding.ids
             if closing is not None and ids[-1:] != [closing]:  # Some texts have their own end already.
                 ids = [*ids, closing]

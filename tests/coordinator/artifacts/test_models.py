@@ -55,16 +55,16 @@ async def test_a_tokenizer_that_is_none_is_told_of_by_its_name(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("model", "unknown"),
     [
-        models.WordLevel({"all": 0, "work": 1}, unk_token="[UNK]"),
-        models.WordPiece({"all": 0, "work": 1}, unk_token="[UNK]"),
-        models.Unigram([("all", -1.0), ("work", -2.0)]),
-        models.BPE({"a": 0, "l": 1}, [], unk_token="[UNK]"),
+        (models.WordLevel({"all": 0, "work": 1}, unk_token="[UNK]"), "the word 'and'"),
+        (models.WordPiece({"all": 0, "work": 1}, unk_token="[UNK]"), "the word 'and'"),
+        (models.Unigram([("all", -1.0), ("work", -2.0), ("a", -3.0)]), "the character 'l' (U+006C)"),
+        (models.BPE({"a": 0, "l": 1}, [], unk_token="[UNK]"), "the character 'w' (U+0077)"),
     ],
 )
 async def test_a_tokenizer_without_a_token_for_unknown_words_is_told_as_that(
-    tmp_path: Path, model: models.Model
+    tmp_path: Path, model: models.Model, unknown: str
 ) -> None:
     artifacts, workshop = tools(tmp_path)
     asked = await document(artifacts, tmp_path, b"all work and no play\n" * 500)
@@ -76,8 +76,9 @@ async def test_a_tokenizer_without_a_token_for_unknown_words_is_told_as_that(
     with pytest.raises(InvalidError) as refused:
         await workshop.prepare(asked, "data.txt", {file: "mine.json"})
     assert refused.value.detail == (
-        "mine.json has no token for unknown words, and the dataset has words that it does not know: add one to its "
-        "vocabulary and name it as unk_token (unk_id), or choose another tokenizer, such as tokenizer.kind bytes"
+        f"mine.json has no token for {unknown} in document 1 ('all work and no play all work and no pla…'), and none for "
+        "unknown words: add one to its vocabulary and name it as unk_token (unk_id), take such documents out, or choose "
+        "another tokenizer, such as tokenizer.kind bytes"
     )
 
 
