@@ -90,21 +90,38 @@ def foreign(head: bytes, encoding: str) -> str:
 
 
 def spelt_out(head: bytes) -> str:
-    """What to know of a text in ASCII that seems to spell out its other letters; empty where it does not.
+    """What to know of a text that seems to spell out letters with others; empty where it does not.
 
     It may be meant as it stands, so nothing more is done about it.
     """
-    if not head.isascii() or not (b"+" in head or b"~{" in head):
-        return ""
     lines, _, _ = head[:LOOKED_AT].rpartition(b"\n")
+    if not head.isascii():
+        return _decoded_twice(lines or head)
+    if not (b"+" in head or b"~{" in head):
+        return ""
     for codec, name in _SPELT_OUT.items():
         try:
             letters = [character for character in (lines or head).decode(codec) if character > "\x7f"]
         except UnicodeDecodeError:
             continue  # A plus or a tilde stands for itself.
         if len(letters) >= FEW_LETTERS and _of_one_script(letters) > 0.9 * len(letters):
-            return f"looks like {name}, and its spelling of letters is trained on: if it is, {_converted(name)}"
+            way = _converted(name) if codec != "hz" else "convert it to UTF-8 first (Python's codec hz)"
+            return f"looks like {name}, and its spelling of letters is trained on: if it is, {way}"
     return ""
+
+
+def _decoded_twice(head: bytes) -> str:
+    """The same of UTF-8 that was once read as Windows-1252: of all letters beyond ASCII, each begins a character there."""
+    try:
+        text = head.decode()
+        once = text.encode("cp1252").decode()
+    except UnicodeError:
+        return ""
+    letters = [character for character in once if character > "\x7f"]
+    if len(letters) < FEW_LETTERS:
+        return ""
+    wrong = letters[0].encode().decode("cp1252", "replace")
+    return f"has {wrong!r} for {letters[0]!r}: it was read as Windows-1252 once, and is trained on as it stands; write it anew"
 
 
 def _converted(name: str) -> str:

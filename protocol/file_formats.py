@@ -84,6 +84,7 @@ _OTHERS: Final[Mapping[bytes, str]] = {
     b"ORC": "an ORC file: write it as Parquet",
     b"Obj\x01": "an Avro file: write it as JSON lines or Parquet",
     b"SQLite format 3\0": "an SQLite database: write its texts as JSON lines",
+    b"PARE": "encrypted Parquet: write it without a key",
     b"\x89HDF": "an HDF5 file: write its texts as JSON lines",
     b"GGUF": "a model (GGUF), not a dataset",
     b"\x7fELF": "a program, not text",
@@ -91,10 +92,20 @@ _OTHERS: Final[Mapping[bytes, str]] = {
     b"\x89PNG": "a picture, not text",
     b"\xff\xd8\xff": "a picture, not text",
     b"GIF8": "a picture, not text",
+    b"II*\0": "a picture, not text",
+    b"RIFF": "sound, a picture or a film, not text",
+    b"ID3": "sound, not text",
+    b"OggS": "sound, not text",
+    b"fLaC": "sound, not text",
 }
 _BINARY = frozenset({"parquet", "npy"})  # Their first bytes say so: no text is one of them.
 _IDS = (".bin", ".u16", ".u32")
 LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
+_POINTERS: Final[Mapping[bytes, str]] = {
+    LFS_POINTER: "Git LFS, not the file that it stands for: fetch that (git lfs pull)",
+    b"/annex/objects/": "git-annex, not the file that it stands for: fetch that (git annex get)",
+    b"outs:\n- md5: ": "DVC, not the file that it stands for: fetch that (dvc pull)",
+}
 _PICKLE = re.compile(rb"\x80[\x02-\x05].")
 _MARKUP: Final[Mapping[str, str]] = {
     "<!doctype html": "HTML",
@@ -147,6 +158,9 @@ def recognise(
         encoding: of its characters, where somebody has said it.
     """
     packing = packing_of(head)
+    if packing == "zstd" and head[:4] in _PACKINGS and head[4:5] and head[4] & 3:
+        said = "it is packed with a dictionary (zstd -D), which is not in it: pack it again without one"
+        return FileContent(packing=packing, problem=said)
     if packing:
         inner, ends = unpacked(head, packing)
         if inner is None or (whole and ends == "open" and len(inner) <= HEAD_BYTES):
@@ -299,6 +313,8 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said
     if said == "auto" and (problem := foreign(head, encoding)):
         return FileContent(encoding="?", problem=problem)
     text = head[mark:].decode("latin-1" if encoding == "?" else encoding, "ignore")
+    if whole and encoding == "utf-8" and text.rstrip("\0")[-1:] in ("\n", "}", "]"):
+        text = text.rstrip("\0")  # Room that a crash has left there: it is refused as a row.
     if _SEQUENCE.match(text):
         text = text.replace(RECORD, "")
     if has_controls(text):
@@ -323,8 +339,13 @@ def _other(head: bytes) -> str:
         certain = not magic.isalnum() or has_controls(head[:4096].decode("latin-1"))  # "ORC" begins many a story.
         if head.startswith(magic) and certain:
             return f"this is {what}"
-    if head.startswith(LFS_POINTER):
-        return "this is a pointer of Git LFS, not the file that it stands for: fetch that (git lfs pull)"
+    if head[:2] in (b"x\x9c", b"x\xda") and _is_zlib(head):
+        return "this is a zlib stream: pack it with gzip or zstd instead"
+    for magic, what in _POINTERS.items():
+        if head.startswith(magic):
+            return f"this is a pointer of {what}"
+    if head[4:8] == b"\0\0\0\0" and head[8:10] == b'{"':
+        return "this is the weights of a model (safetensors), not a dataset"
     if _PICKLE.match(head):
         return "this is a Python pickle, which is never opened here: write its texts as JSON lines"
     if head[257:262] == b"ustar":
@@ -332,6 +353,13 @@ def _other(head: bytes) -> str:
     if head[4:8] == b"ftyp":
         return "this is a film, not text"
     return ""
+
+
+def _is_zlib(head: bytes) -> bool:
+    try:
+        return len(zlib.decompressobj().decompress(head, HEAD_BYTES)) > 0
+    except zlib.error:
+        return False
 
 
 def _binary(head: bytes, last: str) -> FileContent:
@@ -348,6 +376,8 @@ def _binary(head: bytes, last: str) -> FileContent:
 
 def _formats(text: str, whole: bool, last: str, text_field: str) -> tuple[DatasetFormat, ...]:
     begin = text.replace("\n\ufeff", "\n").lstrip("\ufeff \t\r\n")  # Joined files have marks within.
+    if begin.startswith('"') and (texts := _texts(begin, whole, last)):
+        return texts
     if begin.startswith("{") and (found := _objects(begin, whole, text_field)):
         return (found,)
     if begin.startswith("[") and (found := _arrays(begin, whole)):
@@ -393,7 +423,7 @@ def _holds_rows(value: dict[str, Any], text_field: str) -> bool:
     if own is not None and isinstance(value[own], str | dict):
         return isinstance(value[own], dict) or any(found_name(text_field, row) is not None for row in of_objects)
     objects = [one for one in value.values() if isinstance(one, dict)]
-    lists = any(isinstance(one, list) and one and isinstance(one[0], str | list) for one in value.values())
+    lists = any(isinstance(one, list) and one and isinstance(one[0], str | list | None) for one in value.values())
     within = any(isinstance(inner, dict) for one in objects for inner in one.values())
     return bool(value) and (bool(of_objects) or lists or within or len(objects) == len(value) or _is_series(value))
 
@@ -412,6 +442,16 @@ def _is_row(line: str) -> bool:
         return _JSON.raw_decode(line)[1] == len(line)
     except (ValueError, RecursionError):
         return True
+
+
+def _texts(text: str, whole: bool, last: str) -> tuple[DatasetFormat, ...]:
+    """What lines are that are all texts in JSON; people's speech in quotes looks the same, unless the ending says more."""
+    lines = _lines(text, whole)
+    if len(lines) < 2 or not all(isinstance(_loaded(line.rstrip().removesuffix(",")), str) for line in lines):
+        return ()
+    if "jsonl" in ENDINGS.get(last, frozenset()):
+        return ("jsonl",)
+    return ("jsonl", "text") if len(lines) >= FEW_RECORDS and last not in (".csv", ".tsv", ".tab", ".psv") else ()
 
 
 def _separated(text: str, whole: bool, kind: type) -> bool:
@@ -538,5 +578,5 @@ def _records(text: str, whole: bool, delimiter: str) -> Iterator[list[str]]:
             continue
         if row is None:
             return
-        if row:
+        if row and (len(row) > 1 or row[0].strip()):
             yield row

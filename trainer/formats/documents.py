@@ -44,10 +44,19 @@ def alone(line: bytes) -> bytes:
 
 
 def made(number: int, size: int, value: bytes, field: str, name: str, encoding: str) -> DatasetRow:
-    """The row that an object is."""
-    text = text_of(value, field, place(number, name), encoding)
+    """The row that an object is, or a text."""
+    where = place(number, name)
+    is_text = value[:1] == b'"'
+    text = _once(string_of(value, where, encoding), field, where) if is_text else text_of(value, field, where, encoding)
     unreadable = isinstance(text, DataError) and text.code == "bad-encoding"
     return DatasetRow(number, size, text, _raw(value, field)[:RAW_BYTES] if unreadable else b"")
+
+
+def _once(text: str | DataError, field: str, where: str) -> str | DataError:
+    """A text, unless it is the row once more: an object with the field, of which somebody has made JSON twice."""
+    if isinstance(text, str) and text[:1] == "{" and not isinstance(text_of(text.encode(), field, ""), DataError):
+        return DataError("bad-row", f"{where} is JSON within a text: it was made JSON twice; write the object alone")
+    return text
 
 
 def _raw(value: bytes, field: str) -> bytes:
@@ -69,9 +78,7 @@ def json_document(
     with again() as stream:
         scanner = Scanner(stream, name)
         if scanner.peek() != b"{":
-            yield from _rows(scanner, field, name, encoding)
-            if scanner.peek():
-                raise scanner.wrong("the end")
+            yield from _lists(scanner, field, name, encoding)
             return
         outline = outline_of(scanner)
         single = not scanner.peek()
@@ -88,6 +95,19 @@ def json_document(
                 number += 1
                 scanner.expect(b"{")
                 yield _row(scanner, number, field, name, encoding)
+
+
+def _lists(scanner: Scanner, field: str, name: str, encoding: str) -> Iterator[DatasetRow]:
+    """The rows of a list, and of those that were joined to it."""
+    number = 0
+    while True:
+        for row in _rows(scanner, field, name, encoding, number=number):
+            number = row.number
+            yield row
+        if (following := scanner.peek()) != b"[":
+            break
+    if following:
+        raise scanner.wrong("the end")
 
 
 def _members(
@@ -148,8 +168,6 @@ def _row(scanner: Scanner, number: int, field: str, name: str, encoding: str, co
         return DatasetRow(number, size, long_row(place(number, name)))
     if column is not None and value[:1] == b"[":
         value = entry(value, column)
-    if value[:1] != b'"' and value != b"null":
-        return made(number, size, value, field, name, encoding)
-    text = string_of(value, place(number, name), encoding)
-    unreadable = isinstance(text, DataError) and text.code == "bad-encoding"
-    return DatasetRow(number, size, text, value[:RAW_BYTES] if unreadable else b"")
+    if value == b"null":
+        return DatasetRow(number, size, "")
+    return made(number, size, value, field, name, encoding)

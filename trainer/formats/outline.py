@@ -124,7 +124,7 @@ def _kind(scanner: Scanner, looks: bool) -> tuple[Kind, bytes]:
         scanner.value(0)
         return ("text" if begin in (b'"', b"n") else "other"), b""
     scanner.take(b"[")
-    kinds: dict[bytes, Kind] = {b"{": "rows", b'"': "texts", b"[": "lists"}
+    kinds: dict[bytes, Kind] = {b"{": "rows", b'"': "texts", b"n": "texts", b"[": "lists"}
     kind = kinds.get(scanner.peek(), "other")
     if kind == "rows":
         first = scanner.value(most) or b""

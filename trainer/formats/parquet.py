@@ -46,7 +46,7 @@ def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator
             for row in _rows(file, source, size, field, name):
                 number = row.number
                 yield row
-    except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
+    except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
         if not begun:
             detail = (
                 f"{name} is no Parquet file, or is cut or damaged: its index (footer) cannot be read; write it anew"

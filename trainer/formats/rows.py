@@ -1,5 +1,6 @@
 """A row of a dataset, and every fault that one can have: named by file, number, what is wrong and what to do."""
 
+import re
 from dataclasses import dataclass
 
 from protocol.field_names import near_name, shown_name
@@ -9,6 +10,7 @@ MAX_ROW_BYTES = 64 << 20  # One document; a whole book has 1 MB.
 NO_CHARACTER, HALF, CUT = "\udc80", "\ud800", "\ud840"
 """What stands in UTF-8 for bytes of another encoding: of no character, of half a one, and of one at the end of the file."""
 LISTED = 10  # Names of fields in a message.
+_JAVAS = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]|\xc0\x80")
 SHOWN = 40  # Characters of a name or of what stands at a wrong place.
 
 
@@ -54,6 +56,8 @@ def bad_encoding(where: str, error: UnicodeDecodeError, encoding: str) -> DataEr
         what = (
             f"{where} has bytes that are no characters in {encoding}: name another encoding, or save the file as UTF-8"
         )
+    elif _JAVAS.match(error.object, error.start):
+        what = f"{where} has characters as Java writes them (modified UTF-8, CESU-8): write the file anew, as UTF-8"
     else:
         wrong = f"byte {error.start + 1:,} of it is {error.object[error.start]:02X}"
         what = f"{where} is not UTF-8: {wrong}; save the file as UTF-8, or name its encoding"

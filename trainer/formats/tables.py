@@ -31,7 +31,7 @@ def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> It
     # Some write a blank after each delimiter, before the quotes too.
     blanks = len(titles := head.split("\n", 1)[0].split(delimiter)) > 1 and all(one[:1] == " " for one in titles[1:])
     records = _records(_reader(lines, head, delimiter, blanks))
-    header = next((record for record in records if record != []), None)  # Some begin with empty lines.
+    header = next((record for record in records if not _is_blank(record)), None)  # Some begin with empty lines.
     if isinstance(header, DataError):
         raise DataError(header.code, f"the first line of {name} {header.detail}")
     if header is None:
@@ -40,10 +40,14 @@ def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> It
     for number, record in enumerate(records, 1):
         if isinstance(record, DataError):
             yield DatasetRow(number, stream.since(), DataError(record.code, f"{place(number, name)} {record.detail}"))
-        elif not record:
+        elif _is_blank(record):
             yield DatasetRow(number, stream.since(), "")
         else:
             yield _row(number, stream.since(), record, column, width, name, encoding)
+
+
+def _is_blank(record: list[str] | DataError) -> bool:
+    return not isinstance(record, DataError) and (not record or (len(record) == 1 and not record[0].strip()))
 
 
 def _reader(lines: Iterator[str], head: str, delimiter: str, blanks: bool) -> Any:
