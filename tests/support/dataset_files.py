@@ -47,10 +47,10 @@ def _lines(rows: Sequence[Any]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
-def _table(delimiter: str) -> Callable[[Sequence[Any]], bytes]:
+def _table(delimiter: str, **how: Any) -> Callable[[Sequence[Any]], bytes]:
     def write(texts: Sequence[Any]) -> bytes:
         sheet = io.StringIO(newline="")
-        writer = csv.writer(sheet, delimiter=delimiter)
+        writer = csv.writer(sheet, delimiter=delimiter, **how)
         writer.writerow(["number", "text"])
         writer.writerows(enumerate("" if text is None else text for text in texts))
         return sheet.getvalue().encode()
@@ -72,10 +72,18 @@ def _npy(ids: Sequence[Any]) -> bytes:
 
 
 GENERAL = ("found by its content", "told where its ending is wrong", *PACK, "larger than memory")
-ROWS = ("field within a field", "null is empty", "bad rows named and left out", "line ends and quotes within a text")
-ENCODINGS = ("UTF-16, with a mark or without", "another encoding")
+ROWS = (
+    "field within a field",
+    "field's name composed or not",
+    "null is empty",
+    "bad rows named and left out",
+    "line ends and quotes within a text",
+)
+ENCODINGS = ("UTF-16 and UTF-32, with a mark or without", "another encoding")
 FEATURES = (*GENERAL, *ROWS, *ENCODINGS)
-_PLAIN = frozenset({"field within a field", "null is empty", "line ends and quotes within a text"})
+_PLAIN = frozenset(
+    {"field within a field", "field's name composed or not", "null is empty", "line ends and quotes within a text"}
+)
 _TABLE = frozenset({"field within a field", "null is empty"})
 _IDS = frozenset({*ROWS, *ENCODINGS})
 _RAW = _IDS | {"found by its content"}
@@ -99,8 +107,22 @@ KINDS = (
         lambda texts: json.dumps({"version": [1], "data": [{"text": text} for text in texts]}, indent=1).encode(),
         frozenset(),
     ),
+    Kind(
+        "JSON: rows by name",
+        "json",
+        ".json",
+        lambda texts: json.dumps({f"id {number}": {"text": text} for number, text in enumerate(texts)}).encode(),
+        frozenset(),
+    ),
     Kind("CSV, commas", "csv", ".csv", _table(","), _TABLE),
     Kind("CSV, semicolons", "csv", ".csv", _table(";"), _TABLE),
+    Kind(
+        "CSV, quotes with backslashes",
+        "csv",
+        ".csv",
+        _table(",", doublequote=False, escapechar="\\", quoting=csv.QUOTE_NONNUMERIC),
+        _TABLE,
+    ),
     Kind("TSV", "csv", ".tsv", _table("\t"), _TABLE),
     Kind(
         "Parquet",

@@ -2,8 +2,9 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -15,6 +16,7 @@ from trainer.formats.scanner import Scanner, keys
 
 MAX_MEMBERS = 1000  # That are kept of one object; a document with lists has two or three.
 MAX_LOOKED = 1 << 20  # Bytes of a value that is looked into.
+MOST = 0.9  # Of the members are rows where all should be: the others are refused as rows.
 FEW = 10  # Objects that are looked into.
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _NAMES: Final = msgspec.json.Decoder(list[str])
@@ -52,7 +54,7 @@ class Outline:
         own = found_name(text_field, self.kinds)
         if own is not None and self.kinds[own] in ("texts", "object"):
             return own
-        if self.is_by_name(text_field):
+        if self._names_rows(text_field):
             return None
         itself = (own is not None and self.kinds[own] == "text") or self._leads_to(text_field)
         lists = [key for key in self.kinds if self._has_rows(key, text_field, certain=itself)]
@@ -64,18 +66,30 @@ class Outline:
         return next(iter(named or lists), None)
 
     def is_by_name(self, text_field: str) -> bool:
-        """Whether each member is a row: an object with the field (orient="index"), or a text with a number for a name."""
-        every = set(self.kinds.values())
-        if self.mixed or len(every) != 1:
-            return False
-        if every == {"object"}:
-            return any(_has_text(value, text_field) for value in self.firsts.values())
-        return every == {"text"} and self.numbered
+        """Whether each member is a row, where none of them has rows.
+
+        It is an object with the field (orient="index"), or as all others with another one; or a text with a number for a name.
+        """
+        if set(self.kinds.values()) == {"object"} and self._are_alike() and not self._leads_to(text_field):
+            return True
+        return self._names_rows(text_field)
+
+    def _names_rows(self, text_field: str) -> bool:
+        kinds = Counter(self.kinds.values())
+        if kinds["text"] == len(self.kinds):
+            return bool(self.kinds) and self.numbered and not self.mixed
+        most = kinds["object"] >= MOST * len(self.kinds) and not kinds["rows"]
+        return most and any(_has_text(value, text_field) for value in self.firsts.values())
 
     def place_of(self, member: str, text_field: str) -> int | None:
         """The place of the text in a member's rows that are lists; None where they are none."""
         own = found_name(text_field.removeprefix(f"{member}."), self.columns)
         return self.columns.index(own) if own is not None and self.kinds[member] == "lists" else None
+
+    def _are_alike(self) -> bool:
+        """Whether the first members have the same fields: then each is a row that lacks the one that is asked for."""
+        rows = [_loaded(value) for value in self.firsts.values()]
+        return len(rows) > 1 and {} not in rows and len({frozenset(row) for row in rows}) == 1
 
     def _leads_to(self, text_field: str) -> bool:
         """Whether an object within has the text, by names with dots between."""
@@ -91,7 +105,7 @@ class Outline:
             case "lists":
                 return self.place_of(key, text_field) is not None
             case "object":
-                return _has_text(_first_value(first), inner)
+                return not certain and _has_text(_first_value(first), inner)
         return False
 
 
@@ -151,7 +165,18 @@ def _strings(value: bytes | None) -> list[str]:
 
 
 def _has_text(row: bytes, text_field: str) -> bool:
-    return row[:1] == b"{" and not isinstance(text_of(row, text_field, ""), DataError)
+    """Whether an object has a text in the field, be it one that cannot be read."""
+    found = text_of(row.decode("utf-8", "replace").encode(), text_field, "") if row[:1] == b"{" else None
+    return isinstance(found, str) or (found is not None and found.code == "bad-character")
+
+
+def _loaded(row: bytes) -> dict[str, Any]:
+    """An object; without anything where it is none, or its end is missing."""
+    try:
+        found = _JSON.decode(row.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _first_value(value: bytes) -> bytes:

@@ -94,6 +94,11 @@ def test_what_is_packed_reads_as_what_is_not(packing: str, kind: Kind, tmp_path:
     path.write_bytes(PACK[packing](data[:half]) + PACK[packing](data[half:]))
     assert is_all(read(path, kind), kind), "one packed part after another"
     whole = PACK[packing](data)
+    path.write_bytes(PACK[packing](data[:half]) + bytes(200_000) + PACK[packing](data[half:]) + bytes(512))
+    assert is_all(read(path, kind), kind), "padding between and behind"
+    path.write_bytes(whole + bytes(3) + b"<html>")
+    with pytest.raises(DataError, match=f"end at byte {len(whole):,}, and '<html>' follows.*head -c {len(whole)}"):
+        read(path, kind)
     path.write_bytes(whole[: len(whole) * 2 // 3])
     with pytest.raises(DataError, match=rf"{path.name}.* (damaged|cut)"):
         read(path, kind)
@@ -143,7 +148,25 @@ def test_a_field_within_a_field_is_named_with_a_dot(kind: Kind, tmp_path: Path) 
 def nested(kind: Kind, rows: Sequence[Any]) -> str:
     if kind.form == "jsonl":
         return "".join(json.dumps(row) + "\n" for row in rows)
+    if kind.words == "JSON: rows by name":
+        return json.dumps({f"id {number}": row for number, row in enumerate(rows)})
     return json.dumps(rows if kind.words == "JSON: a list" else {"data": rows})
+
+
+@each("field's name composed or not")
+@pytest.mark.parametrize("name", ["texte\u0301", "\u200btexté", " texté\xa0", "\ufefftexté", "te\u2060xte\u0301"])
+def test_a_field_is_found_by_how_its_name_looks(kind: Kind, name: str, tmp_path: Path) -> None:
+    rows = [{"n": 1, name: text} for text in TEXTS]
+    path = tmp_path / f"data{kind.ending}"
+    if kind.form == "parquet":
+        path.write_bytes(parquet_bytes(pa.Table.from_pylist(rows)))
+    elif kind.form == "csv":
+        path.write_bytes(kind.write(TEXTS).replace(b"text", name.encode(), 1))
+    else:
+        path.write_text(nested(kind, rows))
+    assert read(path, kind, text_field="texté") == TEXTS
+    with pytest.raises(DataError, match=r"'Texté': did you mean .*\? (Its|Those)"):
+        read(path, kind, text_field="Texté")
 
 
 @each("null is empty")
@@ -196,8 +219,10 @@ def test_texts_may_hold_what_separates_them(kind: Kind, tmp_path: Path) -> None:
     assert read(path, kind) == texts
 
 
-@each("UTF-16, with a mark or without")
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "utf-32"])
+@each("UTF-16 and UTF-32, with a mark or without")
+@pytest.mark.parametrize(
+    "encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "utf-32", "utf-32-le", "utf-32-be"]
+)
 def test_the_mark_or_the_zeros_of_a_file_tell_its_encoding(kind: Kind, encoding: str, tmp_path: Path) -> None:
     path = tmp_path / f"data{kind.ending}"
     path.write_bytes(kind.write(TEXTS).decode().encode(encoding))
@@ -227,4 +252,4 @@ def test_every_feature_is_tried() -> None:
     tried = Path(__file__).read_text()
     for feature in FEATURES:
         assert f'@each("{feature}"' in tried or feature in PACK
-    assert len(KINDS) == 12
+    assert len(KINDS) == 14
