@@ -14,7 +14,7 @@ from trainer.errors import DataError
 from trainer.formats.fields import string_of, text_of
 from trainer.formats.outline import entry, outline_of
 from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, long_row, place, shown
-from trainer.formats.scanner import Scanner, keys
+from trainer.formats.scanner import JsonScanner, keys
 from trainer.formats.source import BLOCK, SourceStream
 
 RAW_BYTES = 400  # Of a row that cannot be read: enough to guess its encoding.
@@ -76,7 +76,7 @@ def json_document(
         DataError: brackets, commas or quotes are missing, so that nobody knows where a row ends; or there are several lists.
     """
     with again() as stream:
-        scanner = Scanner(stream, name)
+        scanner = JsonScanner(stream, name)
         if scanner.peek() != b"{":
             yield from _lists(scanner, field, name, encoding)
             return
@@ -84,7 +84,7 @@ def json_document(
         single = not scanner.peek()
     chosen = outline.chosen(field, name)
     with again() as stream:
-        scanner = Scanner(stream, name)
+        scanner = JsonScanner(stream, name)
         if chosen is not None:
             yield from _members(scanner, chosen, outline.place_of(chosen, field), field, name, encoding)
         elif single and outline.is_by_name(field):
@@ -97,7 +97,7 @@ def json_document(
                 yield _row(scanner, number, field, name, encoding)
 
 
-def _lists(scanner: Scanner, field: str, name: str, encoding: str) -> Iterator[DatasetRow]:
+def _lists(scanner: JsonScanner, field: str, name: str, encoding: str) -> Iterator[DatasetRow]:
     """The rows of a list, and of those that were joined to it."""
     number = 0
     while True:
@@ -111,7 +111,7 @@ def _lists(scanner: Scanner, field: str, name: str, encoding: str) -> Iterator[D
 
 
 def _members(
-    scanner: Scanner, chosen: str, column: int | None, field: str, name: str, encoding: str
+    scanner: JsonScanner, chosen: str, column: int | None, field: str, name: str, encoding: str
 ) -> Iterator[DatasetRow]:
     """The rows of one member of each object; most documents have one object, others a page after the other."""
     number, inner = 0, field.removeprefix(f"{chosen}.")
@@ -135,7 +135,7 @@ def _members(
 
 
 def _rows(
-    scanner: Scanner, field: str, name: str, encoding: str, column: int | None = None, number: int = 0
+    scanner: JsonScanner, field: str, name: str, encoding: str, column: int | None = None, number: int = 0
 ) -> Iterator[DatasetRow]:
     """The values of a list, or of an object: a column as pandas writes it, or rows with a name each.
 
@@ -162,7 +162,9 @@ def _rows(
             return
 
 
-def _row(scanner: Scanner, number: int, field: str, name: str, encoding: str, column: int | None = None) -> DatasetRow:
+def _row(
+    scanner: JsonScanner, number: int, field: str, name: str, encoding: str, column: int | None = None
+) -> DatasetRow:
     value, size = scanner.value(MAX_ROW_BYTES), scanner.stream.since()
     if value is None:
         return DatasetRow(number, size, long_row(place(number, name)))

@@ -93,9 +93,9 @@ def _broken_at(error: json.JSONDecodeError) -> int:
 def value_of(value: Any, field: str, where: str) -> str | DataError:
     """The text in a field of a row that is read already."""
     if not isinstance(value, dict):
-        return DataError(
-            "bad-row", f'{where} is {kind_of(value)}, not an object such as {{"text": "..."}}: write one there'
-        )
+        way = ', as pandas does with orient="records", lines=True' if isinstance(value, list) else ""
+        what = f'{where} is {kind_of(value)}, not an object such as {{"text": "..."}}: write one there{way}'
+        return DataError("bad-row", what)
     missing = object()
     text = _stepped(value, field, missing)
     if (

@@ -12,7 +12,7 @@ from protocol.field_names import found_name
 from trainer.errors import DataError
 from trainer.formats.fields import text_of
 from trainer.formats.rows import shown
-from trainer.formats.scanner import Scanner, keys
+from trainer.formats.scanner import JsonScanner, keys
 
 MAX_MEMBERS = 1000  # That are kept of one object; a document with lists has two or three.
 MAX_LOOKED = 1 << 20  # Bytes of a value that is looked into.
@@ -109,7 +109,7 @@ class Outline:
         return False
 
 
-def outline_of(scanner: Scanner) -> Outline:
+def outline_of(scanner: JsonScanner) -> Outline:
     """Go past an object, and say what it has; of thousands of members, the first are kept."""
     found = Outline()
     kind: Kind
@@ -129,7 +129,7 @@ def outline_of(scanner: Scanner) -> Outline:
     return found
 
 
-def _kind(scanner: Scanner, looks: bool) -> tuple[Kind, bytes]:
+def _kind(scanner: JsonScanner, looks: bool) -> tuple[Kind, bytes]:
     """Go past a member's value; returns what it is, and what there is to look into."""
     begin, most = scanner.peek(), MAX_LOOKED if looks else 0
     if begin == b"{":

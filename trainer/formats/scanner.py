@@ -17,7 +17,7 @@ _INSIDE: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _SCALAR_END: Final = re.compile(rb"[,\]}\s]")
 
 
-class Scanner:
+class JsonScanner:
     """Goes through JSON value by value, without looking at what is within."""
 
     def __init__(self, stream: SourceStream, name: str) -> None:
@@ -167,7 +167,7 @@ class _Kept:
         return None if self._bytes is None else bytes(self._bytes)
 
 
-def keys(scanner: Scanner) -> Iterator[str]:
+def keys(scanner: JsonScanner) -> Iterator[str]:
     """The keys of an object; whoever asks goes past each value before the next."""
     scanner.take(b"{")
     if scanner.peek() == b"}":
