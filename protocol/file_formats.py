@@ -100,12 +100,12 @@ _OTHERS: Final[Mapping[bytes, str]] = {
 }
 _BINARY = frozenset({"parquet", "npy"})  # Their first bytes say so: no text is one of them.
 _IDS = (".bin", ".u16", ".u32")
-LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
-_POINTERS: Final[Mapping[bytes, str]] = {
-    LFS_POINTER: "Git LFS, not the file that it stands for: fetch that (git lfs pull)",
+POINTERS: Final[Mapping[bytes, str]] = {
+    b"version https://git-lfs.github.com/spec/": "Git LFS, not the file that it stands for: fetch that (git lfs pull)",
     b"/annex/objects/": "git-annex, not the file that it stands for: fetch that (git annex get)",
     b"outs:\n- md5: ": "DVC, not the file that it stands for: fetch that (dvc pull)",
 }
+"""What stands in a repository for a large file: how it begins, and what it is of."""
 _PICKLE = re.compile(rb"\x80[\x02-\x05].")
 _MARKUP: Final[Mapping[str, str]] = {
     "<!doctype html": "HTML",
@@ -118,6 +118,7 @@ _MARKUP: Final[Mapping[str, str]] = {
 RECORD = "\x1e"  # Stands before each record of a JSON text sequence (RFC 7464), as jq --seq writes it.
 _SEQUENCE = re.compile(rf"\s*{RECORD}[\s{RECORD}]*[{{\[]")
 _KEY = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*"\s*:|\})', re.DOTALL)
+_MEMBER = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.)*)"\s*:\s*')
 _COLUMN = re.compile(r"[\w .\-/()]{1,40}")
 _JSON = json.JSONDecoder(strict=False, parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 _TOKENS = json.JSONDecoder(strict=False, parse_int=lambda text: int(text[:20]))
@@ -341,7 +342,7 @@ def _other(head: bytes) -> str:
             return f"this is {what}"
     if head[:2] in (b"x\x9c", b"x\xda") and _is_zlib(head):
         return "this is a zlib stream: pack it with gzip or zstd instead"
-    for magic, what in _POINTERS.items():
+    for magic, what in POINTERS.items():
         if head.startswith(magic):
             return f"this is a pointer of {what}"
     if head[4:8] == b"\0\0\0\0" and head[8:10] == b'{"':
@@ -461,14 +462,17 @@ def _separated(text: str, whole: bool, kind: type) -> bool:
 
 
 def _opens_with_text(text: str) -> bool:
-    """Whether what is unfinished of a long object is a text: then it is a long row. A document breaks off within a list."""
-    at = 1
-    while found := re.compile(r'\s*,?\s*"(?:[^"\\]|\\.)*"\s*:\s*').match(text, at):
-        at = found.end()
+    """Whether what is unfinished of a long object is a text: then it is a long row.
+
+    A document breaks off within a list or an object; one of texts with numbers for names is a column.
+    """
+    at, numbered = 1, 0
+    while found := _MEMBER.match(text, at):
+        at, numbered = found.end(), numbered + found[1].isdecimal()
         try:
             _, at = _JSON.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return text[at : at + 1] not in ("[", "{", "")
+            return numbered < FEW_RECORDS and text[at : at + 1] not in ("[", "{", "")
     return False
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator.errors import InvalidError, TooLargeError
 from protocol.encodings import encoding_of, first_control
-from protocol.file_formats import HEAD_BYTES, LFS_POINTER, ContentError, recognise, settle
+from protocol.file_formats import HEAD_BYTES, POINTERS, ContentError, recognise, settle
 from protocol.job.job import DatasetFormat
 
 CHUNK_BYTES = 1 << 20
@@ -45,7 +45,7 @@ _OTHER_WEIGHTS = {
     b"\x80\x02": f"it is a pickle, which is never opened here: {_SAVE_ANEW}",
     b"GGUF": "it is a GGUF file, which cannot be trained further: take the model that it was made of",
     b"\x89HDF": f"it is an HDF5 file: {_SAVE_ANEW}",
-    LFS_POINTER: "it is a pointer of Git LFS, not the weights: fetch them (git lfs pull)",
+    **{begin: f"it is a pointer of {what}" for begin, what in POINTERS.items()},
 }
 
 

@@ -164,8 +164,9 @@ def test_all_ways_in_which_pandas_writes_a_table_with_names_are_read(
     path = tmp_path / "data.json"
     pd.DataFrame({"id": range(40), "text": TEXTS, "n": 1.5}).to_json(path, orient=orient, indent=indent)
     assert read(path) == TEXTS
-    pd.Series(TEXTS).to_json(path)
-    assert read(path) == TEXTS
+    for texts in (TEXTS, TEXTS * 300, [text * 10 for text in TEXTS * 40]):  # Looks end within a name, or within a text.
+        pd.Series(texts).to_json(path, indent=indent)
+        assert read(path) == texts
 
 
 @pytest.mark.parametrize("indent", [None, 1])
