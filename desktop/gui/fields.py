@@ -3,13 +3,17 @@
 
 from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
-from PySide6.QtGui import QWheelEvent
+from PySide6.QtCore import QPointF, QSignalBlocker, Qt, QTimer, Signal
+from PySide6.QtGui import QPainter, QPaintEvent, QWheelEvent
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLineEdit, QSpinBox, QVBoxLayout, QWidget
 
 from desktop.gui.charts import HoursGrid
+from desktop.gui.theme import draw_chevron
 from desktop.gui.widgets import Text, Toggle
 
+FIELD_WIDTH = 190  # Of every control that stands beside its name.
+ARROW_FROM_EDGE = 14
+TEXT_INSET = 6
 SETTLE_MS = 500  # Somebody who turns a number asks once, for where it comes to rest.
 Value = str | int | float | bool | list[str] | None
 
@@ -72,10 +76,24 @@ class _Number(QSpinBox):
         else:
             event.ignore()  # The wheel scrolls the page.
 
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        painter, middle = QPainter(self), self.height() / 2
+        where = self.width() - ARROW_FROM_EDGE
+        for tip, is_more in ((middle - 7, True), (middle + 7, False)):
+            is_last = self.value() == (self.maximum() if is_more else self.minimum())
+            role = self.palette().ColorRole.Mid if is_last else self.foregroundRole()
+            draw_chevron(painter, QPointF(where, tip), self.palette().color(role), is_more)
+
 
 class _Options(QComboBox):
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        tip = QPointF(self.width() - ARROW_FROM_EDGE, self.height() / 2 + 2)
+        draw_chevron(QPainter(self), tip, self.palette().color(self.foregroundRole()))
 
 
 class NumberRow(SettingRow):
@@ -98,8 +116,9 @@ class NumberRow(SettingRow):
         control.setSuffix(suffix)
         control.setSpecialValueText(zero)
         control.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        control.setMinimumWidth(130)
+        control.setFixedWidth(FIELD_WIDTH)
         control.setKeyboardTracking(False)
+        control.lineEdit().setTextMargins(TEXT_INSET, 0, 0, 0)  # A style sheet's padding does not reach it.
         self._number = control
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._settle.timeout.connect(lambda: self._ask(control.value()))
@@ -129,7 +148,10 @@ class ToggleRow(SettingRow):
 
 
 class TextRow(SettingRow):
-    """A line of text. ``show``, ``read``: between the agent's value and the line; ``read`` raises ValueError."""
+    """A line of text. ``show``, ``read``: between the agent's value and the line; ``read`` raises ValueError.
+
+    ``exact``: what an owner need not know, for whoever points at the line.
+    """
 
     def __init__(
         self,
@@ -140,14 +162,17 @@ class TextRow(SettingRow):
         show: Callable[[Value], str] = str,
         read: Callable[[str], Value] = str,
         wide: bool = False,
+        exact: str = "",
     ) -> None:
         control = QLineEdit()
         super().__init__(key, caption, help_text, control, wide)
         self._line, self._show, self._read = control, show, read
         control.setPlaceholderText(hint)
+        control.setToolTip(exact)
+        control.setAccessibleDescription(f"{help_text} {exact}".strip())
         control.setMaxLength(2000)
         if not wide:
-            control.setFixedWidth(180)
+            control.setFixedWidth(FIELD_WIDTH)
         control.editingFinished.connect(self._finished)
 
     def _finished(self) -> None:
@@ -163,12 +188,20 @@ class TextRow(SettingRow):
 class ChoiceRow(SettingRow):
     """One of several."""
 
-    def __init__(self, key: str, caption: str, help_text: str, options: Sequence[tuple[str, Value]] = ()) -> None:
+    def __init__(
+        self,
+        key: str,
+        caption: str,
+        help_text: str,
+        options: Sequence[tuple[str, Value]] = (),
+        wide: bool = False,
+    ) -> None:
         control = _Options()
-        super().__init__(key, caption, help_text, control)
+        super().__init__(key, caption, help_text, control, wide)
         self._options = control
         control.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        control.setMinimumWidth(220)
+        if not wide:
+            control.setFixedWidth(FIELD_WIDTH)
         control.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.offer(options)
         control.activated.connect(lambda number: self._ask(control.itemData(number)))

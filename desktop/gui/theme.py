@@ -121,10 +121,15 @@ def style_of(theme: Theme) -> str:
     QLineEdit, QPlainTextEdit {{ background: {theme.ground}; border: 1px solid {theme.edge}; border-radius: 8px;
         padding: 6px 8px; }}
     QLineEdit:focus, QPlainTextEdit:focus {{ border: 2px solid {theme.brand}; padding: 5px 7px; }}
-    QComboBox:editable {{ background: {theme.ground}; border: 1px solid {theme.edge}; border-radius: 8px; padding: 5px 8px; }}
-    QComboBox:editable:focus {{ border: 2px solid {theme.brand}; padding: 4px 7px; }}
-    QComboBox::drop-down:editable {{ border: none; width: 26px; }}
-    QComboBox QLineEdit, QComboBox QLineEdit:focus {{ background: transparent; border: none; padding: 0; }}
+    QComboBox, QSpinBox {{ background: {theme.ground}; color: {theme.text}; border: 1px solid {theme.edge}; border-radius: 8px;
+        padding: 6px 8px; }}
+    QComboBox:focus, QSpinBox:focus {{ border: 2px solid {theme.brand}; padding: 5px 7px; }}
+    QComboBox::drop-down, QSpinBox::up-button, QSpinBox::down-button {{ background: transparent; border: none; width: 26px; }}
+    QComboBox::down-arrow, QSpinBox::up-arrow, QSpinBox::down-arrow {{ image: none; width: 0; height: 0; }}
+    QComboBox QAbstractItemView {{ background: {theme.card}; border: 1px solid {theme.edge}; outline: none;
+        selection-background-color: {theme.line}; selection-color: {theme.text}; }}
+    QComboBox QLineEdit, QComboBox QLineEdit:focus, QSpinBox QLineEdit, QSpinBox QLineEdit:focus {{ background: transparent;
+        border: none; padding: 0; }}
     QRadioButton::indicator {{ width: 12px; height: 12px; border-radius: 8px; border: 2px solid {theme.edge}; }}
     QRadioButton::indicator:checked {{ border-color: {theme.brand}; background: qradialgradient(cx: 0.5, cy: 0.5, radius: 0.5,
         fx: 0.5, fy: 0.5, stop: 0 {theme.brand}, stop: 0.55 {theme.brand}, stop: 0.65 {theme.card}, stop: 1 {theme.card}); }}
@@ -133,8 +138,16 @@ def style_of(theme: Theme) -> str:
     QTableWidget {{ background: {theme.card}; border: none; selection-background-color: {theme.line};
         selection-color: {theme.text}; }}
     QTableWidget::item {{ padding: 2px 8px; }}
-    QHeaderView::section {{ background: {theme.card}; color: {theme.dim}; border: none; padding: 4px 8px; }}
+    QHeaderView::section {{ background: {theme.card}; color: {theme.dim}; border: none; padding: 4px 11px; }}
     """
+
+
+def draw_chevron(painter: QPainter, tip: QPointF, colour: QColor, up: bool = False) -> None:
+    """The arrow of a field: a style sheet that rounds the field takes the style's own away."""
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(QPen(colour, 1.6, Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap, Qt.PenJoinStyle.RoundJoin))
+    rise = 4.0 if up else -4.0
+    painter.drawPolyline([tip + QPointF(-4, rise), tip, tip + QPointF(4, rise)])
 
 
 def draw_mood(painter: QPainter, box: QRectF, mood: Mood, theme: Theme) -> None:

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from PySide6.QtCore import QCoreApplication, QObject, QPointF, QSignalBlocker, Signal
-from PySide6.QtGui import QPainter, QPaintEvent, QPen, QWheelEvent
+from PySide6.QtGui import QPainter, QPaintEvent, QWheelEvent
 from PySide6.QtWidgets import QComboBox, QLineEdit, QWidget
 
 from common.errors import InvitationError
@@ -14,6 +14,7 @@ from desktop.gui.client import Calls
 from desktop.gui.fields import SettingRow, Value
 from desktop.gui.model import Snapshot, plain
 from desktop.gui.pages.sheet import Sheet
+from desktop.gui.theme import draw_chevron
 from desktop.gui.widgets import Text, button
 
 PATIENCE_MS = 15_000  # What runs is handed over first.
@@ -72,11 +73,8 @@ class NetworkField(QComboBox):
         super().paintEvent(event)
         if not self.count():
             return
-        painter = QPainter(self)  # A style sheet that rounds the field takes its arrow away.
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(QPen(self.palette().color(self.foregroundRole()), 1.6))
-        tip = QPointF(self.width() - 16, self.height() / 2 + 2.5)
-        painter.drawPolyline([tip + QPointF(-4.5, -4.5), tip, tip + QPointF(4.5, -4.5)])
+        tip = QPointF(self.width() - 16, self.height() / 2 + 2)
+        draw_chevron(QPainter(self), tip, self.palette().color(self.foregroundRole()))
 
     def offer(self, links: Sequence[str]) -> None:
         """The networks that are known, as invitations."""

@@ -1,4 +1,4 @@
-"""Five short pages of settings. Each change is in force at once and can be undone; what cannot be done is said and taken back."""
+"""Six short pages of settings. Each change is in force at once and can be undone; what cannot be done is said and taken back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Change:
 
 
 class SettingsPages(QWidget):
-    """All five."""
+    """All six."""
 
     look_changed = Signal()
     """Theme or language of the window."""
@@ -51,6 +51,7 @@ class SettingsPages(QWidget):
             (self.tr("How much"), self._how_much),
             (self.tr("Money"), self._money),
             (self.tr("Notifications"), self._notifications),
+            (self.tr("Appearance"), self._appearance),
             (self.tr("Privacy & about"), self._privacy),
         )
         names = [(name.replace("&", "&&"), str(number)) for number, (name, _) in enumerate(pages)]
@@ -117,7 +118,9 @@ class SettingsPages(QWidget):
         )
 
     def _how_much(self) -> QWidget:
-        self.gpu = ChoiceRow("gpu", self.tr("What is lent"), self.tr("What runs is handed over when you change it."))
+        self.gpu = ChoiceRow(
+            "gpu", self.tr("What is lent"), self.tr("What runs is handed over when you change it."), wide=True
+        )
         gpu = self._page(
             "rules",
             (
@@ -209,10 +212,13 @@ class SettingsPages(QWidget):
                 TextRow(
                     "floor",
                     self.tr("Work for no less than"),
-                    self.tr("Tokens for 10^15 operations. Empty: for any price."),
+                    self.tr(
+                        "Tokens for as much work as a fast graphics card does in about half a minute. Empty: for any price."
+                    ),
                     self.tr("any price"),
                     _amount,
                     _tokens,
+                    exact=self.tr("For a million billion (10^15) operations."),
                 ),
                 TextRow(
                     "electricity",
@@ -240,7 +246,10 @@ class SettingsPages(QWidget):
 
     def _notifications(self) -> QWidget:
         rows = [ToggleRow(notice_key(name), text, "") for name, text in zip(NOTICES, self._notice_texts(), strict=True)]
-        look = self._page(
+        return self._page("window", rows)
+
+    def _appearance(self) -> QWidget:
+        return self._page(
             "window",
             (
                 ChoiceRow(
@@ -257,7 +266,6 @@ class SettingsPages(QWidget):
                 ),
             ),
         )
-        return _stacked(self._page("window", rows), look)
 
     def _notice_texts(self) -> Sequence[str]:
         return (
@@ -302,9 +310,9 @@ class SettingsPages(QWidget):
         card = Card(self.tr("What leaves this computer"))
         for text in (
             self.tr(
-                "To the coordinator: name, device, speed, memory, rates of the line, the wallet that is paid, and the work."
+                "To the coordinator: name, device, speed, memory, speed of your internet, the wallet that is paid, and the work."
             ),
-            self.tr("To peers of a job: the work, and the address of this line."),
+            self.tr("To peers of a job: the work, and the internet address of this computer."),
             self.tr("Nothing else. There is no telemetry, and nothing to switch off."),
             self.tr(
                 "Jobs run in containers: they see neither your files nor your network, only the GPU and a folder of their own."
