@@ -279,10 +279,6 @@
         <translation>Netz</translation>
     </message>
     <message>
-        <source>Line</source>
-        <translation>Leitung</translation>
-    </message>
-    <message>
         <source>Earnings</source>
         <translation>Einnahmen</translation>
     </message>
@@ -343,10 +339,6 @@
         <translation>{0} Computer sind verbunden, {1} davon arbeiten</translation>
     </message>
     <message>
-        <source>Up {0}, down {1} Mbit/s; router: {2}</source>
-        <translation>Hinauf {0}, herunter {1} Mbit/s; Router: {2}</translation>
-    </message>
-    <message>
         <source>The network is there, and cannot answer now</source>
         <translation>Das Netz ist da und kann gerade nicht antworten</translation>
     </message>
@@ -359,8 +351,16 @@
         <translation>Von hier wird kein Relay des Netzes erreicht</translation>
     </message>
     <message>
+        <source>Internet</source>
+        <translation>Internet</translation>
+    </message>
+    <message>
         <source>The image that jobs run in is not here yet</source>
         <translation>Das Abbild, in dem Aufträge laufen, ist noch nicht da</translation>
+    </message>
+    <message>
+        <source>Up {0}, down {1} Mbit/s</source>
+        <translation>Hinauf {0}, herunter {1} Mbit/s</translation>
     </message>
     <message>
         <source>There is none yet: give its address, or an invitation</source>
@@ -464,6 +464,10 @@
         <translation>Was an jedem der letzten sieben Tage geprüft wurde</translation>
     </message>
     <message>
+        <source>Nothing yet. Jobs come by themselves; what was checked of them is counted here.</source>
+        <translation>Noch nichts. Aufträge kommen von selbst; was davon geprüft ist, wird hier gezählt.</translation>
+    </message>
+    <message>
         <source>&amp;Withdraw…</source>
         <translation>A&amp;bheben …</translation>
     </message>
@@ -521,10 +525,6 @@
     <message>
         <source>State</source>
         <translation>Stand</translation>
-    </message>
-    <message>
-        <source>No job has come to this computer yet.</source>
-        <translation>Noch kam kein Auftrag auf diesen Computer.</translation>
     </message>
     <message>
         <source>Chec&amp;k the proof</source>
@@ -718,6 +718,32 @@
     </message>
 </context>
 <context>
+    <name>FirstPayment</name>
+    <message>
+        <source>Your first payment has arrived. {0}</source>
+        <translation>Ihre erste Zahlung ist da. {0}</translation>
+    </message>
+</context>
+<context>
+    <name>FirstPaymentCard</name>
+    <message>
+        <source>Your first payment has arrived</source>
+        <translation>Ihre erste Zahlung ist da</translation>
+    </message>
+    <message>
+        <source>A coin with a tick</source>
+        <translation>Eine Münze mit einem Haken</translation>
+    </message>
+    <message>
+        <source>C&amp;lose</source>
+        <translation>Sch&amp;ließen</translation>
+    </message>
+    <message>
+        <source>{0} for work that this computer did. The next ones come quietly.</source>
+        <translation>{0} für Arbeit, die dieser Computer getan hat. Die nächsten kommen still.</translation>
+    </message>
+</context>
+<context>
     <name>HomePage</name>
     <message>
         <source>Lend this computer</source>
@@ -744,6 +770,14 @@
         <translation>&amp;Jetzt aktualisieren</translation>
     </message>
     <message>
+        <source>Picture of a graphics card</source>
+        <translation>Bild einer Grafikkarte</translation>
+    </message>
+    <message>
+        <source>Picture of a processor</source>
+        <translation>Bild eines Prozessors</translation>
+    </message>
+    <message>
         <source>Load</source>
         <translation>Last</translation>
     </message>
@@ -760,8 +794,8 @@
         <translation>Leistung</translation>
     </message>
     <message>
-        <source>Line</source>
-        <translation>Leitung</translation>
+        <source>Internet</source>
+        <translation>Internet</translation>
     </message>
     <message>
         <source>This computer</source>
@@ -816,8 +850,8 @@
         <translation>Auftrag</translation>
     </message>
     <message>
-        <source>{0} · {1} MB for jobs</source>
-        <translation>{0} · {1} MB für Aufträge</translation>
+        <source>{0} GB of memory for jobs</source>
+        <translation>{0} GB Speicher für Aufträge</translation>
     </message>
     <message>
         <source>not lent: {0}</source>
@@ -1042,6 +1076,33 @@
     </message>
 </context>
 <context>
+    <name>NoEarningsCard</name>
+    <message>
+        <source>Picture of a graphics card</source>
+        <translation>Bild einer Grafikkarte</translation>
+    </message>
+    <message>
+        <source>Picture of a processor</source>
+        <translation>Bild eines Prozessors</translation>
+    </message>
+    <message>
+        <source>Nothing earned yet</source>
+        <translation>Noch nichts verdient</translation>
+    </message>
+    <message>
+        <source>Jobs come by themselves while lending is on. Their work is checked, and then paid. Each job will be a row here: what it brought, whether it is paid, and why not where it is not.</source>
+        <translation>Aufträge kommen von selbst, solange das Verleihen an ist. Ihre Arbeit wird geprüft und dann bezahlt. Jeder Auftrag wird hier eine Zeile: was er gebracht hat, ob er bezahlt ist, und warum nicht, wo er es nicht ist.</translation>
+    </message>
+    <message>
+        <source>&amp;Start lending</source>
+        <translation>Verleihen &amp;starten</translation>
+    </message>
+    <message>
+        <source>Now: {0} {1}</source>
+        <translation>Jetzt: {0} {1}</translation>
+    </message>
+</context>
+<context>
     <name>PauseMenu</name>
     <message>
         <source>&amp;Pause</source>
@@ -1139,10 +1200,6 @@
         <translation>Der Koordinator hat noch nicht gemeldet, was daraus geworden ist.</translation>
     </message>
     <message>
-        <source>Not paid: the replica was not whole when the round was decided, so it was not used.</source>
-        <translation>Nicht bezahlt: Die Replik war unvollständig, als über die Runde entschieden wurde; ihre Arbeit wurde nicht verwendet.</translation>
-    </message>
-    <message>
         <source>Not paid: the round had lost too many computers and was done again.</source>
         <translation>Nicht bezahlt: Die Runde hatte zu viele Computer verloren und wurde wiederholt.</translation>
     </message>
@@ -1185,6 +1242,10 @@
     <message>
         <source>Not paid: this computer was sent away, and its unpaid work of the job is void.</source>
         <translation>Nicht bezahlt: Dieser Computer wurde weggeschickt; seine unbezahlte Arbeit an diesem Auftrag verfällt.</translation>
+    </message>
+    <message>
+        <source>Not paid: the computers that held the model together with this one were not complete when the round ended.</source>
+        <translation>Nicht bezahlt: Die Computer, die das Modell mit diesem zusammen hielten, waren nicht vollzählig, als die Runde endete.</translation>
     </message>
     <message>
         <source>Not paid: another computer&apos;s part of the round was false, or was not shown, and this one is not known well enough yet.</source>
@@ -1516,6 +1577,14 @@
         <translation>Ersatz</translation>
     </message>
     <message>
+        <source>Part {0} of the model</source>
+        <translation>Teil {0} des Modells</translation>
+    </message>
+    <message>
+        <source>{0} of the job done</source>
+        <translation>{0} des Auftrags getan</translation>
+    </message>
+    <message>
         <source>Stage {0}, replica {1}</source>
         <translation>Stufe {0}, Replik {1}</translation>
     </message>
@@ -1593,6 +1662,10 @@
     <message>
         <source>Notifications</source>
         <translation>Meldungen</translation>
+    </message>
+    <message>
+        <source>Appearance</source>
+        <translation>Darstellung</translation>
     </message>
     <message>
         <source>Privacy &amp; about</source>
@@ -1767,12 +1840,16 @@
         <translation>Arbeitet nicht für weniger als</translation>
     </message>
     <message>
-        <source>Tokens for 10^15 operations. Empty: for any price.</source>
-        <translation>Token für 10^15 Operationen. Leer: für jeden Preis.</translation>
+        <source>Tokens for as much work as a fast graphics card does in about half a minute. Empty: for any price.</source>
+        <translation>Token für so viel Arbeit, wie eine schnelle Grafikkarte in etwa einer halben Minute tut. Leer: zu jedem Preis.</translation>
     </message>
     <message>
         <source>any price</source>
         <translation>jeder Preis</translation>
+    </message>
+    <message>
+        <source>For a million billion (10^15) operations.</source>
+        <translation>Für eine Billiarde (10^15) Rechenschritte.</translation>
     </message>
     <message>
         <source>A kWh costs you</source>
@@ -1887,14 +1964,6 @@
         <translation>Was diesen Computer verlässt</translation>
     </message>
     <message>
-        <source>To the coordinator: name, device, speed, memory, rates of the line, the wallet that is paid, and the work.</source>
-        <translation>An den Koordinator: Name, Gerät, Tempo, Speicher, Raten der Leitung, die bezahlte Geldbörse und die Arbeit.</translation>
-    </message>
-    <message>
-        <source>To peers of a job: the work, and the address of this line.</source>
-        <translation>An Partner eines Auftrags: die Arbeit und die Adresse dieser Leitung.</translation>
-    </message>
-    <message>
         <source>Nothing else. There is no telemetry, and nothing to switch off.</source>
         <translation>Sonst nichts. Es gibt keine Telemetrie und nichts abzuschalten.</translation>
     </message>
@@ -1937,6 +2006,14 @@
     <message>
         <source>While jobs run. Where the driver does not let us set it, jobs pause for moments instead.</source>
         <translation>Solange Aufträge laufen. Lässt der Treiber sie nicht setzen, halten Aufträge stattdessen kurz inne.</translation>
+    </message>
+    <message>
+        <source>To the coordinator: name, device, speed, memory, speed of your internet, the wallet that is paid, and the work.</source>
+        <translation>An den Koordinator: Name, Gerät, Tempo, Speicher, Tempo Ihres Internets, die bezahlte Geldbörse und die Arbeit.</translation>
+    </message>
+    <message>
+        <source>To peers of a job: the work, and the internet address of this computer.</source>
+        <translation>An Partner eines Auftrags: die Arbeit und die Internetadresse dieses Computers.</translation>
     </message>
     <message>
         <source>The agent was started with --always: it lends whatever these rules say.</source>
@@ -2015,6 +2092,10 @@
     <message>
         <source>Lend this computer while you do not need it, and be paid for the work that was checked. First, what it can do:</source>
         <translation>Verleihen Sie diesen Computer, während Sie ihn nicht brauchen, und werden Sie für geprüfte Arbeit bezahlt. Zuerst, was er kann:</translation>
+    </message>
+    <message>
+        <source>How far the check is</source>
+        <translation>Wie weit die Prüfung ist</translation>
     </message>
     <message>
         <source>The network to lend to: its address, or an invitation</source>

@@ -6,7 +6,7 @@
     process   the agent as a process of its own: started, followed, asked to stop
     lending   the switch: joins client and process into a stream of snapshots
     sentences a snapshot in words
-    window, tray, widgets, theme   what is seen
+    window, tray, widgets, theme, looks   what is seen
 
 The window may crash, close or be updated while a job runs. Errors: ``GuiError`` (``errors``), each with a sentence for the owner.
 """

@@ -20,6 +20,7 @@ from common.terminal import say
 from desktop.gui.client import Calls
 from desktop.gui.language import speak
 from desktop.gui.lending import Lending
+from desktop.gui.looks.first_payment import FirstPayment
 from desktop.gui.model import Snapshot
 from desktop.gui.notices import DesktopNotices
 from desktop.gui.pages.settings import LANGUAGE, THEME
@@ -44,8 +45,12 @@ class Desktop(QObject):
         calls = Calls(home / "agent.sock", self)
         self.tray = Tray(settings, self)
         self.window = MainWindow(settings, self.tray.is_there, calls)
-        self.notices = DesktopNotices(calls, settings, self.window.activity, self.tray.tell, self)
-        for follower in (self.window, self.tray, self.notices):
+        self.first_payment = FirstPayment(settings, self)
+        self.notices = DesktopNotices(calls, settings, self.window.activity, self.first_payment, self.tray.tell, self)
+        card = self.window.home.first_payment
+        self.first_payment.changed.connect(card.show_amount)
+        card.closed.connect(self.first_payment.close)
+        for follower in (self.window, self.tray, self.first_payment, self.notices):
             self.lending.changed.connect(follower.show_snapshot)
         self.lending.changed.connect(self._follow_version)
         self.lending.refused.connect(self.window.show_refusal)

@@ -99,10 +99,10 @@ class Gauge(QWidget):
 class ProgressLine(QWidget):
     """How far a job is; hidden where that is not known."""
 
-    def __init__(self, name: str) -> None:
-        """``name``: what goes on."""
+    def __init__(self, name: str, earns: bool = True) -> None:
+        """``name``: what goes on; ``earns``: it is paid, so it is green."""
         super().__init__()
-        self._share = 0.0
+        self._share, self._earns = 0.0, earns
         self.setFixedHeight(8)
         self.setAccessibleName(name)
 
@@ -121,7 +121,7 @@ class ProgressLine(QWidget):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(theme.line))
         painter.drawRoundedRect(QRectF(self.rect()), 4, 4)
-        painter.setBrush(QColor(theme.lending))
+        painter.setBrush(QColor(theme.lending if self._earns else theme.brand))
         painter.drawRoundedRect(QRectF(0, 0, max(8.0, self.width() * self._share), 8), 4, 4)
 
 
@@ -145,7 +145,7 @@ class Bars(QWidget):
         super().__init__()
         self._bars: tuple[Bar, ...] = ()
         self._at = -1
-        self.setMinimumHeight(110)
+        self.setMinimumHeight(92)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
@@ -161,7 +161,7 @@ class Bars(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        return QSize(320, 116)
+        return QSize(320, 94)
 
     def _pick(self, at: int) -> None:
         if at != self._at:

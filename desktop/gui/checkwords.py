@@ -25,7 +25,7 @@ class CheckWords(QObject):
             "disk": self.tr("Disk"),
             "memory": self.tr("Memory"),
             "coordinator": self.tr("Network"),
-            "line": self.tr("Line"),
+            "line": self.tr("Internet"),
         }
         return names.get(name, self.tr("Earnings"))
 
@@ -75,7 +75,7 @@ class CheckWords(QObject):
 
     def _of_the_network(self, detail: Mapping[str, str], text: str) -> dict[tuple[str, str], str]:
         here = self.tr("{0} computers are connected, {1} of them work")
-        line = self.tr("Up {0}, down {1} Mbit/s; router: {2}")
+        line = self.tr("Up {0}, down {1} Mbit/s")
         up, down = detail.get("up_mbit", "?"), detail.get("down_mbit", "?")
         return {
             ("coordinator", "answers"): here.format(detail.get("online"), detail.get("busy")),
@@ -84,7 +84,7 @@ class CheckWords(QObject):
             ("coordinator", "other key"): self.tr(
                 "Another network answers there than that of your invitation. Ask whoever invited you for a new one."
             ),
-            ("line", "tested"): line.format(up, down, detail.get("nat")),
+            ("line", "tested"): line.format(up, down),
             ("line", "no relay"): self.tr("No relay of the network is reached from here"),
             ("line", "waits"): self.tr("It is tested once the network answers"),
             ("line", "not tested"): self.tr("It could not be tested: {0}").format(text),

@@ -7,6 +7,7 @@ from PySide6.QtCore import QObject, QSettings
 from desktop.answers import ActivityEvent, ActivityEvents
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
+from desktop.gui.looks.first_payment import FirstPayment
 from desktop.gui.model import Snapshot, read
 from desktop.gui.pages.activity import ActivityPage
 
@@ -41,12 +42,14 @@ class DesktopNotices(QObject):
         calls: Calls,
         settings: QSettings,
         words: ActivityPage,
+        first_payment: FirstPayment,
         tell: Callable[[str, bool], None],
         parent: QObject | None = None,
     ) -> None:
         """``words``: whose sentences to use; ``tell``: shows a text, as a warning or not."""
         super().__init__(parent)
         self._calls, self._settings, self._words, self._tell = calls, settings, words, tell
+        self._first_payment = first_payment
         self._known: int | None = None
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
@@ -68,7 +71,12 @@ class DesktopNotices(QObject):
         self._words.show_events(ActivityEvents(events))
         new = [event for event in events if event.number > since and self._wanted(event)]
         for event in reversed(new[:AT_ONCE]):
-            self._tell(self._words.words(event), event.severity != "info")
+            self._tell(self._said(event), event.severity != "info")
+
+    def _said(self, event: ActivityEvent) -> str:
+        text = self._words.words(event)
+        is_payment = event.kind == "paid" and not event.detail.get("target")  # Else it is what its owner sends on.
+        return self._first_payment.words(text) if is_payment and self._first_payment.tell_once() else text
 
     def _wanted(self, event: ActivityEvent) -> bool:
         name = notice_of(event)

@@ -53,7 +53,9 @@ class PayWords(QObject):
     def _unused(self, why: str) -> str:
         match why:
             case "late":
-                return self.tr("Not paid: the replica was not whole when the round was decided, so it was not used.")
+                return self.tr(
+                    "Not paid: the computers that held the model together with this one were not complete when the round ended."
+                )
             case "again":
                 return self.tr("Not paid: the round had lost too many computers and was done again.")
             case "ended":

@@ -201,10 +201,10 @@ class Sentences(QObject):
         return Sentence(Mood.LENDING, self.tr("Lending to “{0}”.").format(job), reason)
 
     def place(self, task: Task) -> str:
-        """Where in the job this computer stands."""
+        """What of the job is this computer's."""
         if task.stage is None:
             return self.tr("Spare")
-        return self.tr("Stage {0}, replica {1}").format(task.stage, task.replica)
+        return self.tr("Part {0} of the model").format(task.stage + 1)
 
     def state_of(self, task: Task) -> str:
         """What the task is doing, with the reason where it has failed."""
@@ -233,11 +233,20 @@ class Sentences(QObject):
         parts = []
         if task.round is not None:
             parts.append(self.tr("Round {0}").format(task.round))
+        if task.share is not None and task.is_live:
+            parts.append(self.tr("{0} of the job done").format(f"{100 * task.share:.0f} %"))
+        return " · ".join(parts) or "–"
+
+    def detail(self, task: Task) -> str:
+        """The exact figures, for whoever knows what they mean."""
+        parts = []
+        if task.stage is not None:
+            parts.append(self.tr("Stage {0}, replica {1}").format(task.stage, task.replica))
         if task.step is not None:
             parts.append(self.tr("step {0}").format(task.step))
         if task.loss is not None:
             parts.append(self.tr("loss {0:.3f}").format(task.loss))
-        return " · ".join(parts) or "–"
+        return " · ".join(parts)
 
     def glance(self, mood: Mood) -> str:
         """One or two words of our own, for places that may read markup in a text from elsewhere."""

@@ -4,8 +4,8 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QColor, QFont, QHideEvent, QPainter, QPaintEvent, QPen, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
     QCheckBox,
@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from desktop.gui.looks import motion
 from desktop.gui.model import plain
 from desktop.gui.sentences import Mood
 from desktop.gui.theme import draw_mood, theme_of
@@ -70,7 +71,7 @@ def button(text: str, act: Callable[[], object], role: str = "") -> QPushButton:
 
 
 class FlowBox(QWidget):
-    """Parts side by side, in as many rows as they need to stay whole."""
+    """Parts side by side, in as many rows as they need to stay whole; a hidden one leaves no hole."""
 
     def __init__(self, parts: Sequence[QWidget], spacing: int = 4) -> None:
         super().__init__()
@@ -83,14 +84,15 @@ class FlowBox(QWidget):
 
     def sizeHint(self) -> QSize:
         """All in one row."""
-        return QSize(self._needed(self._parts), max(part.sizeHint().height() for part in self._parts))
+        parts = self._shown
+        return QSize(self._needed(parts), max((part.sizeHint().height() for part in parts), default=0))
 
     def minimumSizeHint(self) -> QSize:
         """All below each other."""
-        return QSize(max(_whole(part) for part in self._parts), self.sizeHint().height())
+        return QSize(max((_whole(part) for part in self._shown), default=0), self.sizeHint().height())
 
     def heightForWidth(self, width: int) -> int:
-        heights = [max(part.sizeHint().height() for part in row) for row in self._rows(width)]
+        heights = [max((part.sizeHint().height() for part in row), default=0) for row in self._rows(width)]
         return sum(heights) + self._spacing * (len(heights) - 1)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -103,12 +105,16 @@ class FlowBox(QWidget):
             self._place()
         return super().event(event)
 
+    @property
+    def _shown(self) -> list[QWidget]:
+        return [part for part in self._parts if not part.isHidden()]
+
     def _needed(self, parts: Sequence[QWidget]) -> int:
         return sum(_whole(part) for part in parts) + self._spacing * (len(parts) - 1)
 
     def _rows(self, width: int) -> list[list[QWidget]]:
         rows: list[list[QWidget]] = [[]]
-        for part in self._parts:
+        for part in self._shown:
             if rows[-1] and self._needed([*rows[-1], part]) > width:
                 rows.append([])
             rows[-1].append(part)
@@ -116,7 +122,7 @@ class FlowBox(QWidget):
 
     def _place(self) -> None:
         top = 0
-        for row in self._rows(self.width()):
+        for row in self._rows(self.width()) if self._shown else ():
             height = max(part.sizeHint().height() for part in row)
             left, more = 0, max(0, self.width() - self._needed(row)) // len(row)
             for part in row:
@@ -232,16 +238,40 @@ class MoodMark(QWidget):
 
 
 class CheckMark(QWidget):
-    """How a step of a test went: a tick, an exclamation mark, a cross, three dots, or nothing yet."""
+    """How a step of a test went: a tick, an exclamation mark, a cross; an arc that turns; or a ring for what is to come."""
+
+    TURN_MS, TURN_DEGREES = 50, 18
 
     def __init__(self) -> None:
         super().__init__()
         self.setFixedSize(20, 20)
-        self._state = "waiting"
+        self._state, self._turned = "waiting", 0
+        self.turning = QTimer(self, interval=self.TURN_MS)
+        self.turning.timeout.connect(self._turn)
 
     def set_state(self, state: str) -> None:
         """Draw another state: good, warning, bad, running or waiting."""
-        self._state = state
+        if state != self._state:
+            self._state = state
+            self._turn_or_rest()
+            self.update()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._turn_or_rest()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self.turning.stop()
+
+    def _turn_or_rest(self) -> None:
+        if self._state == "running" and self.isVisible() and motion.is_wanted():
+            self.turning.start()
+        else:
+            self.turning.stop()
+
+    def _turn(self) -> None:
+        self._turned = (self._turned + self.TURN_DEGREES) % 360
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -249,8 +279,10 @@ class CheckMark(QWidget):
         colours = {"good": theme.lending, "warning": theme.waiting, "bad": theme.trouble}
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.translate(0, -2)  # On the line of the name beside it.
         style, cap, join = Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap, Qt.PenJoinStyle.RoundJoin
         painter.setPen(QPen(QColor(colours.get(self._state, theme.dim)), 2.4, style, cap, join))
+        ring = QRectF(self.rect()).adjusted(3.5, 3.5, -3.5, -3.5)
         match self._state:
             case "good":
                 painter.drawPolyline([QPointF(4, 10), QPointF(8.5, 14.5), QPointF(16, 5.5)])
@@ -261,10 +293,11 @@ class CheckMark(QWidget):
                 painter.drawLine(QPointF(5, 5), QPointF(15, 15))
                 painter.drawLine(QPointF(15, 5), QPointF(5, 15))
             case "running":
-                for x in (5, 10, 15):
-                    painter.drawPoint(QPointF(x, 10))
+                painter.setPen(QPen(QColor(theme.brand), 2.4, style, cap, join))
+                painter.drawArc(ring, (90 - self._turned) * 16, -250 * 16)
             case _:
-                painter.drawPoint(QPointF(10, 10))
+                painter.setPen(QPen(QColor(theme.edge), 1.6))
+                painter.drawEllipse(ring)
 
 
 class Card(QFrame):

@@ -87,7 +87,8 @@ class MainWindow(QWidget):
             part.mend_asked.connect(self._mend)
         for sheet in (self.engine, self.image):
             sheet.mended.connect(self._mended)
-        self.welcome.toggle_asked.connect(self.toggle_asked)
+        for page in (self.earnings, self.welcome):
+            page.toggle_asked.connect(self.toggle_asked)
         self.welcome.restart_asked.connect(self.restart_asked)
         self.welcome.done.connect(lambda: self.go(HOME))
         self.home.earnings.more_asked.connect(lambda: self.go(EARNINGS))
@@ -132,6 +133,7 @@ class MainWindow(QWidget):
         if self.joining is not None:
             self.joining.show_snapshot(snapshot)
         self.home.show_snapshot(snapshot)
+        self.earnings.empty.show_snapshot(snapshot)
         self.welcome.show_snapshot(snapshot)
         status = snapshot.status
         if status is None:

@@ -60,7 +60,7 @@ class ActivityPage(QWidget):
         last.addWidget(self.look)
         last.addWidget(self.said, 1)
         card.body.addLayout(row)
-        card.body.addWidget(self.none)
+        card.body.addWidget(self.none, 2, Qt.AlignmentFlag.AlignTop)
         card.body.addWidget(self.list, 2)
         card.body.addLayout(last)
         card.body.addWidget(self.report, 1)

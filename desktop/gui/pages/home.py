@@ -1,4 +1,4 @@
-"""The first page: the switch, why it does what it does, the job, the gauges, what was earned, this computer."""
+"""The first page: the switch, why it does what it does, the job, what was earned, the device and its gauges."""
 
 from PySide6.QtCore import QLocale, Qt, Signal
 from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QGuiApplication, QResizeEvent
@@ -7,15 +7,17 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 from desktop.answers import GpuMeter, Meters, UpdateView
 from desktop.gui.charts import Gauge, ProgressLine, Reading
 from desktop.gui.engine.mend import MendRow
+from desktop.gui.looks.first_payment import FirstPaymentCard
+from desktop.gui.looks.picture import LentPicture
 from desktop.gui.model import AgentPhase, Snapshot, Status, plain
 from desktop.gui.pages.money import EarningsCard
 from desktop.gui.pause_menu import PauseMenu
-from desktop.gui.sentences import Sentences
+from desktop.gui.sentences import Mood, Sentences
 from desktop.gui.widgets import Card, FlowBox, MoodMark, Rows, Switch, Text, button
 
 UNKNOWN = "–"
 ROOMY = 500  # Pixels, from which on a button fits beside the switch and its sentence.
-LINE_MBIT = 100.0  # A full gauge of the line where its owner sets no limit.
+LINE_MBIT = 100.0  # A full gauge of the connection where its owner sets no limit.
 COLD = 20.0  # Degrees at which a gauge of warmth is empty; it is full at its limit and a quarter.
 
 
@@ -35,12 +37,13 @@ class HomePage(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
-        self.earnings = EarningsCard()
+        self.first_payment, self.earnings = FirstPaymentCard(), EarningsCard()
         for card in (
             self._update_card(),
+            self.first_payment,
             self._switch_card(),
-            self._meters_card(),
             self.earnings,
+            self._meters_card(),
             self._computer_card(),
         ):
             column.addWidget(card)
@@ -94,16 +97,25 @@ class HomePage(QWidget):
         return self.update_card
 
     def _meters_card(self) -> Card:
-        self.meters = Card()
-        self.device = Text(dim=True)
+        self.meters, head, texts = Card(), QHBoxLayout(), QVBoxLayout()
+        self.picture = LentPicture(self.tr("Picture of a graphics card"), self.tr("Picture of a processor"))
+        self.device, self.lent = Text(size=2, bold=True), Text(dim=True)
+        texts.setSpacing(2)
+        texts.addStretch()
+        texts.addWidget(self.device)
+        texts.addWidget(self.lent)
+        texts.addStretch()
+        head.setSpacing(16)
+        head.addWidget(self.picture)
+        head.addLayout(texts, 1)
         self.gauges = {
             "load": Gauge(self.tr("Load")),
             "memory": Gauge(self.tr("Memory lent")),
             "heat": Gauge(self.tr("Temperature")),
             "power": Gauge(self.tr("Power")),
-            "line": Gauge(self.tr("Line")),
+            "line": Gauge(self.tr("Internet")),
         }
-        self.meters.body.addWidget(self.device)
+        self.meters.body.addLayout(head)
         self.meters.body.addWidget(FlowBox(list(self.gauges.values()), 0))
         return self.meters
 
@@ -144,7 +156,7 @@ class HomePage(QWidget):
         self.pause.setVisible(self.pauses.isEnabled())
         self._status = snapshot.status or self._status
         self._show_task(snapshot.status)
-        self._show_meters(snapshot.status)
+        self._show_meters(snapshot.status, sentence.mood is Mood.LENDING)
         self.earnings.show_status(self._status)
         self._show_known(self._status)
         if snapshot.status is not None:
@@ -189,18 +201,22 @@ class HomePage(QWidget):
                 self.tr("{0} MB/s").format(QLocale().toString((status.meters.up + status.meters.down) / 1e6, "f", 1))
             )
         self.task.say(" · ".join(part for part in parts if part != UNKNOWN), self.tr("Job"))
+        self.task.setToolTip(words.detail(task))
+        self.task.setAccessibleDescription(words.detail(task))
 
-    def _show_meters(self, status: Status | None) -> None:
+    def _show_meters(self, status: Status | None, works: bool) -> None:
         meters = status.meters if status is not None else None
         self.meters.setVisible(meters is not None)
         if meters is None or status is None:
             return
         profile = status.profile
-        said = [self.tr("{0} · {1} MB for jobs").format(profile.device, QLocale().toString(profile.memory_mb))]
+        said = [self.tr("{0} GB of memory for jobs").format(_gb(profile.memory_mb / 1024))]
         gpu = next((gpu for gpu in meters.gpus if gpu.uuid == status.gpu), None) if status.gpu else None
         if idle := [plain(other.name, 60) for other in meters.gpus if gpu is not None and other is not gpu]:
             said.append(self.tr("not lent: {0}").format(", ".join(idle)))
-        self.device.say(" · ".join(said))
+        self.device.say(profile.device)
+        self.lent.say(" · ".join(said))
+        self.picture.show_device(gpu is not None or profile.kind == "cuda", works)
         for name in ("heat", "power"):
             self.gauges[name].setVisible(gpu is not None)
         rate = (meters.up + meters.down) * 8 / 1e6

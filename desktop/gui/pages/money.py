@@ -1,4 +1,5 @@
 """Earnings: the card of the first page, and the page of all jobs."""
+# ruff: noqa: N802 (Qt's own names of what is overridden)
 
 import csv
 import io
@@ -24,6 +25,7 @@ from desktop.gui.charts import Bar, Bars
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import Status, plain, read
+from desktop.gui.pages.no_earnings import NoEarningsCard
 from desktop.gui.paywords import PayWords
 from desktop.gui.proof import ProofCheck
 from desktop.gui.sentences import moment, money
@@ -32,11 +34,12 @@ from ledger.money import show
 
 UNKNOWN = "–"
 COLUMNS = 6
+TODAY_SIZE = 18  # Points more than usual: the number that an owner looks for.
 NUMBERS = (2, 3, 4)  # Stand right, and so do their headers.
 
 
 class EarningsCard(Card):
-    """Today, seven days, all time, and a bar a day."""
+    """Today in large, seven days, all time, and a bar a day."""
 
     withdraw_asked = Signal()
     more_asked = Signal()
@@ -50,8 +53,10 @@ class EarningsCard(Card):
             ("verified", self.tr("All time")),
             ("open", self.tr("To be paid")),
         ):
-            holder, number, label = QWidget(), Text(size=6, bold=True), Text(dim=True)
+            size = TODAY_SIZE if key == "today" else 6
+            holder, number, label = QWidget(), Text(size=size, bold=True), Text(dim=True)
             pair = QVBoxLayout(holder)
+            pair.addStretch()  # All captions of a row stand on one line.
             label.say(caption)
             number.setProperty("caption", caption)
             pair.setSpacing(0)
@@ -63,6 +68,9 @@ class EarningsCard(Card):
             self._numbers[key] = number
         self.bars = Bars(self.tr("What was verified on each of the last seven days"))
         self.bars.picked.connect(lambda _: self.more_asked.emit())
+        self.nothing = Text(dim=True)
+        self.nothing.say(self.tr("Nothing yet. Jobs come by themselves; what was checked of them is counted here."))
+        self.nothing.hide()
         self.withdraw = button(self.tr("&Withdraw…"), self.withdraw_asked.emit)
         more = button(self.tr("All &jobs"), self.more_asked.emit, "link")
         last = QHBoxLayout()
@@ -70,6 +78,7 @@ class EarningsCard(Card):
         last.addStretch()
         last.addWidget(self.withdraw)
         self.body.addWidget(FlowBox(pairs, 16))
+        self.body.addWidget(self.nothing)
         self.body.addWidget(self.bars)
         self.body.addLayout(last)
         self.show_status(None)
@@ -93,8 +102,11 @@ class EarningsCard(Card):
         self.withdraw.setEnabled(status is not None)
 
     def show_days(self, days: Sequence[EarningsDay]) -> None:
-        """The bars."""
+        """The bars; without any, what will be here."""
         self.bars.show_bars(bars_of(days[-7:]))
+        some = any(day.verified for day in days)
+        self.bars.setVisible(some)
+        self.nothing.setVisible(not some)
 
 
 def bars_of(days: Sequence[EarningsDay]) -> list[Bar]:
@@ -120,7 +132,7 @@ class JobsTable(QTableWidget):
         header.setHighlightSections(False)
         header.sectionResized.connect(lambda column, *_: self._fit() if column else None)
 
-    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802 - Qt's name
+    def resizeEvent(self, event: QResizeEvent) -> None:
         """Share the new width."""
         super().resizeEvent(event)
         self._fit()
@@ -134,6 +146,7 @@ class EarningsPage(QWidget):
     """All jobs: what each brought, and whether it is paid, with the proof."""
 
     withdraw_asked = Signal()
+    toggle_asked = Signal()
 
     def __init__(self, calls: Calls) -> None:
         super().__init__()
@@ -146,8 +159,13 @@ class EarningsPage(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
-        column.addWidget(self._chart_card())
-        column.addWidget(self._jobs_card(), 1)
+        self.empty, self.chart, self.jobs = NoEarningsCard(), self._chart_card(), self._jobs_card()
+        self.empty.start.clicked.connect(lambda _: self.toggle_asked.emit())
+        self.empty.hide()  # Until the agent says that there is nothing.
+        column.addWidget(self.empty)
+        column.addWidget(self.chart)
+        column.addWidget(self.jobs, 1)
+        column.addStretch()
 
     def _chart_card(self) -> Card:
         card, row = Card(), QHBoxLayout()
@@ -184,8 +202,8 @@ class EarningsPage(QWidget):
         self.table.setTabKeyNavigation(False)
         self.table.setMinimumHeight(150)
         self.table.itemSelectionChanged.connect(self._selected)
-        self.none = Text(dim=True)
-        self.none.say(self.tr("No job has come to this computer yet."))
+        self.trouble = Text(dim=True)
+        self.trouble.hide()
         self.why, self.proven = Text(dim=True), Text()
         self.proven.hide()
         self.check = button(self.tr("Chec&k the proof"), self._check)
@@ -196,11 +214,11 @@ class EarningsPage(QWidget):
         buttons = FlowBox(
             [self.check, self.copy, self.export, button(self.tr("&Withdraw…"), self.withdraw_asked.emit)], 8
         )
-        for part in (self.none, self.table, self.why, self.proven, buttons):
+        for part in (self.trouble, self.table, self.why, self.proven, buttons):
             card.body.addWidget(part)
         return card
 
-    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802 - Qt's name
+    def showEvent(self, event: QShowEvent) -> None:
         self.refresh()
 
     def refresh(self) -> None:
@@ -211,7 +229,8 @@ class EarningsPage(QWidget):
         try:
             self.show_summary(read(body, EarningsSummary))
         except AnswerError as error:
-            self.none.say(str(error))
+            self.trouble.say(str(error))
+            self.trouble.show()
 
     def show_power(self, electricity: int) -> None:
         """What a kWh costs, in millionths."""
@@ -229,8 +248,11 @@ class EarningsPage(QWidget):
         picked = self._job()
         self._summary = summary
         self._show_chart()
-        self.none.setVisible(not summary.jobs)
-        self.table.setVisible(bool(summary.jobs))
+        is_empty = not summary.jobs and not summary.verified
+        self.trouble.hide()
+        self.empty.setVisible(is_empty)
+        for part in (self.chart, self.jobs):
+            part.setVisible(not is_empty)
         self.table.setRowCount(0)  # Spans of the rows of before would stay.
         self._rows = rows_of(summary.jobs)
         self.table.setRowCount(len(self._rows))

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
 
 from common import invitations
 from desktop.answers import SelfTest, SelfTestStep
+from desktop.gui.charts import ProgressLine
 from desktop.gui.checkwords import CheckWords
 from desktop.gui.client import Calls
 from desktop.gui.engine.mend import MendRow
@@ -75,6 +76,11 @@ class WelcomePage(QWidget):
         self.lines, self.mend, self.mend_again = {name: _Line() for name in NAMES}, MendRow(INDENT), MendRow(INDENT)
         for row in (self.mend, self.mend_again):
             row.asked.connect(self.mend_asked)
+        self.progress = ProgressLine(self.tr("How far the check is"), earns=False)
+        policy = self.progress.sizePolicy()
+        policy.setRetainSizeWhenHidden(True)  # Nothing moves when it is over.
+        self.progress.setSizePolicy(policy)
+        card.body.addWidget(self.progress)
         for name, line in self.lines.items():
             line.show_check(SelfTestStep(name), self._words.name(name), "")
             card.body.addWidget(line)
@@ -234,6 +240,7 @@ class WelcomePage(QWidget):
         self._has_test = False
         for line in self.lines.values():
             line.mark.set_state("waiting")
+        self.progress.hide()
         self.said.say(self.tr("Cottage's agent does not run, so nothing can be checked: {0}").format(plain(detail)))
         self.again.setEnabled(True)
         self.first.setEnabled(False)
@@ -278,6 +285,9 @@ class WelcomePage(QWidget):
         over = bool(test.checks) and not test.running
         self.again.setEnabled(over)
         self.first.setEnabled(over)
+        done = sum(check.state not in ("waiting", "running") for check in test.checks)
+        self.progress.show_share(done / len(NAMES))
+        self.progress.setVisible(not over)
         if not over:
             self.said.say(self.tr("Checking; measuring takes about a minute the first time."))
         elif test.can_lend:

@@ -50,7 +50,7 @@ def test_the_gauges_show_the_card_that_is_lent_and_name_the_other(opened: Opened
     opened.docs["status"] = status(meters=METERS | {"gpus": [FIRST, SECOND]}, gpu=SECOND["uuid"])
     home = opened.window.home
     wait_for(lambda: "41 °C" in home.gauges["heat"].accessibleDescription(), "the warmth of the second")
-    assert home.device.accessibleName().endswith("not lent: NVIDIA GeForce RTX 4090")
+    assert home.lent.accessibleName().endswith("not lent: NVIDIA GeForce RTX 4090")
     wait_for(lambda: "41 °C" in opened.desktop.tray.icon.toolTip(), "the same in the tray")
 
 

@@ -76,7 +76,7 @@ def test_a_task_is_shown_with_its_place_and_state(
     assign = assignment(double, plan_of((0, 0, node)), 0, 0, "checkpoint")
     coordinator_thread.run(double.assign(node, assign))
     until(desktop, "Lending to “checkpoint”.")
-    assert window.home.task.text().startswith("Stage 0, replica 0 · Running")
+    assert window.home.task.text().startswith("Part 1 of the model · Running")
     assert window.home.meters.isVisible()
     assert desktop.window.home.earnings.number("today").text() == "0.00"
     assert desktop.tray.state.text() == "Lending to “checkpoint”."

@@ -14,7 +14,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QWidget
 
 from desktop.gui import lending
-from desktop.gui.app import Desktop
+from desktop.gui.app import Desktop, wear
 from desktop.gui.client import Calls
 from desktop.gui.model import AgentPhase, Snapshot, read_status
 from desktop.gui.pages.welcome import DONE
@@ -83,10 +83,8 @@ def test_a_screen_reader_hears_every_control_and_every_text(window: MainWindow) 
         if part.isVisible():
             assert QAccessible.queryAccessibleInterface(part).text(QAccessible.Text.Name).strip(), part
     assert window.home.earnings.number("today").accessibleName() == "Today: 1.24"
-    assert (
-        window.home.task.accessibleName()
-        == "Job: Stage 1, replica 0 · Running · Round 12 · step 345 · loss 2.312 · 1.2 MB/s"
-    )
+    assert window.home.task.accessibleName() == "Job: Part 2 of the model · Running · Round 12 · 1.2 MB/s"
+    assert window.home.task.accessibleDescription() == "Stage 1, replica 0 · step 345 · loss 2.312"
     heat = QAccessible.queryAccessibleInterface(window.home.gauges["heat"])
     assert (heat.text(QAccessible.Text.Name), heat.text(QAccessible.Text.Description)) == (
         "Temperature",
@@ -280,6 +278,7 @@ def test_the_window_wears_the_colours_of_the_desktop(
 
 
 def test_a_window_of_the_usual_size_needs_no_scrolling(window: MainWindow) -> None:
+    wear(LIGHT)  # As the program does: the style's buttons are taller.
     area = window.areas[HOME]
     window.resize(USUAL_WIDTH, USUAL_HEIGHT)  # The screen of these tests is too small for it.
     wait_for(lambda: area.verticalScrollBar().maximum() == 0, "everything in sight")
