@@ -4,6 +4,9 @@ The rule. A request to this machine (``urls.is_loopback``) never takes a proxy. 
 (``HTTP_PROXY``, ``HTTPS_PROXY``), else ``ALL_PROXY``, in capital letters or small ones, unless ``NO_PROXY`` names its host.
 Without any such variable the settings of Windows and macOS count. A proxy is asked to tunnel https, WebSockets included, and to
 pass plain HTTP on.
+
+Whoever asks and gets no answer is told after ``TELL_S`` whom this waits for, and gives up after ``ANSWER_S``. Only what moves
+many bytes, or has much to do before it answers, has another limit.
 """
 
 import asyncio
@@ -13,7 +16,8 @@ import re
 import ssl
 import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +26,16 @@ from aiohttp import hdrs
 from yarl import URL
 
 from common.errors import UrlError
+from common.terminal import Waits
 from common.urls import authority, ip_of, is_loopback, parse_url, split
 
+ANSWER_S = 15.0  # A server under load answers within seconds; whoever waits longer thinks that the program hangs.
+CONNECT_S = 10.0  # Of them: to be connected, through a proxy and with TLS, where there are any.
+TELL_S = 2.0
 _NAMES = {"http": "HTTP_PROXY", "https": "HTTPS_PROXY", "all": "ALL_PROXY", "no": "NO_PROXY"}
 _KEPT_BY_SYSTEM = frozenset({"win32", "darwin"})
+NO_ANSWER = "no answer in time"
+_LITTLE = 64 << 10  # Bytes; what sends more shows how far it is.
 
 
 class ProxyError(aiohttp.ClientConnectionError):
@@ -48,6 +58,8 @@ class Proxy:
 def why(error: BaseException) -> str:
     """Why nobody was reached, in the system's words where it has some; the library's name address and options once more."""
     below = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    if isinstance(below, TimeoutError) and below.errno is None:
+        return NO_ANSWER
     if isinstance(below, ssl.SSLCertVerificationError):
         return f"its certificate is not good: {below.verify_message}"
     if isinstance(below, ssl.SSLError):
@@ -115,7 +127,7 @@ def _names(entry: str, host: str, port: int | None) -> bool:
             return False
         return ip.version == network.version and ip in network
     try:
-        name, wanted = split(entry.removeprefix("*").removeprefix("."), 0)
+        name, wanted = split(entry.removeprefix("*").removeprefix("."), 0, zone_needed=False)
     except UrlError:
         return False
     if wanted not in (0, port):
@@ -125,6 +137,19 @@ def _names(entry: str, host: str, port: int | None) -> bool:
     return host == name or host.endswith(f".{name}")
 
 
+@contextmanager
+def told_of_waiting(url: URL) -> Iterator[None]:
+    """Say on a terminal, once this has taken ``TELL_S``, that ``url`` is waited for."""
+    told = None
+    if Waits.spoken_of and sys.stderr is not None and sys.stderr.isatty():
+        told = asyncio.get_running_loop().call_later(TELL_S, Waits.tell, str(url.origin()))
+    try:
+        yield
+    finally:
+        if told is not None:
+            told.cancel()
+
+
 def through(url: URL) -> str:
     """`` through the proxy X`` for the end of a sentence on what went wrong at ``url``; empty where there is none on the way."""
     try:
@@ -132,6 +157,13 @@ def through(url: URL) -> str:
     except ProxyError:
         return ""
     return "" if proxy is None else f" through the proxy {proxy}"
+
+
+async def _waited_for(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    if (getattr(request.body, "size", None) or 0) > _LITTLE:
+        return await handler(request)
+    with told_of_waiting(request.url):
+        return await handler(request)
 
 
 async def _on_its_way(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
@@ -167,10 +199,15 @@ def open_session(
     """A session for HTTP and WebSockets.
 
     Args:
+        timeout: None: that of a question.
         proxies: follow the rule for proxies; False: go straight, whatever is set.
         options: further ones of ``aiohttp.ClientSession``.
     """
-    given = options if timeout is None else {**options, "timeout": timeout}
     return aiohttp.ClientSession(
-        connector=connector, headers=headers, trust_env=False, middlewares=(_on_its_way,) if proxies else (), **given
+        connector=connector,
+        headers=headers,
+        trust_env=False,
+        middlewares=(_waited_for, _on_its_way) if proxies else (),
+        timeout=timeout or aiohttp.ClientTimeout(total=ANSWER_S, connect=CONNECT_S),
+        **options,
     )

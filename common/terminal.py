@@ -5,7 +5,7 @@ there, in an error or a line of JSON, is stopped here. The checks of the sources
 """
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -45,6 +45,23 @@ def complain(who: str, why: object) -> None:
     """Print what went wrong, on one line of standard error. ``who``: the command; of the system's errors, our words."""
     said = in_words(why) if isinstance(why, BaseException) else why
     say(f"{who}: {untrusted(said)}", error=True)
+
+
+class Waits:
+    """Whom a command that somebody began waits for; what runs on and on has a log.
+
+    ``told``: those that were named already: once is enough.
+    """
+
+    spoken_of = False
+    told: ClassVar[set[str]] = set()
+
+    @classmethod
+    def tell(cls, whom: str) -> None:
+        """Name one."""
+        if whom not in cls.told:
+            cls.told.add(whom)
+            say(f"Waiting for {untrusted(whom)} to answer; Ctrl+C ends it", error=True)
 
 
 def say_json(value: Any, indent: int = 0) -> None:

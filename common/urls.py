@@ -34,11 +34,12 @@ _SECRET = re.compile(r"//.*@", re.DOTALL)
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def parse_url(text: str, schemes: Collection[str] = HTTP, *, users: bool = False) -> URL:
+def parse_url(text: str, schemes: Collection[str] = HTTP, *, users: bool = False, zone_needed: bool = True) -> URL:
     """A server's address, with its path and query.
 
     Args:
         users: one with a user's name and password is taken.
+        zone_needed: as of ``parse_host``; what came with a request names no interface (``authority``).
     Raises:
         UrlError: it is none, has a user name in it, or names a port or scheme that cannot be.
     """
@@ -68,7 +69,7 @@ def parse_url(text: str, schemes: Collection[str] = HTTP, *, users: bool = False
     if port == 0:
         raise UrlError(f"{shown} names port 0, at which nobody answers: name the server's port")
     try:
-        return url.with_host(parse_host(url.raw_host)).with_fragment(None)
+        return url.with_host(parse_host(url.raw_host, zone_needed=zone_needed)).with_fragment(None)
     except UrlError as error:
         raise UrlError(f"{shown} is no address of a server: {error}") from error
 
@@ -87,16 +88,18 @@ def _port_in(text: str) -> str:
     return place.rpartition("]")[2].partition(":")[2]
 
 
-def parse_host(text: str) -> str:
+def parse_host(text: str, *, zone_needed: bool = True) -> str:
     """A name or an address of a machine, with brackets or without, as it is kept.
 
+    Args:
+        zone_needed: a link-local address must name its interface, without which nobody can be reached there.
     Raises:
         UrlError: it is none.
     """
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     literal, percent, zone = bare.partition("%")
     if ":" in literal:
-        return _ipv6(literal, zone.removeprefix("25") if percent else None)
+        return _ipv6(literal, zone.removeprefix("25") if percent else None, zone_needed)
     try:
         name = (bare if bare.isascii() else str(URL.build(scheme="http", host=bare).raw_host)).lower().removesuffix(".")
     except ValueError as error:
@@ -114,11 +117,13 @@ def parse_host(text: str) -> str:
     return name
 
 
-def _ipv6(literal: str, zone: str | None) -> str:
+def _ipv6(literal: str, zone: str | None, zone_needed: bool) -> str:
     try:
         ip = ipaddress.IPv6Address(literal)
     except ValueError as error:
         raise UrlError(f"{literal[:100]!r} is no address of IPv6") from error
+    if zone is None and ip.is_link_local and zone_needed:
+        raise UrlError(f"{literal} is on every interface: name the one that is meant, as in {ip}%eth0")
     if zone is None:
         return str(ip)
     if not ip.is_link_local or not _ZONE.fullmatch(zone):
@@ -128,8 +133,8 @@ def _ipv6(literal: str, zone: str | None) -> str:
     return f"{ip}%{zone}"
 
 
-def split(text: str, port: int | None = None) -> tuple[str, int]:
-    """``HOST:PORT`` taken apart; ``port``: where the text names none.
+def split(text: str, port: int | None = None, *, zone_needed: bool = True) -> tuple[str, int]:
+    """``HOST:PORT`` taken apart; ``port``: where the text names none; ``zone_needed``: as of ``parse_host``.
 
     Raises:
         UrlError: no such pair, or no port though one is needed.
@@ -138,10 +143,10 @@ def split(text: str, port: int | None = None) -> tuple[str, int]:
     if given is None:
         if port is None:
             raise UrlError(f"{text[:100]!r} names no port: write HOST:PORT, with brackets around IPv6 as in [::1]:8470")
-        return parse_host(host), port
+        return parse_host(host, zone_needed=zone_needed), port
     if not given.isdecimal() or not given.isascii() or not 0 <= int(given) < 65_536:
         raise UrlError(f"{text[:100]!r} names no port: one is a number up to 65535")
-    return parse_host(host), int(given)
+    return parse_host(host, zone_needed=zone_needed), int(given)
 
 
 def _halves(text: str) -> tuple[str, str | None]:
@@ -188,9 +193,10 @@ def names(said: str, url: URL) -> bool:
     """Whether a ``Host`` header is that of ``url``, however it is spelt; a proxy in front may have left the port out."""
     assert url.port is not None
     try:
-        return split(said, url.port) == split(authority(url), url.port)
+        said_by, meant = (split(pair, url.port, zone_needed=False) for pair in (said, authority(url)))
     except UrlError:
         return False
+    return said_by == meant
 
 
 def ip_of(host: str) -> Ip | None:
@@ -205,7 +211,7 @@ def ip_of(host: str) -> Ip | None:
 def is_loopback(text: str) -> bool:
     """Whether a host, or a ``Host`` header, means this machine whatever a name server says."""
     try:
-        host, _ = split(text, 0)
+        host, _ = split(text, 0, zone_needed=False)
     except UrlError:
         return False
     ip = ip_of(host)

@@ -5,7 +5,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from common.terminal import say
+from common.output import guarded
+from common.terminal import Waits, say
 
 _ROLES: dict[str, tuple[str, str, bool]] = {
     # word: (module with main(argv), what it does, keep the word in argv)
@@ -49,12 +50,18 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
 }
 
 EXIT_USAGE = 2
+LASTING = (["serve"], ["auditor"], ["relay"], ["demo"], ["desktop"], ["node", "run"], ["ledger", "serve"])
+"""Commands that run on and on; nobody waits for them."""
 ROOMS = ("cottage", "common", "coordinator", "desktop", "ledger", "protocol", "transport")
 """What is missing of these is a fault of ours, and no package to install."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cottage WORD ...``; the exit status is the role's own, or 2 where the word is unknown."""
+    return guarded(lambda: _role(argv))
+
+
+def _role(argv: Sequence[str] | None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         from cottage.completion import complete
 
@@ -84,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             error=True,
         )
         return EXIT_USAGE
+    Waits.spoken_of = words[:1] not in LASTING and words[:2] not in LASTING
     return run(words if keep else words[1:])
 
 

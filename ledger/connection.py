@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,13 +31,12 @@ from solders.transaction_status import (
 )
 
 from common.errors import UrlError
-from common.http_sessions import Proxy, ProxyError, proxy_for
+from common.http_sessions import ANSWER_S, NO_ANSWER, Proxy, ProxyError, proxy_for, told_of_waiting
 from common.system_words import reason
 from common.urls import parse_url
 from ledger.errors import AddressError, LedgerAnswerError, LedgerUnavailableError, TransactionFailedError
 from ledger.failures import explain
 
-REQUEST_TIMEOUT_S = 20.0  # A public cluster under load answers within seconds; beyond this it is down.
 PAGE = 1000  # Signatures in one answer: the most that Solana gives.
 _MAX_KEYS = 100
 _SLOTS_AT_ONCE = 512  # Slots in which a block is looked for at a time; a cluster may leave out many in a row.
@@ -77,13 +77,14 @@ class Connection:
 
     def __init__(self, url: str) -> None:
         try:
-            self.url = str(parse_url(url))
+            self._url = parse_url(url)
         except UrlError as error:
             raise AddressError(f"the ledger's URL: {error}") from error
         try:
-            proxy = proxy_for(parse_url(url))
+            proxy = proxy_for(self._url)
         except ProxyError as error:
             raise LedgerUnavailableError(f"{url} cannot be asked: {error}") from error
+        self.url = str(self._url)
         self._client = _Client(self.url, proxy)
         self._way = "" if proxy is None else f" through the proxy {proxy}"
 
@@ -239,7 +240,11 @@ class Connection:
 
     async def _ask(self, request: Callable[[], Awaitable[_Answer]]) -> _Answer:
         try:
-            return await request()
+            with told_of_waiting(self._url):
+                async with asyncio.timeout(ANSWER_S):  # The library counts from one piece of an answer to the next.
+                    return await request()
+        except TimeoutError as error:
+            raise LedgerUnavailableError(self._silent(NO_ANSWER)) from error
         except SolanaRpcException as error:
             cause = error.__cause__ or error
             if isinstance(cause, httpx2.HTTPStatusError):
@@ -249,8 +254,7 @@ class Connection:
                         f"{self.url}{self._way} is busy or away (HTTP {status}): try again later"
                     ) from error
                 raise LedgerUnavailableError(self._stranger(f"HTTP {status}")) from error
-            asked = "does the proxy reach it" if self._way else "is the ledger running"
-            raise LedgerUnavailableError(f"{self.url} does not answer{self._way} ({_why(cause)}): {asked}?") from error
+            raise LedgerUnavailableError(self._silent(_why(cause))) from error
         except RPCException as error:
             raise self._translate(error.args[0]) from error
         except SolanaJsonRpcError as error:
@@ -260,6 +264,10 @@ class Connection:
             raise LedgerAnswerError(f"{self.url} answered: {error}") from error
         except (ValueError, SerdeJSONError) as error:  # Those of pydantic and json derive from ValueError.
             raise LedgerAnswerError(self._stranger("something else than JSON-RPC")) from error
+
+    def _silent(self, why: str) -> str:
+        asked = "does the proxy reach it" if self._way else "is the ledger running"
+        return f"{self.url} does not answer{self._way} ({why}): {asked}?"
 
     def _stranger(self, answer: str) -> str:
         said = f"at {self.url}{self._way} answers something that is no Solana ledger: {answer}"
@@ -280,7 +288,7 @@ def _why(error: BaseException) -> str:
         if isinstance(below, OSError) and below.errno is not None:
             return reason(below)
         below = below.__cause__ or below.__context__
-    return "no answer in time" if isinstance(error, httpx2.TimeoutException) else str(error) or "the connection broke"
+    return NO_ANSWER if isinstance(error, httpx2.TimeoutException) else str(error) or "the connection broke"
 
 
 class _Client(AsyncClient):
@@ -288,10 +296,10 @@ class _Client(AsyncClient):
 
     def __init__(self, url: str, proxy: Proxy | None) -> None:
         # Whoever names a proxy keeps the library from reading the environment; it is used by nobody.
-        super().__init__(url, commitment=Confirmed, timeout=REQUEST_TIMEOUT_S, http2=False, proxy=url)
+        super().__init__(url, commitment=Confirmed, timeout=ANSWER_S, http2=False, proxy=url)
         login = {"Proxy-Authorization": proxy.login} if proxy is not None and proxy.login else None
         way = httpx2.AsyncHTTPTransport(proxy=None if proxy is None else httpx2.Proxy(str(proxy.url), headers=login))
-        self._provider.session = httpx2.AsyncClient(transport=way, timeout=REQUEST_TIMEOUT_S)
+        self._provider.session = httpx2.AsyncClient(transport=way, timeout=ANSWER_S)
 
 
 class _PreflightError(Exception):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from common.log_lines import log_to
+from common.output import guarded
 from protocol.codec import MessageError, convert, decode_json
 from protocol.job.job import DatasetFormat, Encoding, JobSpec, TokenizerSpec
 from protocol.models.model import ModelConfigError
@@ -341,4 +342,4 @@ def _share(text: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

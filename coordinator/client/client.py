@@ -17,7 +17,7 @@ from coordinator.client.archive import unpack
 from coordinator.client.books import PublicCalls
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
-from coordinator.client.line import ATTEMPTS, WORK_S, HttpLine, Sleep, decode, is_passing
+from coordinator.client.line import ATTEMPTS, CHANGE_S, WORK_S, HttpLine, Sleep, decode, is_passing
 from protocol.job.job import DatasetFormat, JobSpec
 from protocol.rest import api
 from protocol.rest.dataset import Check, CheckRequest
@@ -125,7 +125,7 @@ class Client(AccountCalls, PublicCalls):
             request: which dataset, with which tokenizer.
             wait: seconds that the answer may take to hold the end, at most 20.
         """
-        return await self._line.change("POST", f"checks?wait={wait}", Check, request)
+        return await self._line.change("POST", f"checks?wait={wait}", Check, request, seconds=CHANGE_S + wait)
 
     async def checked(
         self, request: CheckRequest | Mapping[str, Any], on_progress: Callable[[Check], None] | None = None
@@ -148,7 +148,7 @@ class Client(AccountCalls, PublicCalls):
             submitter: the wallet that will fund it; ``None`` for the coordinator's test wallet.
         """
         body = job if isinstance(job, api.NewJob) else {"spec": job, "submitter": submitter}
-        return await self._line.change("POST", "jobs", api.JobView, body)
+        return await self._line.change("POST", "jobs", api.JobView, body, seconds=WORK_S)
 
     async def funding(self, job: str) -> api.Funding:
         """What the submitter's wallet must put into escrow, and where."""
@@ -156,7 +156,7 @@ class Client(AccountCalls, PublicCalls):
 
     async def fund(self, job: str) -> api.JobView:
         """Have the coordinator look for the escrow; with its test wallet, open it first."""
-        return await self._line.change("POST", f"jobs/{job}/fund", api.JobView)
+        return await self._line.change("POST", f"jobs/{job}/fund", api.JobView, seconds=WORK_S)
 
     async def cancel(self, job: str) -> api.JobView:
         """Stop the job: verified work is paid, the rest refunded."""
@@ -248,6 +248,7 @@ class Client(AccountCalls, PublicCalls):
         Raises:
             ProblemError: what the coordinator says is wrong, also in the middle.
         """
+        await self.get(job)  # Whoever says nothing is found out soon; making the text may take long.
         path = f"jobs/{job}/generate" + ("" if round_ is None else f"?round={round_}")
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         body = msgspec.json.encode(request)

@@ -4,6 +4,7 @@ ClientError
 ├── ProblemError       the coordinator refused; ``code``, ``detail`` and ``field`` are its own, ``status`` is HTTP's
 ├── AddressError       the text is not the address of a coordinator; also a ValueError
 ├── UnreachableError   no answer, or none that a coordinator gives; also a ConnectionError
+│   └── SilentError    it takes the question and says nothing
 └── ArchiveError       a model archive that is damaged or would write outside its folder
 """
 
@@ -38,6 +39,10 @@ class CoordinatorAddressError(ClientError, ValueError):
 
 class UnreachableError(ClientError, ConnectionError):
     """The coordinator does not answer at this address; a ConnectionError too, for those who wait for it to come back."""
+
+
+class SilentError(UnreachableError):
+    """The coordinator, or what has its address, takes the question and does not answer in time."""
 
 
 class ArchiveError(ClientError):

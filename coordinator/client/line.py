@@ -12,16 +12,28 @@ import msgspec
 
 from common.clock import backoff
 from common.errors import UrlError
-from common.http_sessions import ProxyError, open_session, through, why
+from common.http_sessions import (
+    ANSWER_S,
+    CONNECT_S,
+    NO_ANSWER,
+    ProxyError,
+    open_session,
+    through,
+    told_of_waiting,
+    why,
+)
 from common.urls import parse_url
-from coordinator.client.errors import ClientError, CoordinatorAddressError, ProblemError, UnreachableError
+from coordinator.client.errors import ClientError, CoordinatorAddressError, ProblemError, SilentError, UnreachableError
 from protocol import codec
 from protocol.rest import api
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
-ASK_S = 60.0
+CHANGE_S = (
+    2 * ANSWER_S
+)  # The coordinator may ask its ledger meanwhile, and waits as long for that as we for a question.
 WORK_S = 1200.0  # To submit a job: the coordinator trains its tokenizer and lays out its data before it answers.
+LEAST_RATE = 8 << 10  # Bytes a second: what is slower drips to hold us.
 SILENCE_S = 60.0  # A stream says that it is alive every few seconds; a file comes without long pauses.
 ATTEMPTS = 12  # With the growing pauses between them, two minutes: a coordinator restarts in a few seconds.
 MAX_PAUSE_S = 60.0  # However long the coordinator asks to wait.
@@ -65,16 +77,26 @@ class HttpLine:
         return await self.again(once, attempts)
 
     async def change(
-        self, method: str, path: str, kind: type[T] | None, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        kind: type[T] | None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = CHANGE_S,
     ) -> T:
-        """Ask for a change, once: if the answer is lost, the same key is sent again, and the coordinator answers as before."""
+        """Ask for a change, once: if the answer is lost, the same key is sent again, and the coordinator answers as before.
+
+        Args:
+            seconds: ``WORK_S`` for what the coordinator has much to do for before it answers.
+        """
         data = None if body is None else msgspec.json.encode(body)
         sent = {**(headers or {}), "Idempotency-Key": secrets.token_hex(16)}
         if body is not None:
             sent["Content-Type"] = "application/json"
 
         async def once() -> T:
-            async with self.request(method, path, data=data, headers=sent, timeout=WORK_S) as response:
+            async with self.request(method, path, data=data, headers=sent, timeout=seconds) as response:
                 answer = await read(response, MAX_ANSWER_BYTES)
                 found: Any = None if kind is None else decode(answer, kind, self._base)
                 return found  # type: ignore[no-any-return]
@@ -116,7 +138,8 @@ class HttpLine:
                 return await once()
             except (UnreachableError, ProblemError) as error:
                 working = isinstance(error, ProblemError) and error.code == "in_progress"
-                if not working and not is_passing(error):
+                silent = isinstance(error, SilentError) and attempts is None  # Somebody has waited long enough for it.
+                if silent or not (working or is_passing(error)):
                     raise
                 failures += 0 if working else 1  # What the coordinator still works on is waited for.
                 if failures >= (attempts or self._attempts):
@@ -139,17 +162,22 @@ class HttpLine:
         path: str,
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float | None = ASK_S,
+        timeout: float | None = ANSWER_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One request; its body may be read inside. ``timeout`` seconds for all of it; ``None``: only silence ends it."""
+        """One request; its body may be read inside. ``timeout``: seconds until it begins; ``None``: only silence ends it."""
         limits = aiohttp.ClientTimeout(
-            total=timeout, sock_connect=10.0, sock_read=SILENCE_S if timeout is None else timeout
+            total=None, connect=CONNECT_S, sock_read=SILENCE_S if timeout is None else timeout
         )
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+        url = f"{self._base}{_ROOT}{path}"
         try:
-            async with self._session().request(
-                method, f"{self._base}{_ROOT}{path}", data=data, headers=sent, timeout=limits, allow_redirects=False
-            ) as response:
+            async with contextlib.AsyncExitStack() as answered:
+                async with asyncio.timeout(timeout):
+                    response = await answered.enter_async_context(
+                        self._session().request(
+                            method, url, data=data, headers=sent, timeout=limits, allow_redirects=False
+                        )
+                    )
                 if response.status >= 400:
                     raise _problem(self._base, response, await read(response, MAX_EVENT_BYTES))
                 if response.status >= 300:
@@ -160,6 +188,8 @@ class HttpLine:
             raise
         except ProxyError as error:
             raise UnreachableError(f"{self._base} cannot be reached: {error}") from error
+        except TimeoutError as error:
+            raise _silent(self._base, error) from error
         except _TRANSIENT as error:
             way = f"{_way(self._base)} ({why(error)})"
             raise UnreachableError(f"{self._base} does not answer{way}: is it running?") from error
@@ -173,12 +203,19 @@ class HttpLine:
 
 
 async def read(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The whole answer, or ``limit`` bytes and one more of it, which then cannot be decoded."""
+    """The whole answer, or ``limit`` bytes and one more of it, which then cannot be decoded.
+
+    Raises:
+        TimeoutError: it does not come, or slower than any line is.
+    """
     body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > limit:
-            break
+    with told_of_waiting(response.url):
+        async with asyncio.timeout(ANSWER_S) as until:
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > limit:
+                    break
+                until.reschedule((until.when() or 0.0) + len(chunk) / LEAST_RATE)
     return bytes(body)
 
 
@@ -201,6 +238,13 @@ def decode(data: bytes, kind: Any, base: str = "") -> Any:
 def is_passing(error: ClientError) -> bool:
     """Whether the same request may work later."""
     return isinstance(error, UnreachableError) or (isinstance(error, ProblemError) and error.status in _LATER)
+
+
+def _silent(base: str, error: TimeoutError) -> ClientError:
+    if error.errno is not None:  # The system's own patience is at an end.
+        return UnreachableError(f"{base} does not answer{_way(base)} ({why(error)}): is it running?")
+    look = "see whether address and port are the coordinator's, whether it is busy, and what stands between"
+    return SilentError(f"{base} does not answer{_way(base)} ({NO_ANSWER}): {look}")
 
 
 def _stranger(base: str) -> str:

@@ -2,7 +2,8 @@
 
 import sys
 
+from common.output import guarded
 from desktop.agent.cli.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from common.output import guarded
 from desktop.agent.cli.cli import main as node
 
 
@@ -16,4 +17,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(guarded(lambda: main(sys.argv[1:])))

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from common.log_lines import log_to
 from common.options import host, port
+from common.output import guarded
 from common.system_words import reason
 from common.terminal import say
 from common.urls import join, url_of
@@ -98,4 +99,4 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -1,13 +1,17 @@
 """Addresses of servers: what is taken, how it is written, and which are the same."""
 
+import argparse
 import contextlib
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from common import options
 from common.errors import UrlError
 from common.urls import (
+    Ip,
     at,
     authority,
     ip_of,
@@ -19,6 +23,9 @@ from common.urls import (
     split,
     url_of,
 )
+from coordinator.web.auth.origin import origin_of
+from transport.relay.errors import OptionsError
+from transport.relay.options import check_ip
 
 SAME = {  # As it is typed: as it is kept, and what the Host header says.
     "https://cottage.example": ("https://cottage.example", "cottage.example"),
@@ -74,6 +81,8 @@ REFUSED = {
     "http://" + "a" * 64 + ".example": "no name of a machine",
     "http://[::1%eth0]:80": "only link-local",
     "http://[fe80::1%e th]:80": "brackets|spaces|only link-local",
+    "http://[fe80::1]:8470": "fe80::1 is on every interface: .* fe80::1%eth0",
+    "http://[FE80:0::A]": "fe80::a is on every interface: .* fe80::a%eth0",
     "http://a" + "/" * 3000: "longer than",
 }
 
@@ -109,6 +118,18 @@ def test_a_pair_of_host_and_port_is_taken_apart_and_written_again(text: str, pai
     assert join(*pair) == again
 
 
+@pytest.mark.parametrize("read", [parse_host, options.host, check_ip, lambda text: split(f"[{text}]:80")])
+def test_whoever_reads_an_address_wants_the_interface_of_a_link_local_one(read: Callable[[str], object]) -> None:
+    with pytest.raises((UrlError, OptionsError, argparse.ArgumentTypeError), match="fe80::1%eth0"):
+        read("fe80::1")
+    read("fe80::1%eth0")
+
+
+def test_what_a_request_says_needs_no_interface_for_none_is_ever_sent() -> None:
+    assert names("[fe80::1]:8470", parse_url("http://[fe80::1%eth0]:8470"))
+    assert origin_of("http://[fe80::1]:8470") == ("http", "fe80::1", 8470)
+
+
 @pytest.mark.parametrize(
     "text",
     ["mail.example", "::1:25", "[::1]", "name:", "name:x", "name:65536", ":25", "", "[::1]25", "n:1_8", "n:+8", "n:٣"],
@@ -119,7 +140,8 @@ def test_a_pair_without_a_port_is_refused(text: str) -> None:
 
 
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(1, 65_535))
-def test_every_address_survives_being_written_and_read(ip: object, port: int) -> None:
+def test_every_address_survives_being_written_and_read(ip: Ip, port: int) -> None:
+    assume(ip.version == 4 or not ip.is_link_local)  # Such a one needs its interface.
     assert split(join(str(ip), port)) == (str(ip), port)
     url = parse_url(url_of(str(ip), port))
     if str(ip) not in ("0.0.0.0", "::"):

@@ -7,7 +7,7 @@ from yarl import URL
 
 from common.clock import Clock
 from common.errors import IceConfigError, UrlError
-from common.http_sessions import open_session, through
+from common.http_sessions import open_session, through, why
 from common.urls import at, authority, parse_url
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.identity import NodeKey
@@ -51,9 +51,7 @@ async def ask_relays(coordinator: str, key: NodeKey, clock: Clock) -> list[Targe
         raise CoordinatorError(f"the coordinator {url} names no usable relays: {error}") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         way = through(url)
-        raise CoordinatorError(
-            f"the coordinator {url} cannot be asked{way}: {error or type(error).__name__}"
-        ) from error
+        raise CoordinatorError(f"the coordinator {url} cannot be asked{way}: {why(error)}") from error
 
 
 def _parse(text: str) -> URL:

@@ -5,6 +5,8 @@ import re
 import ssl
 from dataclasses import dataclass, field
 
+from common.errors import UrlError
+from common.urls import parse_host
 from transport.relay.errors import OptionsError
 from transport.relay.policy import Network
 
@@ -101,8 +103,11 @@ def check_ip(text: str) -> str:
     """
     try:
         ip = ipaddress.ip_address(text)
+        parse_host(text)  # Knows which addresses need an interface.
     except ValueError:
         raise OptionsError(f"{text!r} is no IP address") from None
+    except UrlError as error:
+        raise OptionsError(str(error)) from error
     if ip.is_unspecified or ip.is_multicast:
         raise OptionsError(f"{text} stands for many addresses: name one that clients can reach")
     return text

@@ -26,7 +26,7 @@ class PageOrigin(NamedTuple):
 def origin_of(text: str) -> PageOrigin | None:
     """What ``scheme://host[:port]`` names; None where that is no page of the web ("null", another scheme, a path)."""
     try:
-        url = parse_url(text)
+        url = parse_url(text, zone_needed=False)
     except UrlError:
         return None
     if text.count("/") != 2 or {"?", "#"} & set(text) or url.raw_host is None or url.port is None:

@@ -238,6 +238,8 @@ class CoordinatorSession:
 
     async def _connection(self, http: aiohttp.ClientSession) -> None:
         self._wait_after_refusal = 0.0
+        if not self.reason:  # Later tries are told of with why the last one failed.
+            LOG.info("waiting for %s to answer", self._url)
         async with asyncio.timeout(HANDSHAKE_S):
             socket = await http.ws_connect(at(self._url, NODE_PATH), max_msg_size=MAX_MESSAGE, compress=0)
         try:

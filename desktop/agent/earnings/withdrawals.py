@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from common.errors import UrlError
-from common.http_sessions import ProxyError, open_session
+from common.http_sessions import ProxyError, open_session, why
 from common.untrusted_text import untrusted
 from common.urls import at, parse_url
 from desktop.agent.app.status import DenialReason, WithdrawOrder
@@ -260,7 +260,7 @@ class _Coordinator:
                         break
             answer: _T = decode_json(bytes(said), kind, ANSWER_BYTES)
         except (aiohttp.ClientError, OSError, TimeoutError, ProxyError, UrlError) as error:
-            _deny("no answer", f"{self._url} does not answer ({error or type(error).__name__}): try again later")
+            _deny("no answer", f"{self._url} does not answer ({why(error)}): try again later")
         except MessageError as error:
             _deny("no answer", f"what {self._url} answers cannot be understood ({error}): is it another version?")
         return answer
