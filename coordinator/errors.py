@@ -3,7 +3,8 @@
 CottageError
 ├── NotFoundError            404
 ├── InvalidError             422   a document, a config, a dataset, a value out of its bounds
-│   └── KeyReusedError             an idempotency key that was another request's
+│   ├── KeyReusedError             an idempotency key that was another request's
+│   └── TookTooLongError           it would take more time than there is for it, and as long the next time
 ├── TooLargeError            413
 ├── ConflictError            409   not possible in this state: illegal transition, wrong offset, duplicate
 │   ├── IllegalTransitionError
@@ -41,6 +42,10 @@ class NotFoundError(CottageError):
 
 class InvalidError(CottageError):
     status, code = 422, "invalid"
+
+
+class TookTooLongError(InvalidError):
+    code = "took_too_long"
 
 
 class TooLargeError(CottageError):

@@ -10,7 +10,12 @@ import pytest
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 
 COMMANDS = (["--version"], ["--help"], ["jobs", "--help"], ["completion", "bash"])
-PROGRAMS = {"cottage": COMMANDS, "desktop.agent": (["--help"],), "trainer": (["--help"],), "ledger.local": (["--help"],)}
+PROGRAMS = {
+    "cottage": COMMANDS,
+    "desktop.agent": (["--help"],),
+    "trainer": (["--help"],),
+    "ledger.local": (["--help"],),
+}
 EVERY = [(program, words) for program, many in PROGRAMS.items() for words in many]
 
 

@@ -25,7 +25,7 @@ import msgspec
 
 from coordinator.domain.audits.dispute import Dispute
 from coordinator.domain.job import Job
-from coordinator.errors import FullError, InvalidError, UnavailableError
+from coordinator.errors import CottageError, FullError, InvalidError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES, Room
 from coordinator.services.artifacts.weight_index import index_weights
@@ -98,6 +98,7 @@ class TrainerTools:
         Raises:
             NotFoundError: an artifact that the job names is not here.
             InvalidError: dataset, tokenizer or model are not usable; the text is the tool's.
+            TookTooLongError: it would take more time than there is.
         """
         dataset = self._artifacts.path(spec.dataset.artifact)
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
@@ -279,7 +280,8 @@ class TrainerTools:
 
         Raises:
             NotFoundError: the archive is not here. InvalidError: the model cannot read the prompt.
-            UnavailableError: this machine has no PyTorch, or it took longer than ``seconds``, or more memory than it may.
+            TookTooLongError: it took longer than ``seconds``.
+            UnavailableError: this machine has no PyTorch, or it took more memory than it may.
         """
         if find_spec("torch") is None:
             raise UnavailableError("models cannot be tried here: PyTorch is not installed beside the coordinator")
@@ -335,9 +337,7 @@ class TrainerTools:
                 printing = group.create_task(_printed(process.stdout, told), name="printed")
                 await process.wait()
         except TimeoutError as error:
-            raise UnavailableError(
-                f"{arguments[0]} took longer than {seconds:g} s: ask for less of it, or try a smaller dataset"
-            ) from error
+            raise _late(arguments[0], seconds) from error
         finally:
             if process.returncode is None:
                 process.kill()
@@ -400,6 +400,19 @@ def _record_of(path: Path) -> bytes:
 def _hit_bound(complaint: str) -> bool:
     """Whether a tool wanted more memory than ``_limit`` grants: in the words of Python, of Rust (tokenizers), or of C++."""
     return any(words in complaint[-2000:] for words in ("MemoryError", "memory allocation of", "bad_alloc"))
+
+
+def _late(verb: str, seconds: float) -> CottageError:
+    """Of a tool whose time is over. The same files would take as long again: no client asks for that by itself."""
+    said = (
+        f"{_DOING.get(verb, 'this')} took longer than {seconds:g} s, which is all the time that there is for it here: "
+    )
+    if verb == "generate":
+        return TookTooLongError(said + "ask for fewer tokens, or download the model and try it at home", "tokens")
+    if verb not in ("prepare", "check"):
+        return UnavailableError(said + "try again, or tell the operator")
+    way = "take a smaller part of the file, choose a ready tokenizer instead of one that is trained on it, or make its tokens at "
+    return TookTooLongError(said + way + "home and upload those (dataset.format npy)", "dataset")
 
 
 def _crashed(verb: str, status: int | None, complaint: str) -> str:

@@ -14,6 +14,11 @@ CODES = (
     ("not_found", 404, "There is nothing of this name, or it is another account's."),
     ("invalid", 422, "A value is out of its bounds; field says which one."),
     ("key_reused", 422, "The idempotency key was that of another request: make a new one."),
+    (
+        "took_too_long",
+        422,
+        "It would take more time than there is for it, the next time too: detail says what takes less.",
+    ),
     ("in_progress", 409, "The same request is being carried out: wait, then send it again."),
     ("conflict", 409, "Not possible as things are now, such as a wrong offset."),
     ("illegal_transition", 409, "The job's state does not allow it."),

@@ -15,7 +15,9 @@ from safetensors.numpy import save
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from common.clock import SystemClock
-from coordinator.errors import InvalidError, UnavailableError
+from coordinator.client.errors import ProblemError
+from coordinator.client.line import is_passing
+from coordinator.errors import InvalidError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.models import TrainerTools, _pack
@@ -111,6 +113,25 @@ async def test_a_tool_that_crashes_is_told_in_a_sentence_and_the_log_has_the_res
     assert "/srv/secret/prepare.py" in caplog.text
 
 
+@pytest.mark.parametrize("verb", ["prepare", "check"])
+async def test_a_tool_whose_time_is_over_says_what_takes_less_and_is_not_asked_again(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifacts, workshop = tools(tmp_path, seconds=0.05)
+    asked = await document(artifacts, tmp_path, b"all work and no play\n" * 500)
+    (tmp_path / "tool").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "tool").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "tool"))
+    said = r"the dataset.* took longer than 0\.05 s.*: take a smaller part of the file, choose a ready .*dataset\.format npy"
+    looking = workshop.inspect(CheckRequest(asked.dataset, TokenizerSpec("bytes")), lambda _read: None)
+    with pytest.raises(TookTooLongError, match=said) as late:
+        await (looking if verb == "check" else workshop.prepare(asked))
+    looking.close()
+    problem = ProblemError(late.value.status, late.value.code, late.value.detail)
+    assert (problem.status, problem.code, late.value.field) == (422, "took_too_long", "dataset")
+    assert not is_passing(problem)
+
+
 async def test_a_dataset_becomes_the_files_of_every_worker(tmp_path: Path) -> None:
     artifacts, workshop = tools(tmp_path)
     prepared = await workshop.prepare(await document(artifacts, tmp_path, b"all work and no play\n" * 500))
@@ -195,12 +216,6 @@ async def test_a_file_has_the_name_that_each_account_gave_it_without_what_cannot
     assert await files.name("one", "a" * 64) == "stories\N{REPLACEMENT CHARACTER}[31m.txt"
     assert await files.name("two", "a" * 64) == "x" * 80
     assert await files.name("three", "a" * 64) == ""
-
-
-async def test_a_tool_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    artifacts, workshop = tools(tmp_path, seconds=0.01)
-    with pytest.raises(UnavailableError, match=r"longer than 0\.01 s"):
-        await workshop.prepare(await document(artifacts, tmp_path, b"all work and no play\n" * 500))
 
 
 def test_the_same_folder_makes_the_same_archive(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from coordinator.errors import InvalidError
+from coordinator.services.artifacts.models import _late
 from coordinator.web.pages import submit
 from coordinator.web.pages.forms import DEFAULTS, fill, read, read_document
 from protocol.job.job import DatasetSpec, JobSpec, LoraSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
@@ -181,6 +182,21 @@ async def test_refused_data_is_told_beside_its_field_together_with_every_other_e
     assert set(re.findall(r'id="error-([^"]+)"', page)) == {"tokenizer.vocabulary"}, (
         "how to look at it is not known yet"
     )
+
+
+async def test_data_that_takes_too_long_to_make_ready_is_told_beside_its_field(
+    house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = _late("prepare", 900.0)
+
+    async def create(*_: object) -> None:
+        raise late
+
+    monkeypatch.setattr(type(house.cluster), "create", create)
+    asked = {"name": "n", "budget": "9", "tokenizer.kind": "bytes", "action": "create"}
+    page = await Form(http, house).post({**asked, "dataset.artifact": await house.dataset()}, 422)
+    assert 'id="error-dataset.artifact"' in page
+    assert page.count(late.detail) == 2, "above the form and beside the field"
 
 
 async def test_the_data_is_looked_at_before_a_job_can_be_reviewed(house: House, http: aiohttp.ClientSession) -> None:
