@@ -42,10 +42,15 @@ def decode(text: str, length: int | None = None) -> bytes:
     for char in text:
         value = _VALUES.get(char)
         if value is None:
-            raise BadAddressError(f"{text!r} is not base58: it holds {char!r}")
+            raise BadAddressError(f"{_shown(text)} is not base58: it holds {char!r}")
         number = number * 58 + value
     zeros = len(text) - len(text.lstrip(ALPHABET[0]))
     size = zeros + (number.bit_length() + 7) // 8
     if length is not None and size != length:
-        raise BadAddressError(f"{text!r} stands for {size} bytes, expected {length}")
+        raise BadAddressError(f"{_shown(text)} stands for {size} bytes, expected {length}")
     return number.to_bytes(size, "big")
+
+
+def _shown(text: str) -> str:
+    """For messages: its ends. What is pasted in an address' place may be the secret of a wallet."""
+    return repr(text if len(text) <= 16 else f"{text[:4]}…{text[-4:]}")

@@ -5,6 +5,8 @@
     TransportError
     ├── IdentityError
     │   ├── BadAddressError         a text is not the address of a node
+    │   │   └── WalletAddressError  a text is not the address of a wallet that can be paid
+    │   │       └── SecretPastedError   it is the secret of one, which must go nowhere
     │   ├── BadSignatureError       a signature does not fit key, context and content
     │   └── KeyFileError            a key file cannot be used, or would be overwritten
     ├── MerkleError                 a leaf, index or count that no tree can hold
@@ -36,6 +38,14 @@ class IdentityError(TransportError):
 
 class BadAddressError(IdentityError):
     """A text is not the address of a node."""
+
+
+class WalletAddressError(BadAddressError):
+    """A text is not the address of a wallet that can be paid. The message does not repeat it."""
+
+
+class SecretPastedError(WalletAddressError):
+    """A text is the secret of a wallet, pasted by mistake: it must not be shown again, kept or sent."""
 
 
 class BadSignatureError(IdentityError):

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from common.errors import WalletAddressError
 from ledger.errors import AddressError
+from protocol.wallets import any_address
 
 KEY_LENGTH = 32
 _AUDIT = b"cottage-audit-01"
@@ -64,8 +66,12 @@ def parse_address(text: str) -> Pubkey:
     """
     try:
         return Pubkey.from_string(text)
-    except ValueError as error:
-        raise AddressError(f"{text[:60]!r} is no address: expected 32 bytes in base 58") from error
+    except ValueError:
+        pass
+    try:
+        return Pubkey.from_string(any_address(text))
+    except WalletAddressError as error:
+        raise AddressError(str(error)) from error
 
 
 def keypair(seed: bytes) -> Keypair:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ledger.refund import main as refund
 from ledger.states import StakeState
 
 EXIT_OK, EXIT_FAILED = 0, 1
+_LIKE_A_JOB = re.compile(r"[0-9a-fA-F-]{1,40}")
 # Fields that hold smallest units and are shown as tokens.
 _MONEY_FIELDS = frozenset({"amount", "cumulative", "budget", "deposited", "paid", "refunded", "cap", "total"})
 _HIDDEN_FIELDS = frozenset({"job", "account"})
@@ -63,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(words)
     config = LedgerConfig(arguments.url, arguments.program, arguments.mint)
     try:
-        if is_address(arguments.what):
-            _show_account(asyncio.run(read_account(config, arguments.what)), arguments.json)
-        else:
+        if _LIKE_A_JOB.fullmatch(arguments.what):
             _show_job(asyncio.run(read_job(config, arguments.what, arguments.submitter)), arguments.json)
+        else:
+            _show_account(asyncio.run(read_account(config, _address(arguments.what))), arguments.json)
     except LedgerError as error:
         say(f"{error}", error=True)
         return EXIT_FAILED
@@ -139,13 +141,11 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def is_address(text: str) -> bool:
-    """Whether the text is the address of a node or a wallet rather than a job's id."""
+def _address(text: str) -> str:
     try:
-        parse_address(text)
-    except AddressError:
-        return False
-    return True
+        return str(parse_address(text))
+    except AddressError as error:
+        raise AddressError(f"{error}; a job's id is 32 hexadecimal digits") from error
 
 
 async def read_account(config: LedgerConfig, address: str) -> AccountHistory:

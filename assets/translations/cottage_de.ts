@@ -2296,6 +2296,10 @@
         <translation>Die Gebühr beträgt jetzt {0}. Sehen Sie sie an und senden Sie noch einmal.</translation>
     </message>
     <message>
+        <source>This is the secret of a wallet, not its address. Show it to nobody; if somebody saw it, move the money.</source>
+        <translation>Das ist das Geheimnis einer Geldbörse, nicht ihre Adresse. Zeigen Sie es niemandem; wenn jemand es gesehen hat, bringen Sie das Geld woandershin.</translation>
+    </message>
+    <message>
         <source>This is no Solana address. Copy it from your wallet or exchange.</source>
         <translation>Das ist keine Solana-Adresse. Kopieren Sie sie aus Ihrer Geldbörse oder von Ihrer Börse.</translation>
     </message>

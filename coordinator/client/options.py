@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from common.errors import WalletAddressError
 from common.options import decimal
 from common.options import whole as whole_number
 from coordinator.client.books import AUDIT_STATES, KINDS
@@ -14,6 +15,7 @@ from coordinator.client.login import TOKEN_VARIABLE
 from coordinator.client.text import parse_amount
 from protocol.job.job import Encoding
 from protocol.rest.api import JobNotice
+from protocol.wallets import wallet_address
 
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 SERVER_VARIABLE = "COTTAGE_SERVER"
@@ -71,7 +73,7 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
     submit = _add(commands, "submit", [common, files], "submit a job and fund it")
     submit.add_argument("--watch", action="store_true", help="follow it until it is over")
     submit.add_argument(
-        "--wallet", metavar="ADDRESS", help="the wallet that funds it; without it, the test wallet does"
+        "--wallet", type=wallet, metavar="ADDRESS", help="the wallet that funds it; without it, the test wallet does"
     )
     submit.add_argument("--yes", action="store_true", help="do not ask before funding")
     upload = _add(commands, "upload", [common], "upload a file; goes on where it was after a cut")
@@ -197,6 +199,14 @@ def _add(commands: Any, name: str, parents: Sequence[argparse.ArgumentParser], t
 
 def _job(command: argparse.ArgumentParser) -> None:
     command.add_argument("job", metavar="JOB", help="its id, as `cottage jobs` shows it")
+
+
+def wallet(text: str) -> str:
+    """The address of a wallet."""
+    try:
+        return wallet_address(text)
+    except WalletAddressError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _amount(text: str) -> int:

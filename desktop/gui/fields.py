@@ -14,6 +14,7 @@ from desktop.gui.widgets import Text, Toggle
 FIELD_WIDTH = 190  # Of every control that stands beside its name.
 ARROW_FROM_EDGE = 14
 TEXT_INSET = 6
+MAX_LINE = 2000  # Characters that a line takes: what does not belong there is told apart, not cut.
 SETTLE_MS = 500  # Somebody who turns a number asks once, for where it comes to rest.
 Value = str | int | float | bool | list[str] | None
 
@@ -170,7 +171,7 @@ class TextRow(SettingRow):
         control.setPlaceholderText(hint)
         control.setToolTip(exact)
         control.setAccessibleDescription(f"{help_text} {exact}".strip())
-        control.setMaxLength(2000)
+        control.setMaxLength(MAX_LINE)
         if not wide:
             control.setFixedWidth(FIELD_WIDTH)
         control.editingFinished.connect(self._finished)

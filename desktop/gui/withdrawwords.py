@@ -25,6 +25,10 @@ class WithdrawWords(QObject):
         match reason:
             case "no address":
                 return self.tr("This is no Solana address. Copy it from your wallet or exchange.")
+            case "secret":
+                return self.tr(
+                    "This is the secret of a wallet, not its address. Show it to nobody; if somebody saw it, move the money."
+                )
             case "own wallet":
                 return self.tr("This is the wallet on this computer itself. Give the address of another one.")
             case "no wallet":

@@ -45,6 +45,7 @@ from tests.coordinator.fakes import profile
 from tests.ledger.conftest import serving_world
 from tests.ledger.test_sponsored import moved
 from tests.ledger.world import World
+from tests.protocol.test_wallets import SECRETS
 from tests.sim.world import SimClock
 from tests.support.withdrawals import serving_withdrawals
 
@@ -282,6 +283,21 @@ async def test_what_the_owner_got_wrong_is_said_without_asking_the_coordinator(s
     assert (reason(empty), empty.held) == ("no address", HELD), "a window asks so what there is"
     found = await scene.ask(amount="5.000001")
     assert (found.held, found.denied and found.denied.amount) == (HELD, HELD)
+
+
+async def test_where_to_send_is_read_as_every_address_and_a_secret_is_not_repeated(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    found = await scene.ask(f" solana:{scene.world.stranger}\n", "1")
+    assert (found.denied, found.target) == (None, str(scene.world.stranger))
+    for secret in SECRETS.values():
+        found = await scene.ask(secret, "1")
+        assert reason(found) == "secret"
+        assert found.denied is not None
+        assert "whoever has it has the money" in found.denied.text
+        said = str(found) + caplog.text
+        assert not any(part in said for part in secret.split() if len(part) > 8)
 
 
 async def test_an_empty_wallet_says_so_before_anything_else(scene: Scene) -> None:

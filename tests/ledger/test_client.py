@@ -227,7 +227,7 @@ async def test_what_does_not_exist_is_named(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "l" * 44, "1" * 60, "not an address", address_of(SUBMITTER) + "1"])
 async def test_what_is_no_address_is_refused(ledger: Ledger, text: str) -> None:
-    with pytest.raises(AddressError, match="is no address"):
+    with pytest.raises(AddressError, match=r"is no address|there is no address"):
         await ledger.balance(text)
 
 

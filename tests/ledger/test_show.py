@@ -15,6 +15,7 @@ from ledger.client import Ledger, LedgerConfig, address_of, job_bytes
 from ledger.money import Amount, parse
 from tests.ledger.by_hand import pay
 from tests.ledger.served import served
+from tests.protocol.test_wallets import SECRETS
 
 SUBMITTER, COORDINATOR, NODE, RIVAL = b"\1" * 32, b"\2" * 32, b"\3" * 32, b"\4" * 32
 JOB_ID = "0123456789abcdef" * 2
@@ -134,3 +135,19 @@ def test_what_cannot_be_shown_is_explained(
 def test_serve_hands_its_options_to_the_embedded_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["serve", "--db", str(tmp_path / "no" / "folder.db")]) == 1
     assert "cannot be opened" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_secret_in_the_place_of_an_address_is_not_repeated(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", SECRETS[kind], "--url", "http://127.0.0.1:9"]) == 1
+    said = capsys.readouterr().err
+    assert "whoever has it has the money" in said
+    assert not any(part in said for part in SECRETS[kind].split() if len(part) > 8)
+
+
+def test_what_is_neither_job_nor_address_is_told_of_both(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "my job", "--url", "http://127.0.0.1:9"]) == 1
+    assert "no address of Solana" in (said := capsys.readouterr().err)
+    assert "a job's id is 32 hexadecimal digits" in said
+    assert main(["show", JOB_ID[:-1], "--url", "http://127.0.0.1:9"]) == 1
+    assert "is no job id" in capsys.readouterr().err

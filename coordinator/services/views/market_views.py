@@ -4,6 +4,7 @@ import platform
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
+from common.errors import WalletAddressError
 from coordinator.config import Config
 from coordinator.domain.job import Job
 from coordinator.errors import InvalidError
@@ -18,10 +19,10 @@ from coordinator.services.views import resources
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord
 from coordinator.version import release
-from ledger.addresses import parse_address
-from ledger.errors import AddressError, LedgerError
+from ledger.errors import LedgerError
 from protocol.node import PROTOCOL
 from protocol.rest import api, market
+from protocol.wallets import any_address
 
 DAY = 86_400
 WEEK = 7 * DAY
@@ -127,9 +128,9 @@ class MarketService:
             InvalidError: this is no address.
         """
         try:
-            parse_address(address)
-        except AddressError as error:
-            raise InvalidError(f"{error}: copy it from the app's window or from your wallet", "address") from error
+            address = any_address(address)
+        except WalletAddressError as error:
+            raise InvalidError(str(error), "address") from error
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
             groups = await tx.sums(

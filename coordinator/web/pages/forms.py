@@ -8,12 +8,13 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from common.errors import SecretPastedError, WalletAddressError
 from coordinator.client.text import amount, parse_amount
 from coordinator.errors import CottageError, InvalidError
 from coordinator.web.documents import check_plain
 from coordinator.web.http import MAX_JSON_BYTES
 from protocol import codec
-from protocol.ids import NodeAddress, is_id
+from protocol.ids import is_id
 from protocol.job.job import (
     DatasetSpec,
     Encoding,
@@ -25,6 +26,7 @@ from protocol.job.job import (
     TrainingSpec,
 )
 from protocol.job.updates import UPDATES
+from protocol.wallets import wallet_address
 
 NO_DATASET = "0" * 64  # Stands in a quote for a dataset that is not uploaded yet: the price does not depend on it.
 OWN_CONFIG = "config"
@@ -486,15 +488,16 @@ def _put(document: dict[str, Any], name: str, value: Any, errors: dict[str, str]
     document[key] = value
 
 
-def _submitter(values: Mapping[str, str], errors: dict[str, str]) -> str | None:
+def _submitter(values: dict[str, str], errors: dict[str, str]) -> str | None:
     if values["payer"] == "test":
         return None
     try:
-        address: str = codec.convert(values["submitter"].strip(), NodeAddress)
-    except codec.MessageError:
-        errors["submitter"] = "write the address of your wallet: 32 to 44 letters and digits"
+        return wallet_address(values["submitter"])
+    except WalletAddressError as error:
+        if isinstance(error, SecretPastedError):
+            values["submitter"] = ""  # No page shows it again.
+        errors["submitter"] = str(error)
         return None
-    return address
 
 
 def _whole(document: Mapping[str, Any], errors: dict[str, str]) -> JobSpec | None:

@@ -13,6 +13,7 @@ from coordinator.web.auth import public
 from coordinator.web.pages import atlas, gpus
 from coordinator.web.pages.render import Renderer
 from protocol.rest.api import NodeView
+from protocol.wallets import MAX_TEXT
 
 MAX_TRAFFIC_SHOWN = 20  # Of relayed traffic, the most first; the rest is in the interface.
 MAX_NODES_SHOWN = 12  # On the network page; the machines' own page turns through all of them.
@@ -142,12 +143,12 @@ class MarketPages:
     @public
     async def earnings(self, request: web.Request) -> web.Response:
         """What a wallet has earned."""
-        address = request.query.get("address", "").strip()[:100]
+        address = request.query.get("address", "").strip()[:MAX_TEXT]
         found, error = None, None
         try:
             found = await self._market.earnings(address) if address else None
         except InvalidError as refused:
-            error = refused
+            address, error = "", refused  # It may be a secret, which no page shows again.
         status = 200 if error is None else error.status
         return self._renderer.page(request, "earnings.html", status, address=address, earnings=found, error=error)
 

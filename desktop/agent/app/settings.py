@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from common.invitations import Invitation
 from desktop.agent.base import networks
-from desktop.agent.base.config import Home, Settings
+from desktop.agent.base.config import Home, Settings, payee
 from desktop.agent.base.gpu import lasting, total_memory_mb
 from desktop.agent.errors import SettingsError
 from desktop.agent.hardware.meters import gpus
@@ -20,6 +20,7 @@ from desktop.answers import SettingsAnswer
 from ledger.errors import AmountError
 from ledger.money import parse
 from protocol.codec import MessageError, convert
+from protocol.wallets import MAX_TEXT
 
 Effect = Literal["now", "rejoin", "restart"]
 _SPOKEN = frozenset({"name", "payout", "floor"})  # What the coordinator is told when this node connects.
@@ -36,7 +37,7 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     coordinator: Annotated[str, Meta(max_length=2000)] | None = None
     name: Annotated[str, Meta(max_length=100)] | None = None
-    payout: Annotated[str, Meta(max_length=44)] | None = None
+    payout: Annotated[str, Meta(max_length=MAX_TEXT)] | None = None
     floor: Annotated[str, Meta(max_length=40)] | None = None
     electricity: Annotated[str, Meta(max_length=40)] | None = None
     bond: Annotated[str, Meta(max_length=40)] | None = None
@@ -61,6 +62,8 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.coordinator is not None:
             settings = settings.joining(settings.meant(self.coordinator, offered))
             del given["coordinator"]
+        if self.payout is not None:
+            given["payout"] = payee(self.payout)
         try:
             for name in _AMOUNTS:
                 if name in given:

@@ -33,6 +33,7 @@ from protocol.codec import MessageError, decode_json, encode_json
 from protocol.ids import Count, NodeAddress
 from protocol.node import NodeProfile
 from protocol.rest.withdrawals import WithdrawalReason
+from protocol.wallets import MAX_TEXT
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest, PeerTest
 
@@ -124,7 +125,7 @@ class WithdrawOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own_sol: the wallet's own SOL pays, without the coordinator.
     """
 
-    target: Annotated[str, Meta(max_length=100)]
+    target: Annotated[str, Meta(max_length=MAX_TEXT)]
     amount: Annotated[str, Meta(max_length=40)] = ""
     send: bool = False
     fee: Count = 0
@@ -133,7 +134,7 @@ class WithdrawOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 DenialReason = (
     WithdrawalReason
-    | Literal["no address", "no amount", "nothing", "no coordinator", "no answer", "own sol", "undecided"]
+    | Literal["no address", "secret", "no amount", "nothing", "no coordinator", "no answer", "own sol", "undecided"]
 )
 """Why nothing was withdrawn: what the coordinator says, or what the agent has found itself.
 

@@ -13,7 +13,7 @@ import platformdirs
 from msgspec import Meta
 from yarl import URL
 
-from common.errors import InvitationError, TransportError, UrlError
+from common.errors import InvitationError, TransportError, UrlError, WalletAddressError
 from common.invitations import Invitation
 from common.system_words import reason
 from common.urls import parse_url
@@ -22,8 +22,9 @@ from desktop.agent.base.file_lock import HeldError, held, holder
 from desktop.agent.base.gpu import Chosen, total_memory_mb
 from desktop.agent.errors import HomeBusyError, NoNetworkError, SettingsError
 from protocol.codec import MessageError, decode_json, encode_json
-from protocol.identity import NodeKey, parse_address
+from protocol.identity import NodeKey
 from protocol.node import SandboxKind
+from protocol.wallets import wallet_address
 
 MIN_MEMORY_MB = 512  # PyTorch alone takes 300.
 MAX_LIMIT = 10**15  # Bytes: a petabyte a month or a second is as good as no limit.
@@ -97,11 +98,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             SettingsError: a value cannot be used; the text names it.
         """
         url = _parse_url(self.coordinator)
-        payout = self.payout or address
-        try:
-            parse_address(payout)
-        except TransportError as error:
-            raise SettingsError(f"{payout!r}, which is to be paid, is not a wallet address: {error}") from error
+        payout = payee(self.payout) or address
         memory = self.memory_mb or max(MIN_MEMORY_MB, total_memory_mb() // 2)
         if memory < MIN_MEMORY_MB:
             raise SettingsError(f"{memory} MB of memory are too little for any job: at least {MIN_MEMORY_MB}")
@@ -113,6 +110,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             threads=self.threads or os.cpu_count() or 1,
             memory_mb=memory,
         )
+
+
+def payee(text: str) -> str:
+    """The wallet that is to be paid, as it is kept; empty: the node's own.
+
+    Raises:
+        SettingsError: it is none; what was given is not repeated, for it may be a secret.
+    """
+    try:
+        return wallet_address(text) if text.strip() else ""
+    except WalletAddressError as error:
+        raise SettingsError(f"what is to be paid is not a wallet address: {error}") from error
 
 
 def _parse_url(text: str) -> URL:

@@ -28,7 +28,7 @@ from desktop.agent.app import restart, status, support
 from desktop.agent.app.autostart import MOVED, UNIT, AtLogin
 from desktop.agent.base import log, networks
 from desktop.agent.base.activity import Activity
-from desktop.agent.base.config import DEFAULT_IMAGE, Home, Settings
+from desktop.agent.base.config import DEFAULT_IMAGE, Home, Settings, payee
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.cli import keycli, ownercli, upkeepcli
 from desktop.agent.cli.lending_cli import add_words
@@ -192,6 +192,8 @@ def _settings(options: argparse.Namespace, home: Home) -> Settings:
     kept = home.settings()
     if "coordinator" in given:
         kept = kept.joining(kept.meant(given.pop("coordinator"), networks.known(home.networks)))
+    if "payout" in given:
+        given["payout"] = payee(given["payout"])
     try:
         for name in ("stake", "floor", "bond"):
             if name in given:

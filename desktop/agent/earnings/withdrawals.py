@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import aiohttp
 import msgspec
 
-from common.errors import UrlError
+from common.errors import SecretPastedError, UrlError, WalletAddressError
 from common.http_sessions import ProxyError, open_session, why
 from common.untrusted_text import untrusted
 from common.urls import at, parse_url
@@ -20,7 +20,6 @@ from desktop.agent.errors import WithdrawalError
 from desktop.answers import WalletWithdrawal, WithdrawalDenial
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import (
-    AddressError,
     AlteredTransactionError,
     AmountError,
     InsufficientFundsError,
@@ -42,6 +41,7 @@ from protocol.rest.withdrawals import (
     WithdrawalRequest,
     WithdrawalTerms,
 )
+from protocol.wallets import any_address
 
 PATH = "/api/v1/withdrawals"
 ANSWER_BYTES = 64 << 10
@@ -69,20 +69,26 @@ class OwnWithdrawals:
             coordinator: its address; empty where none is set.
             known: the ledger that it named when it was connected last; None: it is asked.
         """
+        order, wrong = _with_address(order)
         async with self._one_by_one:
             try:
-                return await self._withdraw(_Coordinator(coordinator), known, key, order)
+                return await self._withdraw(_Coordinator(coordinator), known, key, order, wrong)
             except WithdrawalError as error:
                 LOG.info("no withdrawal: %s", error)
                 return WalletWithdrawal(order.target, error.known.amount, error.known.held, denied=error.denial)
 
     async def _withdraw(
-        self, coordinator: "_Coordinator", known: LedgerInfo | None, key: NodeKey, order: WithdrawOrder
+        self,
+        coordinator: "_Coordinator",
+        known: LedgerInfo | None,
+        key: NodeKey,
+        order: WithdrawOrder,
+        wrong: WalletAddressError | None,
     ) -> WalletWithdrawal:
         info = known or await coordinator.ledger()
         try:
             async with await Ledger.connect(LedgerConfig(info.url, info.program or None, info.mint or None)) as ledger:
-                asked = await _asked(ledger, key, order)
+                asked = await _asked(ledger, key, order, wrong)
                 if order.own_sol:
                     return await _with_own_sol(ledger, key, order, asked)
                 return await self._sponsored(coordinator, ledger, info, key, order, asked)
@@ -158,8 +164,18 @@ _ALTERED = (
 )
 
 
-async def _asked(ledger: Ledger, key: NodeKey, order: WithdrawOrder) -> WalletWithdrawal:
-    """What is to be sent, from what the wallet holds."""
+def _with_address(order: WithdrawOrder) -> tuple[WithdrawOrder, WalletAddressError | None]:
+    """The order with its target alone; where that is none, with nothing of what was given, which may be a secret, and why."""
+    try:
+        return msgspec.structs.replace(order, target=any_address(order.target)), None
+    except WalletAddressError as error:
+        return msgspec.structs.replace(order, target=""), error
+
+
+async def _asked(
+    ledger: Ledger, key: NodeKey, order: WithdrawOrder, wrong: WalletAddressError | None
+) -> WalletWithdrawal:
+    """What is to be sent, from what the wallet holds. ``wrong``: why the target is no address."""
     try:
         wanted = parse(order.amount) if order.amount else None
     except AmountError as error:
@@ -168,12 +184,11 @@ async def _asked(ledger: Ledger, key: NodeKey, order: WithdrawOrder) -> WalletWi
     asked = WalletWithdrawal(order.target, held if wanted is None else wanted, held)
     if held <= 0:
         _deny("nothing", f"there is nothing to withdraw: the wallet {key.address} holds nothing", asked)
+    if wrong is not None:
+        _deny("secret" if isinstance(wrong, SecretPastedError) else "no address", str(wrong), asked)
     if order.target == key.address:
         _deny("own wallet", f"{order.target} is this computer's own wallet: give another address", asked)
-    try:
-        receiver = await ledger.receiver(order.target)
-    except AddressError as error:
-        _deny("no address", f"{error}: copy it from the wallet or exchange", asked)
+    receiver = await ledger.receiver(order.target)
     if receiver == "no wallet":
         _deny(
             "no wallet", f"{order.target} is no wallet, tokens might be lost there: give a wallet's own address", asked

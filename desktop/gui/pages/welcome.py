@@ -19,6 +19,7 @@ from desktop.gui.checkwords import CheckWords
 from desktop.gui.client import Calls
 from desktop.gui.engine.mend import MendRow
 from desktop.gui.errors import AnswerError
+from desktop.gui.fields import MAX_LINE
 from desktop.gui.model import AgentPhase, SettingsView, Snapshot, plain, read
 from desktop.gui.pages.identity import BackupSheet, RestoreSheet
 from desktop.gui.pages.invitation import NetworkField
@@ -121,7 +122,7 @@ class WelcomePage(QWidget):
         self.payout = QLineEdit()
         self.payout.setPlaceholderText(self.tr("a Solana wallet address"))
         self.payout.setAccessibleName(self.tr("The address that is paid"))
-        self.payout.setMaxLength(44)
+        self.payout.setMaxLength(MAX_LINE)
         self.payout.textEdited.connect(lambda _: self.other.setChecked(True))
         never = Text(dim=True)
         never.say(self.tr("Cottage never asks for the secret words of another wallet. Whoever does wants to rob you."))

@@ -6,6 +6,7 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLineEdit, QPushButton,
 from desktop.answers import WalletWithdrawal
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
+from desktop.gui.fields import MAX_LINE
 from desktop.gui.model import read
 from desktop.gui.sentences import exact_money
 from desktop.gui.widgets import Rows, Text
@@ -36,7 +37,7 @@ class WithdrawSheet(QDialog):
         column.setSpacing(8)
         self.wallet = Text(dim=True)
         column.addWidget(self.wallet)
-        self.target = self._line(column, self.tr("To the address"), self.tr("a Solana wallet address"), 64)
+        self.target = self._line(column, self.tr("To the address"), self.tr("a Solana wallet address"), MAX_LINE)
         self.amount = self._line(column, self.tr("Amount"), self.tr("all"), 24)
         self.rows = Rows()
         for key, caption in (

@@ -67,7 +67,7 @@ class Market:
 
     async def earnings(self, wallet: str) -> market.Earnings:
         if not re.fullmatch(r"[1-9A-HJ-NP-Za-km-z]{32,44}", wallet):
-            raise InvalidError(f"{wallet[:60]!r} is no address: copy it from the app", "address")
+            raise InvalidError("this is no address: copy it from the app", "address")
         machines = tuple(n for n in await self._cluster.network_nodes() if wallet in (n.payout, n.node))
         today = int(START) // 86_400
         days = tuple(

@@ -21,6 +21,7 @@ from coordinator.client import ArchiveError, Client, ProblemError
 from coordinator.client.archive import unpack
 from coordinator.client.cli import main
 from coordinator.client.datasets import DatasetError, shards
+from coordinator.client.options import parser
 from coordinator.client.text import amount, count, duration, parse_amount, ratio, short, size, speed
 from coordinator.web.pages.chart import nice_ticks
 from coordinator.web.pages.curves import loss_chart
@@ -28,6 +29,7 @@ from protocol.rest.api import Metric
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
 from tests.coordinator.web.test_api import archive
+from tests.protocol.test_wallets import SECRETS, WALLET
 from tests.support.proxy import proxying
 
 YAML = (
@@ -304,7 +306,7 @@ async def test_with_json_every_command_prints_one_document_a_line(
 async def test_a_wallet_of_ones_own_is_told_what_to_open(
     house: House, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["submit", str(files / "job.yaml"), "--data", str(files / "data.jsonl"), "--yes", "--wallet", address("me")]
+    argv = ["submit", str(files / "job.yaml"), "--data", str(files / "data.jsonl"), "--yes", "--wallet", WALLET]
     assert await cottage(*argv, "--server", house.url) == 0
     out = capsys.readouterr().out
     assert "9.00" in out
@@ -455,3 +457,14 @@ def test_a_chart_of_any_points_stays_within_its_frame(points: list[tuple[int, fl
     for x, y in re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', svg):
         assert 0 <= float(x) <= 720
         assert 0 <= float(y) <= 340
+
+
+def test_the_wallet_of_a_submission_is_read_before_anything_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    submit = ["submit", "job.yaml", "--server", "http://127.0.0.1:9", "--wallet"]
+    assert parser().parse_args([*submit, f" solana:{WALLET}\n"]).wallet == WALLET
+    for secret in SECRETS.values():
+        with pytest.raises(SystemExit):
+            main([*submit, secret])
+        said = capsys.readouterr().err
+        assert "argument --wallet: this is" in said
+        assert not any(part in said for part in secret.split() if len(part) > 8)

@@ -34,6 +34,7 @@ from protocol.identity import NodeKey
 from protocol.node import JobEarned, Refused
 from tests.desktop.conftest import JOB, StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
+from tests.protocol.test_wallets import SECRETS
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest, RelayResult
 
@@ -175,6 +176,30 @@ def test_a_setting_that_cannot_be_used_is_named_and_nothing_changes(change: dict
     address = NodeKey(b"\1" * 32).address
     with pytest.raises(SettingsError, match=words):
         settings.SettingsChange(**change).apply(Settings(), address)
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_secret_in_the_place_of_the_payee_is_kept_nowhere(
+    kind: str, home: Home, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cli.main(["settings", "--home", str(home.path), "--payout", SECRETS[kind]]) != 0
+    captured = capsys.readouterr()
+    told = captured.out + captured.err + caplog.text
+    assert "is not a wallet address" in told
+    kept = "".join(
+        file.read_text() for file in home.path.rglob("*") if file.is_file() and file.suffix in (".json", ".log")
+    )
+    assert not any(part in told + kept for part in SECRETS[kind].split() if len(part) > 8)
+
+
+def test_a_payee_is_kept_as_its_address_alone(home: Home) -> None:
+    payee = NodeKey(b"\2" * 32).address
+    assert cli.main(["settings", "--home", str(home.path), "--payout", f" solana:{payee}?label=me\n"]) == 0
+    assert home.settings().payout == payee
+    by_hand = Settings("http://127.0.0.1:9", payout=f" {payee}")
+    assert by_hand.completed(NodeKey(b"\1" * 32).address).payout == payee
+    assert settings.SettingsChange(payout=f"{payee}\n").apply(Settings(), payee).payout == payee
+    assert settings.SettingsChange(payout=" ").apply(by_hand, payee).payout == ""
 
 
 def test_settings_are_changed_without_an_agent_and_shown_in_the_same_words(

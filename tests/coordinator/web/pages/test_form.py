@@ -16,6 +16,7 @@ from coordinator.web.pages.forms import DEFAULTS, fill, read, read_document
 from protocol.job.job import DatasetSpec, JobSpec, LoraSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.pages.test_pages import form, token
+from tests.protocol.test_wallets import SECRETS, WALLET
 
 
 class Form:
@@ -182,6 +183,21 @@ async def test_refused_data_is_told_beside_its_field_together_with_every_other_e
     assert set(re.findall(r'id="error-([^"]+)"', page)) == {"tokenizer.vocabulary"}, (
         "how to look at it is not known yet"
     )
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+async def test_a_secret_in_the_place_of_the_wallet_is_shown_to_nobody(
+    kind: str, house: House, http: aiohttp.ClientSession
+) -> None:
+    typed = {"name": "n", "budget": "9", "payer": "own", "submitter": SECRETS[kind]}
+    for action, status, told in (("review", 422, True), ("edit", 200, False)):
+        page = await Form(http, house).post({**typed, "action": action}, status)
+        assert ("whoever has it has the money" in page, 'id="error-submitter"' in page) == (told, told)
+        assert not any(part in page for part in SECRETS[kind].split() if len(part) > 8)
+
+
+def test_a_wallet_is_read_as_it_is_pasted() -> None:
+    assert read({"payer": "own", "submitter": f"solana:{WALLET}\n"}, draft=True).submitter == WALLET
 
 
 async def test_data_that_takes_too_long_to_make_ready_is_told_beside_its_field(

@@ -18,6 +18,7 @@ from protocol.job.job import JobSpec, LoraSpec
 from protocol.rest.api import Agreement, NewJob
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
+from tests.protocol.test_wallets import WALLET
 
 HTML = {"Accept": "text/html"}
 GOOD = {"name": "a job", "budget": "9", "dataset.artifact": "a" * 64}
@@ -100,10 +101,10 @@ async def test_a_wallet_of_ones_own_is_shown_the_exact_escrow(house: House, http
     fields = {**GOOD, "csrf": csrf, "dataset.artifact": await house.dataset(), "action": "create", "payer": "own"}
     async with http.post(f"{house.url}/submit", data=form({**fields, "submitter": "me"})) as response:
         assert response.status == 422
-    async with http.post(f"{house.url}/submit", data=form({**fields, "submitter": address("me")})) as response:
+    async with http.post(f"{house.url}/submit", data=form({**fields, "submitter": WALLET})) as response:
         text = await response.text()
     (job,) = await house.cluster.list(9, None)
-    assert job.submitter == address("me")
+    assert job.submitter == WALLET
     assert "9000000 millionths" in text
     assert address("escrow" + job.id) in text
     async with http.post(f"{house.url}/jobs/{job.id}/fund", data=f"csrf={csrf}") as response:
@@ -246,7 +247,7 @@ def test_the_form_as_it_comes_is_the_document_as_it_comes() -> None:
             "training.lora.targets",
             "not taken here",
         ),
-        ({"payer": "own", "submitter": "x"}, "submitter", "address of your wallet"),
+        ({"payer": "own", "submitter": "x"}, "submitter", "no address of Solana"),
         ({"parallel.stages": "0"}, "parallel.stages", "at least 1"),
     ],
 )
