@@ -17,6 +17,10 @@ _WORDS = {
     errno.EROFS: "the disk can only be read: choose another place",
     errno.EFBIG: "the file would become larger than the system allows",
     errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
+    errno.ELOOP: "its links lead round in a circle: name another place",
+    errno.ENOMEM: "there is not enough memory: end other programs, or raise the limit (ulimit -v)",
+    errno.EIO: "the disk fails to read or write: look at its health, or choose another",
+    errno.ENFILE: "too many files are open on this machine: end other programs",
     errno.EMFILE: "too many files are open: raise the limit (ulimit -n)",
     errno.EADDRINUSE: "another program listens there: end it, or choose another port",
     errno.EADDRNOTAVAIL: "this machine has no such address: choose one of its own, such as 127.0.0.1",
@@ -45,7 +49,19 @@ def reason(error: BaseException) -> str:
         return str(error)
     if isinstance(error, socket.gaierror):
         return "no machine of that name is known"
+    if error.errno == errno.ENOENT and _is_nowhere():
+        return "the folder that this was started in is gone: change to another one (cd)"
+    if error.errno == errno.EEXIST and error.filename is not None and not os.path.exists(error.filename):
+        return "it is a link that leads nowhere: mend it, or name another place"
     return _WORDS.get(error.errno) or os.strerror(error.errno)
+
+
+def _is_nowhere() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def in_words(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from common.clock import Clock, SystemClock
+from common.own_folders import make_folder
 from common.urls import url_of
 from coordinator.config import Config
 from coordinator.domain.account import Scope
@@ -283,7 +284,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         LedgerError: the ledger does not answer, or has no market program.
         KeyFileError: the coordinator's key cannot be read.
     """
-    config.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(config.data)
     key = NodeKey.load_or_generate(config.data / "coordinator.key")
     wallet = NodeKey.load_or_generate(config.data / "test-wallet.key")
     async with AsyncExitStack() as stack:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from common.output import guarded
-from common.terminal import Waits, say
+from common.own_folders import NoHomeError
+from common.terminal import Waits, complain, say
 
 _ROLES: dict[str, tuple[str, str, bool]] = {
     # word: (module with main(argv), what it does, keep the word in argv)
@@ -92,7 +93,11 @@ def _role(argv: Sequence[str] | None) -> int:
         )
         return EXIT_USAGE
     Waits.spoken_of = words[:1] not in LASTING and words[:2] not in LASTING
-    return run(words if keep else words[1:])
+    try:
+        return run(words if keep else words[1:])
+    except NoHomeError as error:
+        complain(f"cottage {words[0]}", error)
+        return EXIT_USAGE
 
 
 def _extra(module: str) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from common.clock import SystemClock
 from common.console import Terminal
 from common.errors import IceConfigError, TransportError
+from common.own_folders import data_folder, make_folder
 from common.system_words import reason
 from common.terminal import complain, say, say_json
 from desktop.agent.cli.nettest_screen import show, show_link, with_bar
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    home = platformdirs.user_data_path("cottage") / "node"
+    home = data_folder() / "node"
     parser = argparse.ArgumentParser(
         prog="cottage nettest",
         description=f"Measure this home's line in under {TOTAL_S + 0.5:.0f} seconds: its router, the way to the relays, "
@@ -125,7 +125,7 @@ async def relays(options: argparse.Namespace) -> list[Target]:
         return targets([((url,), username, credential) for url in options.relay])
     coordinator = options.coordinator or _settled_coordinator(options.home)
     try:
-        options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(options.home)
     except OSError as error:
         raise NettestUsageError(f"--home {options.home} cannot be used: {reason(error)}") from error
     return await ask_relays(coordinator, NodeKey.load_or_generate(options.home / "node.key"), SystemClock())

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from common.errors import UrlError
 from common.options import decimal, port, whole
+from common.own_folders import data_folder, make_folder
 from common.system_words import reason
 from common.urls import join, split
 from transport.relay.announce import check_coordinator
@@ -132,7 +131,7 @@ def _options(given: argparse.Namespace, certificate: tuple[Path, Path] | None) -
 
 
 def _parser() -> argparse.ArgumentParser:
-    home = platformdirs.user_data_path("cottage") / "relay"
+    home = data_folder() / "relay"
     quota = Quota()
     parser = argparse.ArgumentParser(
         prog="cottage relay",
@@ -205,7 +204,7 @@ def _external(listen: Sequence[str], public: Sequence[str]) -> dict[str, str]:
 def _secret(path: Path) -> str:
     """Read the shared secret; make one where there is none."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return _read_secret(path)

@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from common.errors import UrlError
+from common.own_folders import NoHomeError, make_folder, settings_folder
+from common.system_words import reason
 from common.urls import parse_url
 
 TOKEN_VARIABLE = "COTTAGE_TOKEN"  # noqa: S105 - the name of a variable
@@ -20,7 +21,7 @@ class LoginFileError(Exception):
 def file_of_keys() -> Path:
     """Where the keys are: ``$COTTAGE_CONFIG``, or the folder that the system has for settings."""
     named = os.environ.get(CONFIG_VARIABLE)
-    folder = Path(named) if named else platformdirs.user_config_path("cottage")
+    folder = Path(named) if named else settings_folder()
     return folder / "keys.json"
 
 
@@ -37,25 +38,31 @@ def remember(server: str, token: str | None) -> Path:
     """Keep the key for a coordinator, or with None forget it; returns the file.
 
     Raises:
-        LoginFileError: the file is damaged.
-        OSError: it cannot be written.
+        LoginFileError: the file is damaged, or cannot be written.
+        OSError: its folder cannot be made.
     """
     path, keys = file_of_keys(), _read()
     if token is None:
         keys.pop(_name(server), None)
     else:
         keys[_name(server)] = token
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(path.parent)
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
-    os.replace(fresh, path)
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
+        os.replace(fresh, path)
+    except OSError as error:
+        raise LoginFileError(f"{path} cannot be written: {reason(error)}") from error
     return path
 
 
 def _read() -> dict[str, str]:
-    path = file_of_keys()
+    try:
+        path = file_of_keys()
+    except NoHomeError:
+        return {}  # Nothing can be kept for a user without a home, and nothing is.
     if not path.exists():
         return {}
     try:

@@ -10,6 +10,7 @@ from types import TracebackType
 
 import msgspec
 
+from common.own_folders import make_folder
 from common.untrusted_text import untrusted
 from coordinator.client import Client
 from coordinator.client.text import money, size
@@ -254,7 +255,7 @@ def _curve(points: Sequence[api.Metric]) -> list[float]:
 
 def _make_room(folder: Path) -> None:
     """Remove what an earlier demo left in ``folder``; refuse a folder that holds anything else."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in OURS)
     if strange:
         raise DemoError(f"{folder} holds {strange[0]!r}, which no demo made: name an empty folder with --dir")

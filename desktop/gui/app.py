@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import platformdirs
 from PySide6.QtCore import QObject, QSettings, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QIcon
 from PySide6.QtWidgets import QApplication, QMessageBox
 
 from common.invitations import is_link
+from common.own_folders import data_folder, settings_folder
 from common.terminal import say
 from desktop.gui.client import Calls
 from desktop.gui.language import speak
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not _has_screen():
         say("cottage desktop: there is no screen here; without one, lend with `cottage node run`", error=True)
         return EXIT_NO_SCREEN
-    home = (options.home or platformdirs.user_data_path("cottage") / "node").absolute()
+    home = (options.home or data_folder() / "node").absolute()
     settings = user_settings()
     app = application(sys.argv[:1], str(settings.value(LANGUAGE, "system")))
     try:
@@ -208,7 +208,7 @@ def application(arguments: Sequence[str], language: str = "system") -> QApplicat
 
 def user_settings() -> QSettings:
     """What the window remembers of itself, in the user's configuration folder."""
-    file = platformdirs.user_config_path("cottage") / "window.ini"
+    file = settings_folder() / "window.ini"
     return QSettings(str(file), QSettings.Format.IniFormat)
 
 

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.own_folders import NoHomeError, home_folder
 from desktop.agent.app import status
 from desktop.agent.base.config import Home
 from desktop.agent.base.log import LOG, printable
@@ -56,7 +57,13 @@ class AtLogin:
     @classmethod
     def of(cls, home: Home, environment: Mapping[str, str] = os.environ) -> "AtLogin":
         """For the user who runs this."""
-        return cls(home, Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"))
+        named = environment.get("XDG_CONFIG_HOME")
+        try:
+            return cls(home, Path(named) if named else home_folder() / ".config")
+        except NoHomeError:
+            return cls(
+                home, home.path / ".config"
+            )  # Where no system looks: such a user has nothing that starts at login.
 
     def has_unit(self) -> bool:
         """A systemd of this user runs, and knows the agent's unit, which is for the usual home folder."""

@@ -13,6 +13,7 @@ from typing import TextIO
 
 import msgspec
 
+from common.own_folders import NoHomeError, home_folder
 from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import Home
 from desktop.agent.errors import SettingsError
@@ -38,7 +39,9 @@ _PATTERNS = (
 
 def scrub(text: str, home: Path) -> str:
     """``text`` without addresses, keys, words, folders and the names of the user and this computer."""
-    folders = ((str(home), "<home of the agent>"), (str(Path.home()), "<home>"))
+    folders = [(str(home), "<home of the agent>")]
+    with contextlib.suppress(NoHomeError):
+        folders.append((str(home_folder()), "<home>"))
     for found, put in folders:
         if len(found) > 1:
             text = text.replace(found, put)

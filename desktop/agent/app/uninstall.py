@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import platformdirs
 
+from common.own_folders import cache_folder
 from desktop.agent.app import status
 from desktop.agent.app.autostart import AtLogin
 from desktop.agent.base.config import Home
@@ -58,7 +58,7 @@ def uninstall(home: Home, *, images: bool = True, data: bool = True, keys: bool 
         if data:
             _empty(home, keys)
             if home.is_usual:
-                shutil.rmtree(platformdirs.user_cache_path("cottage"), ignore_errors=True)
+                shutil.rmtree(cache_folder(), ignore_errors=True)
     with contextlib.suppress(OSError):  # Something is left in them.
         if data:
             home.lock.unlink()

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import platformdirs
 from msgspec import Meta
 from yarl import URL
 
 from common.errors import InvitationError, TransportError, UrlError, WalletAddressError
 from common.invitations import Invitation
+from common.own_folders import NoHomeError, data_folder, make_folder
 from common.system_words import reason
 from common.urls import parse_url
 from desktop.agent.base import networks
@@ -152,9 +152,12 @@ class Home:
         Raises:
             SettingsError: it cannot be created.
         """
-        chosen = path or cls.usual()
         try:
-            chosen.mkdir(parents=True, exist_ok=True, mode=0o700)
+            chosen = path or cls.usual()
+        except NoHomeError as error:
+            raise SettingsError(f"{error}, or name the agent's folder with --home") from error
+        try:
+            make_folder(chosen)
             return cls(chosen.resolve())
         except OSError as error:
             raise SettingsError(f"--home {chosen} cannot be used: {reason(error)}") from error
@@ -162,12 +165,15 @@ class Home:
     @staticmethod
     def usual() -> Path:
         """Where the folder is when nobody says where."""
-        return platformdirs.user_data_path("cottage") / "node"
+        return data_folder() / "node"
 
     @property
     def is_usual(self) -> bool:
         """It is that one, which the user's service and removers mean."""
-        return self.usual().resolve() == self.path
+        try:
+            return self.usual().resolve() == self.path
+        except NoHomeError:
+            return False
 
     @property
     def socket(self) -> Path:

@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-import platformdirs
-
 from common import gc_tuning
 from common.console import Terminal
 from common.options import whole
+from common.own_folders import data_folder
 from common.shutdown_signals import on_end
 from common.terminal import complain
 from desktop.agent.app.auditor import look
@@ -38,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Look until SIGTERM or Ctrl-C; a second one does not wait for the step that is being run again."""
     options = _parser().parse_args(argv)
     try:
-        home = Home.at(options.data or platformdirs.user_data_path("cottage") / "auditor")
+        home = Home.at(options.data or data_folder() / "auditor")
         home = Home(home.path, key_file=options.key)
         log.set_up(options.log_json, file=home.log)
         with home.locked():

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import platformdirs
 from msgspec import Meta
 
 from common.clock import Clock
+from common.own_folders import NoHomeError, cache_folder
 from common.untrusted_text import Told
 from desktop.agent.base.file_lock import HeldError, held
 from desktop.agent.base.gpu import Device
@@ -60,7 +60,10 @@ class _Remembered(msgspec.Struct, frozen=True):
 
 def default_cache() -> Path:
     """Where this user's measurements are."""
-    return platformdirs.user_cache_path("cottage") / "bench.json"
+    try:
+        return cache_folder() / "bench.json"
+    except NoHomeError:
+        return Path(os.devnull) / "bench.json"  # Nothing can be kept there, so everything is measured anew.
 
 
 async def measure(

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import platformdirs
 from PySide6.QtCore import QLocale, QSettings, Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
+from common.own_folders import settings_folder
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.fields import ChoiceRow, HoursRow, NumberRow, SettingRow, TextRow, ToggleRow, Value
@@ -323,7 +323,7 @@ class SettingsPages(QWidget):
             card.body.addWidget(line)
         self.about = Text(dim=True)
         folder = Text(dim=True)
-        folder.say(self.tr("Settings of this window: {0}").format(platformdirs.user_config_path("cottage")))
+        folder.say(self.tr("Settings of this window: {0}").format(settings_folder()))
         card.body.addWidget(self.about)
         card.body.addWidget(folder)
         return _stacked(name, card)
