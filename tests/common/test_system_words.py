@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
         (IsADirectoryError(21, "Is a directory", b"data"), "data: it is a folder: name a file"),
         (NotADirectoryError(20, "Not a directory", Path("/dev/null/x")), "/dev/null/x: a part of its path is a file"),
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full: make room on it"),
-        (OSError(errno.EIO, "Input/output error", "a"), "a: Input/output error"),
+        (OSError(errno.EXDEV, "Input/output error", "a"), "a: Invalid cross-device link"),
         (socket.gaierror(-2, "Name or service not known"), "no machine of that name is known"),
         (OSError("in words already"), "in words already"),
         (ValueError("not the system's"), "not the system's"),
