@@ -58,6 +58,7 @@ from coordinator.services.jobs.idempotency import Replays
 from coordinator.services.jobs.jobs import JobService
 from coordinator.services.jobs.unpaid import Unpaid
 from coordinator.services.network.link_telemetry import Links
+from coordinator.services.network.machine_days import MachineDays
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.network.relay_assignment import Handout
 from coordinator.services.network.relays import Relays
@@ -127,6 +128,7 @@ class CoordinatorParts:
     keeping: Keeping
     unpaid: Unpaid
     forgetting: Forgetting
+    days: MachineDays
     checks: DatasetChecks | None = None
 
     async def recover(self) -> None:
@@ -160,6 +162,7 @@ class CoordinatorParts:
             "keeping": self.keeping.run,
             "unpaid": self.unpaid.run,
             "forgetting": self.forgetting.run,
+            "machine-days": self.days.run,
             "ice-servers": self.handout.watch,
         } | ({} if self.checks is None else {"checks": self.checks.run})
 
@@ -260,7 +263,8 @@ def assemble(
     )
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
-    market = MarketService(context, nodes, leases, links, relays, chain, coordinator)
+    days = MachineDays(context, nodes)
+    market = MarketService(context, nodes, leases, links, relays, chain, coordinator, days)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
     leavings = JobOutputs(checkpoints, Trials(checkpoints, generator), logs, StepOpenings(context, artifacts))
     outside = outside or (lambda: outside_session(allowed=config.webhook_networks))
@@ -272,7 +276,7 @@ def assemble(
     money = (StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor))
     files = (doors, Keeping(context, artifacts, checkpoints.folders), unpaid)
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
-    parts = (*work, *found, *shown, *told, *money, *files, forgetting)
+    parts = (*work, *found, *shown, *told, *money, *files, forgetting, days)
     return CoordinatorParts(*parts)
 
 

@@ -15,6 +15,7 @@ from common.options import decimal, host, network, port, whole
 from common.shutdown_signals import on_end
 from common.system_words import reason
 from common.terminal import complain, say
+from common.token_worth import TokenWorth, WorthError, parse_worth
 from common.urls import is_loopback, parse_url, split
 from coordinator.app import serve
 from coordinator.config import Config, MailConfig, TurnRelay
@@ -114,6 +115,7 @@ def _config(options: argparse.Namespace) -> Config:
         evaluators=options.evaluators,
         price_per_petaflop=options.price_per_petaflop,
         sol_price=options.sol_price,
+        token_worth=options.token_worth,
         withdrawal_lamports=options.withdrawal_lamports,
         least_withdrawal=options.least_withdrawal,
         min_stake=options.min_stake,
@@ -164,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         default=default.sol_price,
         help="millionths for one SOL: small payouts wait (0: none do), and withdrawals pay fee and rent at this rate",
     )
+    add("--token-worth", type=_worth, metavar="AMOUNT CURRENCY", help="of one token, shown to lenders, as '1 USD'")
     _add_withdrawals(parser)
     add("--price-per-petaflop", type=_count, default=default.price_per_petaflop, help="millionths for 10^15 operations")
     add("--min-stake", type=_count, default=default.min_stake, help="millionths that a node must have staked")
@@ -393,6 +396,13 @@ def _count(text: str) -> int:
     if not 0 <= value < 2**63:
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose a number from 0")
     return value
+
+
+def _worth(text: str) -> TokenWorth:
+    try:
+        return parse_worth(text)
+    except WorthError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _at_least_one(text: str) -> int:

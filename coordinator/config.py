@@ -5,6 +5,7 @@ from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Literal
 
+from common.token_worth import TokenWorth
 from coordinator.domain.audits.rate import FLOOR
 from coordinator.domain.rounds.run import EVALUATORS
 from protocol.ids import NodeAddress
@@ -75,6 +76,7 @@ class Config:
         settle_every: rounds between two settlements.
         sol_price: of one SOL, by which a payout is worth its fee or waits, and at which a withdrawal pays fee and rent;
             0: fees are nothing, as on the embedded ledger. On a cluster no withdrawal is offered without it.
+        token_worth: of one token in a currency, for people to read; nothing is reckoned by it. None: nothing is said.
         withdrawal_lamports: that a day's withdrawals of everybody may take for fees and rent; 0: none is offered.
         least_withdrawal: what must arrive of one.
         spares: nodes held ready beside a job's seats, where there are enough.
@@ -124,6 +126,7 @@ class Config:
     price_per_petaflop: int = 2_000
     minimum_price: int = 1_000_000
     sol_price: int = 0
+    token_worth: TokenWorth | None = None
     withdrawal_lamports: int = (
         500_000_000  # Half a SOL: 240 new token accounts a day, or 50,000 withdrawals to old ones.
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from common.token_worth import TokenWorth
 from common.untrusted_text import Untrusted, View
 
 MAX_TASKS = 64  # As many leases as a node may hold.
@@ -114,6 +115,7 @@ class CommonStatus(View, frozen=True, kw_only=True):
         max_celsius, memory_mb, watts: the owner's limits, for the gauges of ``meters``.
         gpu: which one of ``meters`` is lent, "" for none.
         last_event: number of the newest event of ``GET /v1/activity``.
+        electricity: what a kWh costs, in ``currency``, or in tokens where that is empty. ``worth``: of a token, where known.
         update: whether a newer version is there.
         renews: the agent begins anew once no job has a seat here; the switch stays as it is.
     """
@@ -142,6 +144,8 @@ class CommonStatus(View, frozen=True, kw_only=True):
     gpu: ShortText = ""
     last_event: Count = 0
     electricity: Units = 0
+    currency: ShortText = ""
+    worth: TokenWorth | None = None
     update: UpdateView = UpdateView()
     renews: bool = False
 

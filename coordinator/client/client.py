@@ -21,6 +21,7 @@ from coordinator.client.line import ATTEMPTS, CHANGE_S, WORK_S, HttpLine, Sleep,
 from protocol.job.job import DatasetFormat, JobSpec
 from protocol.rest import api
 from protocol.rest.dataset import Check, CheckRequest
+from protocol.rest.market import Market
 from protocol.rest.records import AuditRecords
 
 LARGEST_PAGE = 200  # Of jobs.
@@ -90,6 +91,10 @@ class Client(AccountCalls, PublicCalls):
     async def network(self) -> api.NetworkView:
         """The network at a glance."""
         return await self._line.get("network", api.NetworkView)
+
+    async def market(self) -> Market:
+        """Price and demand of work, and what a machine may expect."""
+        return await self._line.get("market", Market)
 
     async def network_nodes(self) -> Sequence[api.NodeView]:
         """Every node of the network."""

@@ -19,6 +19,7 @@ RECENT = 60  # Earlier jobs that count.
 ASSUMED = (0.5, 3.0, 0.6, 2.2, 0.7, 1.6, 0.85, 1.3, 0.95, 1.1)  # Taken beside planned, the widest first: they go first.
 ASSUMED_PAID = (0.5, 0.7, 0.8, 0.9, 0.95)  # Paid beside the price where replicas may miss rounds; the lowest go first.
 STUMBLES = 2  # Rounds that a replica misses although nobody leaves for good: a line is cut, a machine stalls.
+LEAST_WEEKS = 12  # Of machines, from which on they say what another may expect.
 TAUGHT = 4  # Earlier jobs that stand for one assumed one.
 TAUGHT_PAID = 6  # The same of what was paid: calm days say little about rough ones.
 
@@ -67,6 +68,18 @@ def paid(outcomes: Sequence[JobOutcome], replicas: int, members: int, rounds: in
     seen = values[max(0, math.floor((len(values) + 1) * OUTSIDE / 2) - 1)]
     low = min(1.0, max(least, min(model, seen)))
     return Range(low, max(low, 1 - min(1.0, leaving / parts)), 1.0)
+
+
+def pay(weeks: Sequence[float]) -> Range | None:
+    """What a machine's week brings, from what other machines' weeks brought; None where too few are known.
+
+    Both are amounts for 10^15 operations that a machine was there for, whether it had work or not.
+    """
+    if len(weeks) < LEAST_WEEKS:
+        return None
+    values = sorted(weeks)
+    aside = max(0, math.floor((len(values) + 1) * OUTSIDE / 2) - 1)
+    return Range(values[aside], median(values), values[len(values) - 1 - aside])
 
 
 def _most(mean: float) -> int:

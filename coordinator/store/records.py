@@ -284,6 +284,23 @@ class NodeRecord(Told, frozen=True):
     version: int = 0
 
 
+class MachineDay(msgspec.Struct, frozen=True):
+    """What a machine offered and what it was paid for within one day (UTC).
+
+    Attributes:
+        day: days since 1970.
+        seconds: that it was here. ``gigaflop``: 10^9 operations that it could have done then, at the speed that it says.
+        earned: of its work, as it was paid, in millionths of the token.
+    """
+
+    node: NodeAddress
+    day: int
+    seconds: int = 0
+    gigaflop: int = 0
+    earned: int = 0
+    version: int = 0
+
+
 class CreditRecord(msgspec.Struct, frozen=True):
     """What a node's verified work for one account was worth since its last fault, in millionths of the token.
 

@@ -369,6 +369,19 @@ nodes = Table(
     Column("version", Integer, nullable=False),
 )
 
+machine_days = Table(
+    "machine_days",
+    metadata,
+    Column("node", _ID, nullable=False),
+    Column("day", Integer, nullable=False),
+    Column("seconds", Integer, nullable=False),
+    Column("gigaflop", BigInteger, nullable=False),
+    Column("earned", BigInteger, nullable=False),
+    Column("version", Integer, nullable=False),
+    PrimaryKeyConstraint("node", "day"),
+    Index("machine_days_by_day", "day"),
+)
+
 credit = Table(
     "credit",
     metadata,

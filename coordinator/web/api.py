@@ -25,6 +25,7 @@ from protocol.job.job import JobSpec
 from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
 from protocol.node import IceServers
 from protocol.rest import api
+from protocol.rest.market import Market
 
 MAX_POINTS = 5_000  # Points or events in one answer: half a megabyte of JSON.
 MAX_AFTER = 10**15
@@ -46,9 +47,12 @@ _LIMIT = Query(
 class Api:
     """Handlers of everything that is not a file."""
 
-    def __init__(self, jobs: ports.JobsPort, network: ports.NetworkPort, streams: Streams) -> None:
+    def __init__(
+        self, jobs: ports.JobsPort, network: ports.NetworkPort, market: ports.MarketPort, streams: Streams
+    ) -> None:
         self._jobs = jobs
         self._network = network
+        self._market = market
         self._streams = streams
         self._document: dict[str, Any] = {}
 
@@ -133,6 +137,7 @@ class Api:
             Route("POST", f"{API}/relays/announce", self.announce, report, RelayOrder, RelayEnvelope, 200, refused),
             Route("POST", f"{API}/relays/credentials", self.credentials, ask, IceServers, RelayQuestion, 200, refused),
             Route("GET", f"{API}/network", self.view, "The network at a glance", api.NetworkView),
+            Route("GET", f"{API}/market", self.market, "Price and demand, and what machines were paid", Market),
             Route("GET", f"{API}/network/stream", self.network_stream, live, stream),
             Route("GET", "/healthz", self.health, "The process answers", dict[str, str]),
             Route("GET", "/readyz", self.ready, ready, dict[str, str]),
@@ -228,6 +233,11 @@ class Api:
     async def view(self, _request: web.Request) -> web.Response:
         """GET network."""
         return answer(await self._network.view())
+
+    @public
+    async def market(self, _request: web.Request) -> web.Response:
+        """GET market."""
+        return answer(await self._market.now())
 
     @public
     async def network_stream(self, request: web.Request) -> web.StreamResponse:

@@ -53,7 +53,7 @@ def interface(
 ) -> tuple[dict[str, Any], list[Route]]:
     """The REST interface: its OpenAPI document, and every route of it."""
     jobs, artifacts = services.jobs, services.artifacts
-    api = Api(jobs, services.network, streams)
+    api = Api(jobs, services.network, services.market, streams)
     routes = [
         *TransferRoutes(jobs, services.uploads, artifacts, authorise, services.doors).routes(),
         *CheckRoutes(services.checks, jobs).routes(),

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from common.token_worth import TokenWorth
 from common.untrusted_text import View
 from protocol.ids import NodeAddress
 from protocol.rest.api import NodeView
@@ -54,8 +55,11 @@ class Market(View, frozen=True):
         offered: operations a second of all nodes online; ``willing``: of those that work for the rate.
         queued: operations of paid jobs that are still to be done.
         history: oldest first.
-        paid_week: to providers within the last seven days.
-        capacity_week: operations that all nodes could have done in that time, each since it was first seen till it was last.
+        paid_week: to providers, today and on the six days before.
+        capacity_week: operations that all nodes could have done in that time, as long as they were here.
+        pay_low, pay_high: nine of ten weeks of machines that were paid brought between these, in millionths for 10^15
+            operations that they were here for, with and without work; None: too few are known.
+        worth: of a token, as the operator says; None: nothing is said.
     """
 
     rate: int
@@ -68,6 +72,9 @@ class Market(View, frozen=True):
     history: tuple[PricePoint, ...]
     paid_week: int
     capacity_week: float
+    pay_low: int | None = None
+    pay_high: int | None = None
+    worth: TokenWorth | None = None
 
 
 class Earned(msgspec.Struct, frozen=True):

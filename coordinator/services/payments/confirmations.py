@@ -11,6 +11,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import listed
 from coordinator.services.core.domain_events import PaymentConfirmed, SharesPromised
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
+from coordinator.services.network.machine_days import add
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.escrows import sum_of
 from coordinator.services.payments.funding import FundingService, receive
@@ -111,6 +112,7 @@ class Confirmations:
         for node, part in sorted(earned.items()):
             record = await work.tx.get(NodeRecord, node)
             await work.tx.update(msgspec.structs.replace(record, earned=record.earned + part))
+            await add(work.tx, node, work.now, earned=part)
         work.record(PaymentConfirmed())
         return amount
 

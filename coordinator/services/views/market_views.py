@@ -11,6 +11,7 @@ from coordinator.errors import InvalidError
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.network.link_telemetry import Links, kind_of
+from coordinator.services.network.machine_days import MachineDays, week
 from coordinator.services.network.market_price import QUEUED, Rates, left
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.network.relays import Relays
@@ -25,7 +26,6 @@ from protocol.rest import api, market
 from protocol.wallets import any_address
 
 DAY = 86_400
-WEEK = 7 * DAY
 EARNING_DAYS = 30
 INCIDENT_DAYS = 14
 MAX_PRICES = 200  # Of the price's history: those of the newest jobs.
@@ -47,6 +47,7 @@ class MarketService:
         relays: Relays,
         chain: ChainPort,
         coordinator: str,
+        days: MachineDays,
     ) -> None:
         self._context = context
         self._nodes = nodes
@@ -55,6 +56,7 @@ class MarketService:
         self._relays = relays
         self._chain = chain
         self._coordinator = coordinator
+        self._days = days
         self._rates = Rates(context, nodes)
         self._started = context.clock.time()
 
@@ -95,17 +97,8 @@ class MarketService:
         async with self._context.store.transaction() as tx:
             queued = await tx.find(Job, col(Job.state).in_(QUEUED))
             quoted = await tx.find(Job, newest=True, limit=MAX_PRICES)
-            week: Condition = col(OutboxRecord.created) > now - WEEK
-            paid = await tx.sums(
-                OutboxRecord,
-                col(OutboxRecord.amount),
-                (),
-                col(OutboxRecord.kind).equals("settle"),
-                col(OutboxRecord.state).equals("confirmed"),
-                week,
-            )
-            seen = await tx.find(NodeRecord, col(NodeRecord.seen) > now - WEEK)
-        here = self._nodes.everybody()
+            paid, offered = await week(tx, now)
+        here, pay = self._nodes.everybody(), self._days.pay
         return market.Market(
             rate=rate.per_petaflop,
             least=self._context.config.price_per_petaflop,
@@ -115,10 +108,11 @@ class MarketService:
             queued=sum(map(left, queued)),
             queued_jobs=len(queued),
             history=tuple(market.PricePoint(job.created, job.quote.rate) for job in reversed(quoted) if job.quote.rate),
-            paid_week=paid.get((), (0, 0))[1],
-            capacity_week=sum(
-                record.profile.flops * (self._last(record, now) - max(record.since, now - WEEK)) for record in seen
-            ),
+            paid_week=paid,
+            capacity_week=offered + self._days.waiting(),
+            worth=self._context.config.token_worth,
+            pay_low=None if pay is None else round(pay.low),
+            pay_high=None if pay is None else round(pay.high),
         )
 
     async def earnings(self, address: str) -> market.Earnings:
@@ -207,10 +201,6 @@ class MarketService:
             versions={"Cottage": release(), "protocol of nodes": str(PROTOCOL), "Python": platform.python_version()},
             days=tuple(days),
         )
-
-    def _last(self, record: NodeRecord, now: float) -> float:
-        """When a node was last here."""
-        return now if self._nodes.session(record.address) is not None else max(record.seen, record.since, now - WEEK)
 
     def _machines(self, records: Iterable[NodeRecord]) -> tuple[api.NodeView, ...]:
         busy = self._leases.busy()

@@ -24,6 +24,7 @@ from desktop.agent.coordinator.network_report import usable
 from desktop.agent.coordinator.session import CoordinatorSession, Introduction, TaskMessage
 from desktop.agent.coordinator.transfer_pacing import Courtesy
 from desktop.agent.earnings import stake_warnings, wallet
+from desktop.agent.earnings.earnings_estimate import WorthWatch
 from desktop.agent.earnings.promises import PromiseFolder
 from desktop.agent.earnings.records import EarningRecords
 from desktop.agent.errors import GaveUpError, NotConnectedError, SandboxError
@@ -124,6 +125,7 @@ class Agent:
         self._gave_up: GaveUpError | None = None
         self._stop = asyncio.Event()
         self._group = asyncio.TaskGroup()
+        self._worth = WorthWatch(settings.coordinator, clock)
         self._wallet_changed = asyncio.Event()
         self._started = clock.now()
 
@@ -147,6 +149,7 @@ class Agent:
                     group.create_task(self._tests.watch(self._is_idle), name="nettest"),
                     group.create_task(self._lend(stop), name="lending"),
                     group.create_task(self.cap.run(), name="power"),
+                    group.create_task(self._worth.run(), name="worth"),
                 ]
                 await stop.wait()
                 self._stopping = True
@@ -550,4 +553,6 @@ class Agent:
             watts=settings.watts,
             gpu=parts.device.gpu,
             electricity=settings.electricity,
+            currency=settings.currency,
+            worth=settings.worth_of(self._worth.said),
         )

@@ -238,6 +238,8 @@ class OwnerApi:
             paid=0,
             lending_state=State.OFF,
             electricity=kept.electricity,
+            currency=kept.currency,
+            worth=kept.worth_of(None),
         )
 
     def earnings(self) -> EarningsSummary:

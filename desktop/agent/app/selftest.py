@@ -9,7 +9,7 @@ from typing import Literal
 from desktop.agent.base.config import MIN_MEMORY_MB, Home, Settings
 from desktop.agent.base.gpu import Device, total_memory_mb
 from desktop.agent.base.log import printable
-from desktop.agent.earnings.earnings_estimate import Prediction, ask_network, predict
+from desktop.agent.earnings.earnings_estimate import Prediction, ask_market, ask_network, predict, spelt
 from desktop.agent.errors import AgentError, NoEngineError, NoImageError
 from desktop.agent.hardware.meters import gpus
 from desktop.answers import SelfTest, SelfTestStep
@@ -141,6 +141,7 @@ class Steps:
             )
         try:
             network = await ask_network(self._settings.coordinator)
+            market = await ask_market(self._settings.coordinator)
         except AgentError as error:
             return SelfTestStep("coordinator", "bad", "no answer", printable(str(error)), error.detail)
         if (key := self._settings.coordinator_key) and network.coordinator != key:
@@ -149,7 +150,7 @@ class Steps:
         lent = self._device.gpu if self._device else ""
         watts = next((card.power_cap for card in await asyncio.to_thread(gpus) if lent and card.uuid == lent), None)
         if self._speed_found.flops:
-            self._prediction = predict(self._speed_found.flops, network, watts, self._settings.electricity)
+            self._prediction = predict(self._speed_found.flops, network, market, watts, self._settings)
         detail = {"online": str(network.nodes_online), "busy": str(network.nodes_busy)}
         text = f"{network.nodes_online} computers are connected, {network.nodes_busy} of them work"
         return SelfTestStep("coordinator", "good", "answers", text, detail)
@@ -176,8 +177,15 @@ class Steps:
             return SelfTestStep(
                 "earnings", "warning", "not known", "it takes a measured speed and a coordinator's price"
             )
-        detail = {"low": str(found.low - found.power), "high": str(found.high - found.power), "power": str(found.power)}
-        state: State = "good" if found.high > found.power else "warning"
-        code = "some" if state == "good" else "below power"
-        text = f"between {(found.low - found.power) / 1e6:.4f} and {(found.high - found.power) / 1e6:.4f} an hour"
-        return SelfTestStep("earnings", state, code, f"{text} after {found.power / 1e6:.4f} for electricity", detail)
+        state: State = "good" if found.high > 0 else "warning"
+        code = "no rate" if found.power is None else "some" if state == "good" else "below power"
+        low, high = (spelt(units, found.worth) for units in (found.low, found.high))
+        text = f"between {low} and {high} in a day of 24 hours"
+        if found.power is None:
+            text += f", before electricity: nobody has said what a token is worth in {self._settings.currency}"
+        elif found.power:
+            text += f", after up to {spelt(found.power, found.worth)} for electricity"
+        detail = {"low": str(found.low), "high": str(found.high), "power": str(found.power or 0)}
+        if found.worth is not None:
+            detail |= {"currency": found.worth.currency, "worth": str(found.worth.millionths)}
+        return SelfTestStep("earnings", state, code, text, detail)

@@ -4,6 +4,7 @@ When lends and how much of the line are apart: ``desktop.agent.lending`` and ``d
 """
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -24,14 +25,16 @@ from protocol.wallets import MAX_TEXT
 
 Effect = Literal["now", "rejoin", "restart"]
 _SPOKEN = frozenset({"name", "payout", "floor"})  # What the coordinator is told when this node connects.
-_QUIET = frozenset({"electricity", "disk_gb", "watts", "up", "down", "month", "polite", "updates", "at_login"})
-_AMOUNTS = ("floor", "electricity", "bond")
+_MONEY = frozenset({"electricity", "currency", "worth"})
+_QUIET = _MONEY | {"disk_gb", "watts", "up", "down", "month", "polite", "updates", "at_login"}
+_AMOUNTS = ("floor", "electricity", "worth", "bond")
 
 
 class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to change; None leaves it as it is. Amounts are tokens in decimals; ``payout`` "" is the node's own wallet.
 
-    ``coordinator``: an invitation, too. ``floor``: for 10^15 operations. ``electricity``: for a kWh. ``bond``: at a time.
+    ``coordinator``: an invitation, too. ``floor``: for 10^15 operations. ``bond``: at a time.
+    ``currency``: in which ``electricity`` (for a kWh) and ``worth`` (of a token) are; "": electricity is in tokens.
     ``threads`` and ``memory_mb`` 0: all, and half.
     """
 
@@ -40,6 +43,8 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     payout: Annotated[str, Meta(max_length=MAX_TEXT)] | None = None
     floor: Annotated[str, Meta(max_length=40)] | None = None
     electricity: Annotated[str, Meta(max_length=40)] | None = None
+    currency: Annotated[str, Meta(max_length=3)] | None = None
+    worth: Annotated[str, Meta(max_length=40)] | None = None
     bond: Annotated[str, Meta(max_length=40)] | None = None
     threads: int | None = None
     memory_mb: int | None = None
@@ -68,6 +73,8 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for name in _AMOUNTS:
                 if name in given:
                     given[name] = parse(str(given[name]).strip() or "0")
+            if self.currency is not None:
+                given["currency"] = _currency(self.currency)
             if "gpu" in given:
                 given["gpu"] = lasting(given["gpu"])
             changed: Settings = convert(msgspec.to_builtins(settings) | given, Settings)
@@ -80,6 +87,13 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         checked = changed if changed.coordinator else msgspec.structs.replace(changed, coordinator="http://localhost")
         checked.completed(address)  # Names the address or the wallet that cannot be used.
         return changed
+
+
+def _currency(text: str) -> str:
+    code = text.strip().upper()
+    if not re.fullmatch(r"([A-Z]{3})?", code):
+        raise SettingsError(f"{text!r} is no currency: write its three letters, as EUR or USD")
+    return code
 
 
 SettingsView = SettingsAnswer[Settings]

@@ -16,6 +16,7 @@ from common.errors import InvitationError, TransportError, UrlError, WalletAddre
 from common.invitations import Invitation
 from common.own_folders import NoHomeError, data_folder, make_folder
 from common.system_words import reason
+from common.token_worth import TokenWorth
 from common.urls import parse_url
 from desktop.agent.base import networks
 from desktop.agent.base.file_lock import HeldError, held, holder
@@ -38,7 +39,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Amounts are millionths of the token; ``up`` and ``down`` bytes a second and ``month`` bytes, 0 for no limit.
     ``always``: lend whatever this computer does; otherwise by the rules of ``desktop.agent.lending``.
     ``gpu``: which one is lent, -1 for the processor. ``disk_gb``: for jobs' files. ``watts``: the GPU's power
-    cap, 0 for its own. ``electricity``: what a kWh costs. ``updates``: new versions are fetched without being asked for.
+    cap, 0 for its own. ``electricity``: what a kWh costs, in ``currency`` (ISO 4217), or in tokens where that is empty.
+    ``worth``: of a token in that currency, 0 for what the coordinator says.
+    ``updates``: new versions are fetched without being asked for.
     ``at_login``: start with the computer (``desktop.agent.app.autostart``).
     ``coordinator_key``: what the coordinator has to prove, by an invitation; empty: whoever answers is it.
     ``bond``: the most that this node puts up on the ledger at a time against work of its neighbours that it has found false; 0:
@@ -66,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_gb: Annotated[int, Meta(ge=1, le=10_000)] = 20
     watts: Annotated[int, Meta(ge=0, le=2000)] = 0
     electricity: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    currency: Annotated[str, Meta(pattern=r"^([A-Z]{3})?$")] = ""
+    worth: Annotated[int, Meta(ge=0, le=10**12)] = 0
     updates: bool = True
     at_login: bool = True
 
@@ -73,6 +78,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def network(self) -> Invitation:
         """Whom to lend to."""
         return Invitation(self.coordinator, self.coordinator_key)
+
+    def worth_of(self, said: TokenWorth | None) -> TokenWorth | None:
+        """What a token is worth to this owner; ``said`` by the coordinator. None: nobody knows it in the owner's currency."""
+        if self.currency and self.worth:
+            return TokenWorth(self.currency, self.worth)
+        return said if said is not None and self.currency in ("", said.currency) else None
 
     def joining(self, network: Invitation) -> "Settings":
         """The same with another network."""

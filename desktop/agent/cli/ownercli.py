@@ -87,7 +87,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="AMOUNT",
         help="the most tokens to put up against neighbours' false work, at a time (0: doubt nobody)",
     )
-    add("--electricity", metavar="AMOUNT", help="what a kWh costs, in tokens")
+    add("--electricity", metavar="AMOUNT", help="what a kWh costs, in the currency, or in tokens without one")
+    add("--currency", metavar="CODE", help="in which money is shown beside tokens: EUR, USD; '' for none")
+    add("--worth", metavar="AMOUNT", help="what a token is worth in it; 0: what the network says")
     add("--threads", type=whole, help="processors' worth of computing; 0: all")
     add("--memory-mb", type=whole, help="memory for jobs; 0: half")
     add("--gpu", type=_gpu, help="the GPU that is lent, by its number or its GPU-... name; -1: the processor")
@@ -141,7 +143,10 @@ def _settings_table(view: settings.SettingsView) -> Table:
     table.add_row("payout", kept.payout or f"{view.address} (the node's own wallet)")
     table.add_row("floor", f"{show(kept.floor)} for 10^15 operations" if kept.floor else "any price")
     table.add_row("bond", f"{show(kept.bond)} at a time" if kept.bond else "none: it doubts nobody")
-    table.add_row("electricity", f"{show(kept.electricity)} a kWh" if kept.electricity else "not given")
+    unit = kept.currency or "tokens"
+    table.add_row("electricity", f"{show(kept.electricity)} {unit} a kWh" if kept.electricity else "not given")
+    table.add_row("currency", kept.currency or "none: tokens")
+    table.add_row("worth", f"{show(kept.worth)} {unit} a token" if kept.worth else "as the network says")
     table.add_row("threads", f"{kept.threads or view.processors} of {view.processors}")
     table.add_row("memory-mb", f"{kept.memory_mb or view.memory_mb_here // 2:,} of {view.memory_mb_here:,}")
     chosen = next((gpu.name for gpu in view.gpus if kept.gpu in (gpu.index, gpu.uuid)), "it is not here")

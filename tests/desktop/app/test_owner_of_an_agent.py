@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.token_worth import TokenWorth
 from desktop.agent.app import agent as agent_module
 from desktop.agent.app import settings, status, support
 from desktop.agent.app.agent import MAX_FAILURES
@@ -24,7 +26,7 @@ from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import Device, processor
 from desktop.agent.cli import cli
 from desktop.agent.earnings.earnings import DAYS, EarningsFile
-from desktop.agent.earnings.earnings_estimate import MAX_BUSY, NetworkPrices, predict
+from desktop.agent.earnings.earnings_estimate import MAX_BUSY, MarketPrices, NetworkPrices, predict
 from desktop.agent.errors import NoAgentError, NoEngineError, NoImageError, SandboxError, SettingsError
 from desktop.agent.hardware.benchmark import Benchmark
 from desktop.agent.jobs.tasks import HeldTask
@@ -165,6 +167,8 @@ async def test_what_needs_a_new_start_is_handed_over_and_comes_back_with_it(
         ({"coordinator": "ftp://x"}, "no address of a server"),
         ({"floor": "-1"}, "is no amount"),
         ({"electricity": "cheap"}, "is no amount"),
+        ({"worth": "much"}, "is no amount"),
+        ({"currency": "€"}, "'€' is no currency: write its three letters"),
         ({"threads": 5000}, "cannot be used"),
         ({"threads": 1000}, "more than this computer has"),
         ({"memory_mb": 10**8}, "more than this computer has"),
@@ -208,11 +212,15 @@ def test_settings_are_changed_without_an_agent_and_shown_in_the_same_words(
     words = ["settings", "--home", str(home.path)]
     assert cli.main([*words, "--electricity", "0.3", "--disk-gb", "40"]) == 0
     shown = capsys.readouterr().out
-    assert "0.3 a kWh" in shown
+    assert "0.3 tokens a kWh" in shown
     assert "in force from its next start" in shown
     assert cli.main([*words, "--json"]) == 0
     kept = json.loads(capsys.readouterr().out)["settings"]
     assert (kept["electricity"], kept["disk_gb"]) == (300_000, 40)
+    assert cli.main([*words, "--currency", "eur", "--worth", "0.92"]) == 0
+    shown = capsys.readouterr().out
+    assert "0.3 EUR a kWh" in shown
+    assert "0.92 EUR a token" in shown
     assert cli.main([*words, "--gpu", "-9"]) == 2
 
 
@@ -430,12 +438,42 @@ async def test_a_sandbox_that_lacks_something_is_told_by_a_code(home: Home, erro
     assert not test.can_lend
 
 
+NETWORK = NetworkPrices(10, 4, 2_000)
+FULL = 1e12 * 86_400 / 1e15 * 2_000  # A day's work of 10^12 operations a second at that price.
+
+
 def test_a_prediction_is_a_range_of_the_networks_prices_less_what_power_costs() -> None:
-    found = predict(1e12, NetworkPrices(10, 4, 2_000), 300.0, 300_000)
-    full = 1e12 * 3600 / 1e15 * 2_000
-    assert (found.low, found.high) == (int(full * 0.4), int(full * MAX_BUSY))
-    assert (found.power, found.guessed) == (90_000, False)
-    assert predict(1e12, NetworkPrices(0, 0, 2_000), None, 0).low == 0
+    found = predict(1e12, NETWORK, None, 300.0, Settings(electricity=300))
+    assert (found.power, found.guessed, found.learned) == (2_160, False, False)
+    assert (found.low, found.high) == (math.floor(FULL * 0.4 - 2_160 * 0.4), math.floor((FULL - 2_160) * MAX_BUSY))
+    assert predict(1e12, NetworkPrices(0, 0, 2_000), None, None, Settings()).low == 0
+
+
+def test_what_other_machines_weeks_brought_goes_before_the_price() -> None:
+    found = predict(1e12, NETWORK, MarketPrices(1_000, 250, 3_000), 300.0, Settings(electricity=300))
+    assert found.learned
+    assert found.low == math.floor(1e12 * 86_400 / 1e15 * 250 - 2_160 / 4), "it draws power while it works"
+    assert found.high == math.floor(1e12 * 86_400 / 1e15 * 3_000 - 2_160), "jobs pay a least price, too"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "power", "currency"),
+    [
+        (Settings(electricity=300_000), None, 2_160_000, None),
+        (Settings(electricity=300_000), TokenWorth("USD", 500_000), 2_160_000, "USD"),
+        (Settings(electricity=300_000, currency="EUR"), None, None, None),
+        (Settings(electricity=300_000, currency="EUR"), TokenWorth("USD", 500_000), None, None),
+        (Settings(electricity=300_000, currency="USD"), TokenWorth("USD", 500_000), 4_320_000, "USD"),
+        (Settings(electricity=300_000, currency="EUR", worth=2_000_000), TokenWorth("USD", 1), 1_080_000, "EUR"),
+        (Settings(currency="EUR"), None, 0, None),
+    ],
+)
+def test_electricity_is_reckoned_in_tokens_where_somebody_has_said_what_one_is_worth(
+    settings: Settings, said: TokenWorth | None, power: int | None, currency: str | None
+) -> None:
+    found = predict(1e12, NETWORK, MarketPrices(2_000, worth=said), 300.0, settings)
+    assert found.power == power
+    assert (found.worth.currency if found.worth else None) == currency
 
 
 # --- support and identity ---------------------------------------------------------------------------------------------
