@@ -1,7 +1,7 @@
 """What a graphics card would earn here: a range from the market's own figures, less its electricity.
 
-The low end is what the network's machines were really paid for their speed within the last week; the high end is work without a
-pause at the price of now.
+The ends are those between which nine of ten weeks of the network's machines lay. Where too few are known, the low end is what
+machines were paid for their speed within the last week, and the high end work without a pause at the price of now.
 """
 
 import re
@@ -85,6 +85,7 @@ class Estimate:
     Attributes:
         measured: machines with this card whose own speed the estimate is from; 0: from the data sheet.
         speed: lowest and highest operations a second.
+        learned: the range is from what machines' weeks brought.
         low, high: earned in a month; ``at_work``: the part of the time that the low end works.
         profit_low, profit_high: what is left of it after electricity, in the visitor's currency.
     """
@@ -92,6 +93,7 @@ class Estimate:
     gpu: GpuDataSheet
     measured: int
     speed: tuple[float, float]
+    learned: bool
     low: int
     high: int
     at_work: float
@@ -133,24 +135,29 @@ def estimate(asked: GpuQuestion, market: Market, nodes: Sequence[NodeView]) -> E
     speed = (middle, middle) if same else (gpu.peak * PART_LOW, gpu.peak * PART_HIGH)
     seconds = asked.hours * 3600 * MONTH_DAYS
     price = market.rate / PETAFLOP
-    real = min(market.paid_week / market.capacity_week, price) if market.capacity_week > 0 else 0.0
-    low, high = int(real * speed[0] * seconds), int(price * speed[1] * seconds)
+    if market.pay_low is not None and market.pay_high is not None:
+        pay = market.pay_low / PETAFLOP, market.pay_high / PETAFLOP
+    else:
+        pay = min(market.paid_week / market.capacity_week, price) if market.capacity_week > 0 else 0.0, price
+    low, high = (int(each * how * seconds) for each, how in zip(pay, speed, strict=True))
     watts = asked.watts or float(gpu.watts)
     kwh = watts / 1000 * asked.hours * MONTH_DAYS
     electricity = kwh * asked.price_kwh
-    at_work = real / price if price else 0.0  # A card that waits for work draws next to nothing.
+    # A card that waits for work draws next to nothing.
+    at_work = tuple(min(1.0, each / price) if price else 0.0 for each in pay)
     return Estimate(
         gpu=gpu,
         measured=len(same),
         speed=speed,
         low=low,
         high=high,
-        at_work=at_work,
+        learned=market.pay_low is not None,
+        at_work=at_work[0],
         watts=watts,
         kwh=kwh,
         electricity=electricity,
-        profit_low=low / 1e6 * asked.token - electricity * at_work,
-        profit_high=high / 1e6 * asked.token - electricity,
+        profit_low=low / 1e6 * asked.token - electricity * at_work[0],
+        profit_high=high / 1e6 * asked.token - electricity * at_work[1],
     )
 
 

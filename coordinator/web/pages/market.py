@@ -123,6 +123,8 @@ class MarketPages:
         typed = dict(request.query)
         market, nodes = await asyncio.gather(self._market.now(), self._network.nodes())
         asked, error = gpus.GpuQuestion(), None
+        if market.worth is not None:
+            typed = {"token": f"{market.worth.millionths / 1e6:g}"} | typed
         try:
             asked = gpus.question(typed)
         except InvalidError as refused:

@@ -148,6 +148,7 @@ CALLS: list[Callable[[Story], Awaitable[Any]]] = [
     lambda it: it.client.download_stage(it.job, it.round, 0, it.folder / "stage.safetensors"),
     records_of,
     lambda it: it.client.network(),
+    lambda it: it.client.market(),
     lambda it: it.client.network_nodes(),
     lambda it: it.client.relays(),
     lambda it: first(it.client.watch_network()),

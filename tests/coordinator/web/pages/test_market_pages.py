@@ -9,6 +9,7 @@ from functools import partial
 from html.parser import HTMLParser
 
 import aiohttp
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -208,6 +209,17 @@ def node_of(device: str, flops: float, owner: str = "a", earned: int = 0, online
     return NodeView(
         address(device + owner), owner, device, device, "cuda", 1, flops, "docker", online, False, False, 0, earned, 1.0
     )
+
+
+def test_a_card_is_promised_what_machines_weeks_brought() -> None:
+    market = msgspec.structs.replace(market_of(rate=2_000_000), pay_low=500_000, pay_high=3_000_000)
+    found = gpus.estimate(gpus.GpuQuestion("RTX 4090", 10.0, 0.4, 0.5), market, [node_of("RTX 4090", 2e13)])
+    seconds = 10 * 3600 * 30
+    assert found.learned
+    assert (found.low, found.high) == (int(5e-10 * 2e13 * seconds), int(3e-9 * 2e13 * seconds))
+    assert found.at_work == 0.25
+    assert found.profit_low == pytest.approx(found.low / 1e6 * 0.5 - 54.0 / 4)
+    assert found.profit_high == pytest.approx(found.high / 1e6 * 0.5 - 54.0)
 
 
 def test_a_cards_range_follows_from_price_payouts_and_electricity() -> None:
