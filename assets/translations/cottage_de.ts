@@ -347,6 +347,22 @@
         <translation>Dort antwortet niemand: {0}</translation>
     </message>
     <message>
+        <source>Between {0} and {1} a day of 24 hours, before electricity: Settings, Money, takes what a token is worth</source>
+        <translation>Zwischen {0} und {1} am Tag zu 24 Stunden, vor dem Strom: In den Einstellungen unter Geld steht, was ein Token wert ist</translation>
+    </message>
+    <message>
+        <source>Between {0} and {1} a day of 24 hours, before electricity</source>
+        <translation>Zwischen {0} und {1} am Tag zu 24 Stunden, vor dem Strom</translation>
+    </message>
+    <message>
+        <source>Between {0} and {1} a day of 24 hours, after up to {2} for electricity</source>
+        <translation>Zwischen {0} und {1} am Tag zu 24 Stunden, nach bis zu {2} für Strom</translation>
+    </message>
+    <message>
+        <source>{0} tokens</source>
+        <translation>{0} Token</translation>
+    </message>
+    <message>
         <source>No relay of the network is reached from here</source>
         <translation>Von hier wird kein Relay des Netzes erreicht</translation>
     </message>
@@ -409,10 +425,6 @@
     <message>
         <source>The proxy on the way lets nothing through: {0}</source>
         <translation>Der Proxy auf dem Weg lässt nichts durch: {0}</translation>
-    </message>
-    <message>
-        <source>Between {0} and {1} an hour, after {2} for electricity</source>
-        <translation>Zwischen {0} und {1} je Stunde, nach {2} für Strom</translation>
     </message>
 </context>
 <context>
@@ -1297,6 +1309,21 @@
     </message>
 </context>
 <context>
+    <name>PowerPriceRow</name>
+    <message>
+        <source>What a kWh costs you:</source>
+        <translation>Was Sie eine kWh kostet:</translation>
+    </message>
+    <message>
+        <source>What a kWh costs you</source>
+        <translation>Was Sie eine kWh kostet</translation>
+    </message>
+    <message>
+        <source>The currency, as three letters</source>
+        <translation>Die Währung mit drei Buchstaben</translation>
+    </message>
+</context>
+<context>
     <name>ProofCheck</name>
     <message>
         <source>The check cannot be started: {0}.</source>
@@ -1852,12 +1879,32 @@
         <translation>Für eine Billiarde (10^15) Rechenschritte.</translation>
     </message>
     <message>
-        <source>A kWh costs you</source>
-        <translation>Eine kWh kostet Sie</translation>
+        <source>Your currency</source>
+        <translation>Ihre Währung</translation>
     </message>
     <message>
-        <source>In tokens; predictions take it off.</source>
-        <translation>In Token; Vorhersagen ziehen es ab.</translation>
+        <source>Three letters, as EUR. Amounts are shown in it, too, where somebody says what a token is worth.</source>
+        <translation>Drei Buchstaben, etwa EUR. Beträge stehen auch in ihr da, wenn jemand sagt, was ein Token wert ist.</translation>
+    </message>
+    <message>
+        <source>none: tokens</source>
+        <translation>keine: Token</translation>
+    </message>
+    <message>
+        <source>A token is worth</source>
+        <translation>Ein Token ist wert</translation>
+    </message>
+    <message>
+        <source>In your currency. Empty: what the network says.</source>
+        <translation>In Ihrer Währung. Leer: was das Netz sagt.</translation>
+    </message>
+    <message>
+        <source>as the network says</source>
+        <translation>wie das Netz sagt</translation>
+    </message>
+    <message>
+        <source>A kWh costs you</source>
+        <translation>Eine kWh kostet Sie</translation>
     </message>
     <message>
         <source>not given</source>
@@ -1942,6 +1989,10 @@
     <message>
         <source>Works for</source>
         <translation>Arbeitet für</translation>
+    </message>
+    <message>
+        <source>In your currency, or in tokens without one. Forecasts take it off.</source>
+        <translation>In Ihrer Währung, ohne sie in Token. Vorhersagen ziehen es ab.</translation>
     </message>
     <message>
         <source>Start with the computer</source>

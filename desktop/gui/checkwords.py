@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import QObject
 
+from common.token_worth import TokenWorth
 from desktop.answers import SelfTestStep
 from desktop.gui.model import plain
-from desktop.gui.sentences import Sentences, money
+from desktop.gui.sentences import Sentences, in_currency, money
 
 
 class CheckWords(QObject):
@@ -90,6 +91,7 @@ class CheckWords(QObject):
             ("line", "not tested"): self.tr("It could not be tested: {0}").format(text),
             ("earnings", "some"): self._range(detail),
             ("earnings", "below power"): self._range(detail),
+            ("earnings", "no rate"): self._range(detail, "no rate"),
             ("earnings", "not known"): self.tr("Known once the speed is measured and the network has told its price"),
         }
 
@@ -108,10 +110,22 @@ class CheckWords(QObject):
         }
         return said.get(why) or self.tr("Nobody answers there: {0}").format(text)
 
-    def _range(self, detail: Mapping[str, str]) -> str:
+    def _range(self, detail: Mapping[str, str], code: str = "") -> str:
         try:
-            low, high, power = (money(int(detail[name])) for name in ("low", "high", "power"))
+            low, high, power = (int(detail[name]) for name in ("low", "high", "power"))
+            worth = TokenWorth(detail["currency"], int(detail["worth"])) if "worth" in detail else None
         except (KeyError, ValueError):
             return "–"
-        text = self.tr("Between {0} and {1} an hour, after {2} for electricity")
-        return text.format(low, high, power)
+        ends = self._amount(low, worth), self._amount(high, worth)
+        if code == "no rate":
+            text = self.tr(
+                "Between {0} and {1} a day of 24 hours, before electricity: Settings, Money, takes what a token is worth"
+            )
+            return text.format(*ends)
+        if not power:
+            return self.tr("Between {0} and {1} a day of 24 hours, before electricity").format(*ends)
+        text = self.tr("Between {0} and {1} a day of 24 hours, after up to {2} for electricity")
+        return text.format(*ends, self._amount(power, worth))
+
+    def _amount(self, units: int, worth: TokenWorth | None) -> str:
+        return in_currency(units, worth) if worth is not None else self.tr("{0} tokens").format(money(units))

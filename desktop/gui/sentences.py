@@ -7,6 +7,7 @@ from enum import Enum
 
 from PySide6.QtCore import QDateTime, QLocale, QObject
 
+from common.token_worth import TokenWorth
 from desktop.answers import LendingReason, Task
 from desktop.gui.engine.words import EngineWords
 from desktop.gui.model import AgentPhase, Snapshot, Status, plain
@@ -283,6 +284,11 @@ def moment(unix_s: float) -> str:
 def exact_money(units: int) -> str:
     """Millionths of the token to the last one, as people here write an amount."""
     return show(units).replace(".", QLocale().decimalPoint())
+
+
+def in_currency(units: int, worth: TokenWorth) -> str:
+    """Millionths of the token in the owner's currency, as ``0.75 EUR``."""
+    return f"{QLocale().toString(worth.in_currency(units) / 1e6, 'f', 2)}\u00a0{worth.currency}"
 
 
 def money(units: int) -> str:

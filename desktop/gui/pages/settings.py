@@ -221,9 +221,25 @@ class SettingsPages(QWidget):
                     exact=self.tr("For a million billion (10^15) operations."),
                 ),
                 TextRow(
+                    "currency",
+                    self.tr("Your currency"),
+                    self.tr(
+                        "Three letters, as EUR. Amounts are shown in it, too, where somebody says what a token is worth."
+                    ),
+                    self.tr("none: tokens"),
+                ),
+                TextRow(
+                    "worth",
+                    self.tr("A token is worth"),
+                    self.tr("In your currency. Empty: what the network says."),
+                    self.tr("as the network says"),
+                    _amount,
+                    _tokens,
+                ),
+                TextRow(
                     "electricity",
                     self.tr("A kWh costs you"),
-                    self.tr("In tokens; predictions take it off."),
+                    self.tr("In your currency, or in tokens without one. Forecasts take it off."),
                     self.tr("not given"),
                     _amount,
                     _tokens,
@@ -453,7 +469,7 @@ class SettingsPages(QWidget):
             case "limits":
                 return "limits", {key: _limit(key, value)}, LimitsView, self._show_limits
             case _:
-                sent = _decimal(value) if key in ("floor", "electricity", "bond") else value
+                sent = _decimal(value) if key in ("floor", "electricity", "worth", "bond") else value
                 return "settings", {key: sent}, SettingsView, self._show_settings
 
     def _done(self, change: Change) -> None:

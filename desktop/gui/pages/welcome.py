@@ -23,10 +23,12 @@ from desktop.gui.fields import MAX_LINE
 from desktop.gui.model import AgentPhase, SettingsView, Snapshot, plain, read
 from desktop.gui.pages.identity import BackupSheet, RestoreSheet
 from desktop.gui.pages.invitation import NetworkField
+from desktop.gui.pages.power_price import PowerPriceRow
 from desktop.gui.widgets import Card, CheckMark, Switch, Text, button
 
 DONE = "welcome/done"
 INDENT = 30  # Beside the sign of a line.
+NAME_WIDTH = 90
 LOOK_MS = 400  # How often the steps of the self-test are asked for.
 NAMES = ("gpu", "sandbox", "speed", "disk", "memory", "coordinator", "line", "earnings")
 
@@ -87,6 +89,10 @@ class WelcomePage(QWidget):
             card.body.addWidget(line)
             if name == "sandbox":
                 card.body.addWidget(self.mend)
+        self.power = PowerPriceRow(INDENT + NAME_WIDTH + 10)
+        self.power.given.connect(self._set_power)
+        self.power.hide()  # Until there is a forecast that it is taken off.
+        card.body.addWidget(self.power)
         self.networks, self.address_label, self.said = NetworkField(), Text(), Text(dim=True)
         self.networks.setAccessibleName(self.tr("The network to lend to: its address, or an invitation"))
         self.address_label.say(self.tr("The network to lend to: its address, or an invitation"))
@@ -272,6 +278,8 @@ class WelcomePage(QWidget):
                 line.show_check(
                     check, self._words.name(check.name), self._words.said(check) if over else plain(check.text)
                 )
+                if check.name == "earnings" and over:
+                    self.power.setVisible("low" in check.detail)
                 if check.name == "coordinator" and over:
                     self._unreachable = check.state == "bad" and check.code != "not set"
                     self._show_address()
@@ -319,6 +327,10 @@ class WelcomePage(QWidget):
         if said != self._coordinator:
             self._coordinator = invitations.read(said).url
             self._calls.post("settings", {"coordinator": said}, lambda _: self._joined(), self._bad_coordinator)
+
+    def _set_power(self, amount: str, currency: str) -> None:
+        change = {"electricity": amount, "currency": currency}
+        self._calls.post("settings", change, lambda _: self.begin_test(), self.said.say)
 
     def _joined(self) -> None:
         self._choosing = self._has_networks = False
@@ -382,7 +394,7 @@ class _Line(QWidget):
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(10)
         self.mark, self.name, self.text = CheckMark(), Text(bold=True), Text(dim=True)
-        self.name.setFixedWidth(90)
+        self.name.setFixedWidth(NAME_WIDTH)
         self.text.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         top = Qt.AlignmentFlag.AlignTop
         row.addWidget(self.mark, 0, top)

@@ -250,6 +250,8 @@ SETTINGS = {
         "disk_gb": 20,
         "watts": 0,
         "electricity": 300_000,
+        "currency": "EUR",
+        "worth": 0,
         "bond": 0,
     },
     "address": "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo",

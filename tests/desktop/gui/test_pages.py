@@ -174,6 +174,8 @@ def test_a_change_is_asked_for_at_once_and_undone_by_a_click(opened: Opened) -> 
         ("limits", "polite", lambda part: QTest.keyClick(part, Qt.Key.Key_Space), {"polite": False}),
         ("settings", "floor", lambda part: write(part, "0.002"), {"floor": "0.002"}),
         ("settings", "electricity", lambda part: write(part, "0,25"), {"electricity": "0.25"}),
+        ("settings", "currency", lambda part: write(part, "USD"), {"currency": "USD"}),
+        ("settings", "worth", lambda part: write(part, "0,92"), {"worth": "0.92"}),
         ("settings", "bond", lambda part: write(part, "2,5"), {"bond": "2.5"}),
         ("settings", "payout", lambda part: write(part, TARGET), {"payout": TARGET}),
         ("settings", "name", lambda part: write(part, "cellar"), {"name": "cellar"}),
