@@ -1319,6 +1319,10 @@
         <translation>Was Sie eine kWh kostet</translation>
     </message>
     <message>
+        <source>tokens</source>
+        <translation>Token</translation>
+    </message>
+    <message>
         <source>The currency, as three letters</source>
         <translation>Die Währung mit drei Buchstaben</translation>
     </message>

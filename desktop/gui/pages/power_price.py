@@ -23,8 +23,9 @@ class PowerPriceRow(QWidget):
         self.amount.setFixedWidth(80)
         self.amount.setAccessibleName(self.tr("What a kWh costs you"))
         self.currency.setText(QLocale.system().currencySymbol(QLocale.CurrencySymbolFormat.CurrencyIsoCode))
+        self.currency.setPlaceholderText(self.tr("tokens"))
         self.currency.setMaxLength(3)
-        self.currency.setFixedWidth(60)
+        self.currency.setFixedWidth(75)
         self.currency.setAccessibleName(self.tr("The currency, as three letters"))
         for field in (self.amount, self.currency):
             field.editingFinished.connect(self._give)
