@@ -487,6 +487,14 @@
         <source>All &amp;jobs</source>
         <translation>Alle Auf&amp;träge</translation>
     </message>
+    <message>
+        <source>In tokens.</source>
+        <translation>In Token.</translation>
+    </message>
+    <message>
+        <source>In tokens: today about {0}, all time about {1}.</source>
+        <translation>In Token: heute etwa {0}, insgesamt etwa {1}.</translation>
+    </message>
 </context>
 <context>
     <name>EarningsPage</name>
@@ -565,6 +573,10 @@
     <message>
         <source>{0} in {1} days, {2} in all</source>
         <translation>{0} in {1} Tagen, {2} insgesamt</translation>
+    </message>
+    <message>
+        <source> (about {0})</source>
+        <translation> (etwa {0})</translation>
     </message>
     <message>
         <source>▶ Working</source>

@@ -138,7 +138,7 @@ class MainWindow(QWidget):
         status = snapshot.status
         if status is None:
             return
-        self.earnings.show_power(status.electricity)
+        self.earnings.show_power(status)
         if status.verified + status.paid != self._earned:
             self._earned = status.verified + status.paid
             self._calls.get("earnings", self._take_earnings)

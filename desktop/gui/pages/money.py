@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from common.token_worth import TokenWorth
 from common.untrusted_text import untrusted
 from desktop.answers import EarningsDay, EarningsSummary, JobEarnings, PayReason
 from desktop.gui.charts import Bar, Bars
@@ -28,7 +29,7 @@ from desktop.gui.model import Status, plain, read
 from desktop.gui.pages.no_earnings import NoEarningsCard
 from desktop.gui.paywords import PayWords
 from desktop.gui.proof import ProofCheck
-from desktop.gui.sentences import moment, money
+from desktop.gui.sentences import in_currency, moment, money
 from desktop.gui.widgets import Card, ChoiceButtons, FlowBox, Text, button
 from ledger.money import show
 
@@ -71,6 +72,7 @@ class EarningsCard(Card):
         self.nothing = Text(dim=True)
         self.nothing.say(self.tr("Nothing yet. Jobs come by themselves; what was checked of them is counted here."))
         self.nothing.hide()
+        self.unit = Text(dim=True)
         self.withdraw = button(self.tr("&Withdraw…"), self.withdraw_asked.emit)
         more = button(self.tr("All &jobs"), self.more_asked.emit, "link")
         last = QHBoxLayout()
@@ -78,6 +80,7 @@ class EarningsCard(Card):
         last.addStretch()
         last.addWidget(self.withdraw)
         self.body.addWidget(FlowBox(pairs, 16))
+        self.body.addWidget(self.unit)
         self.body.addWidget(self.nothing)
         self.body.addWidget(self.bars)
         self.body.addLayout(last)
@@ -99,6 +102,10 @@ class EarningsCard(Card):
             }
         for key, label in self._numbers.items():
             label.say(values[key], str(label.property("caption")))
+        self.unit.say(self.tr("In tokens."))
+        if status is not None and (worth := status.worth) is not None:
+            text = self.tr("In tokens: today about {0}, all time about {1}.")
+            self.unit.say(text.format(in_currency(status.today, worth), in_currency(status.verified, worth)))
         self.withdraw.setEnabled(status is not None)
 
     def show_days(self, days: Sequence[EarningsDay]) -> None:
@@ -155,7 +162,7 @@ class EarningsPage(QWidget):
         self._proof, self._proofs = ProofCheck(parent=self), dict[str, str]()
         self._proof.said.connect(self._checked)
         self._rows: list[tuple[JobEarnings, PayReason | None]] = []
-        self._electricity = 0
+        self._worth: TokenWorth | None = None
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
@@ -232,13 +239,14 @@ class EarningsPage(QWidget):
             self.trouble.say(str(error))
             self.trouble.show()
 
-    def show_power(self, electricity: int) -> None:
-        """What a kWh costs, in millionths."""
-        self._electricity = electricity
-        if electricity:
-            text = self.tr("Before electricity, which costs you {0} a kWh (Settings, Money).").format(
-                money(electricity)
-            )
+    def show_power(self, status: Status) -> None:
+        """What a kWh costs, and what a token is worth."""
+        if status.worth != self._worth:
+            self._worth = status.worth
+            self._show_chart()
+        if status.electricity:
+            cost = f"{money(status.electricity)}\u00a0{status.currency or self.tr('tokens')}"
+            text = self.tr("Before electricity, which costs you {0} a kWh (Settings, Money).").format(cost)
         else:
             text = self.tr("Before electricity. Settings, Money: what a kWh costs you.")
         self.power.say(text)
@@ -270,7 +278,10 @@ class EarningsPage(QWidget):
         days = self._summary.days[-int(self.span.value) :]
         self.bars.show_bars(bars_of(days))
         text = self.tr("{0} in {1} days, {2} in all")
-        self.total.say(text.format(money(sum(day.verified for day in days)), len(days), money(self._summary.verified)))
+        said = text.format(money(sum(day.verified for day in days)), len(days), money(self._summary.verified))
+        if self._worth is not None:
+            said += self.tr(" (about {0})").format(in_currency(self._summary.verified, self._worth))
+        self.total.say(said)
 
     def _show_job(self, number: int, job: JobEarnings) -> None:
         cells = (

@@ -16,6 +16,7 @@ from desktop.gui.app import Desktop
 from desktop.gui.checkwords import CheckWords
 from desktop.gui.pages.power_price import PowerPriceRow
 from desktop.gui.sentences import in_currency
+from tests.desktop.gui.conftest import OpenDesktop
 from tests.desktop.gui.support import agent, documents, listener, save_picture, status, wait_for
 
 Orders = list[tuple[str, Any]]
@@ -113,3 +114,29 @@ def test_the_first_run_asks_what_a_kwh_costs_beside_the_forecast(desktop: Callab
         wait_for(lambda: ("settings", {"electricity": "0.31", "currency": "EUR"}) in orders, "the setting")
         wait_for(lambda: "EUR for electricity" in welcome.lines["earnings"].text.text(), "the forecast anew")
         save_picture(welcome.window(), "first_run_kwh_given")
+
+
+# --- what was earned --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("worth", [None, EURO])
+def test_what_was_earned_is_told_in_tokens_and_in_the_owners_currency(
+    open_desktop: OpenDesktop, home: Path, worth: dict[str, str] | None
+) -> None:
+    docs, orders = documents(), Orders()
+    told = None if worth is None else {"currency": "EUR", "millionths": int(worth["worth"])}
+    docs["status"] = status(worth=told, electricity=310_000, currency="EUR" if worth else "")
+    with listener(home / "agent.sock", agent(docs, orders)):
+        desktop = open_desktop()
+        card, page = desktop.window.home.earnings, desktop.window.earnings
+        wait_for(lambda: card.number("today").text() == "1.24", "the sums")
+        if worth is None:
+            assert card.unit.text() == "In tokens."
+            assert "0.31 tokens a kWh" in page.power.text()
+            assert "about" not in page.total.text()
+        else:
+            assert card.unit.text() == "In tokens: today about 0.62 EUR, all time about 76.62 EUR."
+            assert "0.31 EUR a kWh" in page.power.text()
+            page.refresh()
+            wait_for(lambda: "(about " in page.total.text(), "the sum in euros")
+            save_picture(desktop.window, "home_in_euros")
