@@ -23,6 +23,7 @@ from desktop.agent.base.networks import FILE as NETWORK
 from desktop.agent.sandbox import statement
 from desktop.agent.updates.release import FILE, Release, checked_url, platform_name
 from desktop.agent.updates.sandbox_images import FILE as STATEMENT
+from installer.desktop import codesign
 from protocol.codec import decode_json, encode_json
 from protocol.identity import parse_address
 
@@ -31,6 +32,7 @@ VERSION = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["v
 HERE = Path(__file__).resolve().parent
 TEMPLATES = HERE / "debian"
 POLICY = "network.cottage.install-engine.policy"  # What the system says when it asks for leave.
+PROGRAMS = ("cottage", "cottage-agent")
 SIZES = (16, 32, 48, 64, 128, 256, 512)
 _GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)\b")
 
@@ -41,6 +43,7 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "build" / "desktop", help="the folder (build/desktop)")
     parser.add_argument("--small", action="store_true", help="xz instead of zstd: three minutes for a quarter less")
     parser.add_argument("--run", action="store_true", help="also a .run that installs for one user, without root")
+    parser.add_argument("--appimage", action="store_true", help="also one file that runs where it lies")
     parser.add_argument(
         "--release", type=Path, help="JSON with key and url: whose updates this build follows (nobody's)"
     )
@@ -65,9 +68,11 @@ def main() -> int:
     else:
         packages = [debian(folder, target, small=options.small)]
         packages += [portable(folder, target), update_package(folder, target)] if options.run else []
+        packages += [appimage(folder, target)] if options.appimage else []
     sys.stdout.write(f"{folder}: {size_of(folder) / 1e6:,.0f} MB\n")
     for package in packages:
-        sys.stdout.write(f"{package}: {package.stat().st_size / 1e6:,.0f} MB\n")
+        size = size_of(package) if package.is_dir() else package.stat().st_size
+        sys.stdout.write(f"{package}: {size / 1e6:,.0f} MB\n")
     return 0
 
 
@@ -209,15 +214,18 @@ def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def windows(folder: Path, target: Path, version: str = VERSION, *, small: bool = True) -> Path:
     """An installer for Windows of a bundle that was built there (NSIS); ``small``: takes a minute more for a third less."""
+    codesign.authenticode(*(file for name in PROGRAMS if (file := folder / f"{name}.exe").exists()))
     package = target / f"Cottage-Setup-{version}.exe"
     values = {"VERSION": version, "PAYLOAD": folder, "OUTPUT": package, "COMPRESS": "/SOLID lzma" if small else "zlib"}
     defined = [f"-D{name}={value}" for name, value in values.items()]
     subprocess.run(["makensis", "-V2", "-WX", *defined, str(HERE / "windows" / "cottage.nsi")], check=True)
+    codesign.authenticode(package)
     return package
 
 
 def macos(target: Path, version: str = VERSION) -> Path:
-    """A disk image of the application folder that a build on macOS leaves beside the bundle; nobody has signed it."""
+    """A disk image of the application folder that a build on macOS leaves beside the bundle."""
+    signed = codesign.apple_app(target / "Cottage.app", HERE / "macos" / "entitlements.plist")
     package = target / f"Cottage-{version}-{platform_name()}.dmg"
     words = (
         "hdiutil",
@@ -231,6 +239,26 @@ def macos(target: Path, version: str = VERSION) -> Path:
         "UDZO",
     )
     subprocess.run([*words, str(package)], check=True)
+    if signed:
+        codesign.notarised(package)
+    return package
+
+
+def appimage(folder: Path, target: Path, version: str = VERSION) -> Path:
+    """One file that runs where it lies; the folder that it is made of where ``appimagetool`` is not installed."""
+    tree = target / "Cottage.AppDir"
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(folder, tree / "opt" / "cottage", symlinks=True)
+    _icons(tree / "usr" / "share" / "icons")
+    entry = (TEMPLATES / "cottage.desktop").read_text().replace("/opt/cottage/cottage ", "cottage ")
+    (tree / "cottage.desktop").write_text(entry)
+    _copy(ROOT / "assets" / "icons" / "cottage-256.png", tree / "cottage.png", 0o644)
+    _copy(HERE / "portable" / "AppRun", tree / "AppRun", 0o755)
+    if shutil.which("appimagetool") is None:
+        sys.stdout.write(f"{tree.name} is no file yet: appimagetool is not installed\n")
+        return tree
+    package = target / f"Cottage-{version}-x86_64.AppImage"
+    subprocess.run(["appimagetool", "--no-appstream", str(tree), str(package)], check=True)
     return package
 
 

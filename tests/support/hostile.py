@@ -64,6 +64,7 @@ def _annotated(parts: tuple[Any, ...], text: str, name: str) -> Any:
     inner = parts[0].__supertype__ if isinstance(parts[0], NewType) else parts[0]
     if inner is str:
         fitting = {r"^[0-9a-f]{32}$": "ab" * 16, r"^[0-9a-f]{64}$": "ab" * 32, r"^[01]{168}$": "1" * 168}
+        fitting[r"^[A-Z]{3}$"] = "EUR"
         if pattern in fitting:
             return fitting[pattern]
         if pattern is not None and "1-9A-H" in pattern:
