@@ -23,7 +23,7 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 
 from ledger.errors import LedgerError
-from ledger.local import nonces, tables
+from ledger.local import floating_point, nonces, tables
 from ledger.local.encoding import balances_json, memo_text, status_json
 from ledger.local.store import Entry, LocalStore
 
@@ -148,7 +148,8 @@ class LocalChain:
         self.tick()
         self._vm.with_sigverify(verify)
         try:
-            result = self._vm.simulate_transaction(transaction)
+            with floating_point.emptied():
+                result = self._vm.simulate_transaction(transaction)
         finally:
             self._vm.with_sigverify(True)
         if isinstance(result, FailedTransactionMetadata):
@@ -211,7 +212,8 @@ class LocalChain:
         written = [key for index, key in enumerate(message.account_keys) if nonces.is_writable(message, index)]
         written += loaded.writable
         before, kept = balances_json(keys, self.account), {key: nonces.value(self.account(key)) for key in written}
-        outcome = _outcome(self._vm.send_transaction(transaction))
+        with floating_point.emptied():
+            outcome = _outcome(self._vm.send_transaction(transaction))
         after = balances_json(keys, self.account)
         # The machine names a fee even where nobody could pay it; only a payer who did was served.
         if outcome.error is not None and before[0][0] == after[0][0]:

@@ -27,6 +27,7 @@ from coordinator.store.tables import metadata
 from protocol.task import Layers, Traffic
 from tests.coordinator.fakes import WALLET, profile, spec
 from tests.coordinator.jobs.test_lifecycle import JOB
+from tests.ledger.world import World
 from tests.support.postgres import needs_postgres
 
 
@@ -244,3 +245,25 @@ def test_a_type_checker_finds_a_wrong_column_and_a_value_that_does_not_fit(tmp_p
     out, _, status = mypy_api.run([str(wrong), "--strict", "--cache-dir", ".mypy_cache", "--follow-imports", "silent"])
     lines = {line.split(":")[1] for line in out.splitlines() if ": error:" in line}
     assert (status, lines) == (1, {"4", "5", "6"}), out
+
+
+# --- whole numbers and times ------------------------------------------------------------------------------------------
+
+
+async def test_a_whole_number_finds_the_times_on_its_side_whatever_native_code_has_run(store: Store) -> None:
+    """After the ledger's virtual machine had run in this thread, SQLite's next comparison of both kinds was wrong."""
+    async with store.transaction() as tx:
+        for time in (10.5, 11.5):
+            await tx.insert(EventRecord("0" * 32, time, "lost", "text"))
+    for _ in range(3):
+        World()
+        async with store.transaction() as tx:
+            found = await tx.sums(
+                EventRecord,
+                col(EventRecord.id),
+                (col(EventRecord.kind),),
+                col(EventRecord.time) > 9.5,
+                col(EventRecord.time) < 11,
+                col(EventRecord.kind).in_(("lost", "fault")),
+            )
+        assert found == {("lost",): (1, 1)}
