@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, cast, get_args
 from common.zstd import Zstd, ZstdDataError
 from protocol.encodings import encoding_of, foreign, has_controls, spelt_out
 from protocol.field_names import found_name
+from protocol.foreign_files import markup, other_file
 from protocol.job.job import DatasetFormat
 from protocol.table_quotes import quoted_rows, with_backslashes
 
@@ -66,55 +67,8 @@ _PACKINGS: Final[Mapping[bytes, Packing]] = {
     b"\xfd7zXZ\x00": "xz",
 }
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # The first block's magic, or that of the end.
-_OTHERS: Final[Mapping[bytes, str]] = {
-    b"PK\x03\x04": "a zip archive (such as .zip, .xlsx or .docx): take the texts out of it first",
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it first",
-    b"Rar!\x1a": "a RAR archive: unpack it first",
-    b"\x04\x22\x4d\x18": "an LZ4 archive: unpack it first, or pack it with gzip or zstd",
-    b"\x1f\x9d": "a file of compress (.Z): unpack it first, or pack it with gzip or zstd",
-    b"LZIP": "an lzip archive: unpack it first, or pack it with xz",
-    b"\x5d\x00\x00": "an old LZMA file (.lzma): unpack it first, or pack it with xz",
-    b"\x89LZO": "an lzop archive: unpack it first, or pack it with gzip or zstd",
-    b"\xff\x06\x00\x00sNaPpY": "a Snappy file: unpack it first, or pack it with gzip or zstd",
-    b"%PDF": "a PDF: extract its text first",
-    b"\xd0\xcf\x11\xe0": "an old Office document: save its text first",
-    b"ARROW1": "an Arrow file (Feather): write it as Parquet",
-    b"\xff\xff\xff\xff": "an Arrow stream, as save_to_disk of datasets writes it: write it as Parquet (to_parquet)",
-    b"FEA1": "an old Feather file: write it as Parquet",
-    b"ORC": "an ORC file: write it as Parquet",
-    b"Obj\x01": "an Avro file: write it as JSON lines or Parquet",
-    b"SQLite format 3\0": "an SQLite database: write its texts as JSON lines",
-    b"PARE": "encrypted Parquet: write it without a key",
-    b"\x89HDF": "an HDF5 file: write its texts as JSON lines",
-    b"GGUF": "a model (GGUF), not a dataset",
-    b"\x7fELF": "a program, not text",
-    b"MZ": "a program, not text",
-    b"\x89PNG": "a picture, not text",
-    b"\xff\xd8\xff": "a picture, not text",
-    b"GIF8": "a picture, not text",
-    b"II*\0": "a picture, not text",
-    b"RIFF": "sound, a picture or a film, not text",
-    b"ID3": "sound, not text",
-    b"OggS": "sound, not text",
-    b"fLaC": "sound, not text",
-}
 _BINARY = frozenset({"parquet", "npy"})  # Their first bytes say so: no text is one of them.
 _IDS = (".bin", ".u16", ".u32")
-POINTERS: Final[Mapping[bytes, str]] = {
-    b"version https://git-lfs.github.com/spec/": "Git LFS, not the file that it stands for: fetch that (git lfs pull)",
-    b"/annex/objects/": "git-annex, not the file that it stands for: fetch that (git annex get)",
-    b"outs:\n- md5: ": "DVC, not the file that it stands for: fetch that (dvc pull)",
-}
-"""What stands in a repository for a large file: how it begins, and what it is of."""
-_PICKLE = re.compile(rb"\x80[\x02-\x05].")
-_MARKUP: Final[Mapping[str, str]] = {
-    "<!doctype html": "HTML",
-    "<html": "HTML",
-    "<?xml": "XML",
-    "{\\rtf": "RTF",
-    "%!ps": "PostScript",
-    "warc/": "a web archive (WARC)",
-}
 RECORD = "\x1e"  # Stands before each record of a JSON text sequence (RFC 7464), as jq --seq writes it.
 _SEQUENCE = re.compile(rf"\s*{RECORD}[\s{RECORD}]*[{{\[]")
 _KEY = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*"\s*:|\})', re.DOTALL)
@@ -302,7 +256,7 @@ def _unpacker(packing: Packing) -> Any:
 
 
 def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said: str) -> FileContent:
-    if (problem := _other(head)) and last not in _IDS:
+    if (problem := other_file(_past_skippable(head))) and last not in _IDS:
         return FileContent(encoding="", problem=problem)
     if head.startswith(b"PAR1"):
         return FileContent(("parquet",), encoding="")
@@ -321,9 +275,8 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said
     if has_controls(text):
         return _binary(head, last)
     formats = _formats(text, whole, last, text_field)
-    start = text.lstrip()[:20].lower()
-    markup = next((words for begin, words in _MARKUP.items() if start.startswith(begin)), "")
-    note = f"is {markup}: its syntax is trained on, too" if markup and "text" in formats else spelt_out(head)
+    syntax = markup(text) if "text" in formats else ""
+    note = f"is {syntax}: its syntax is trained on, too" if syntax else spelt_out(head)
     if formats == ("csv",) and _escapes_quotes(text, whole, text_field):
         note = 'has \\" for quotes within its texts, as MySQL and Spark write them, and they are read as quotes'
     return FileContent(formats, encoding=encoding, note=note)
@@ -332,35 +285,6 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said
 def _escapes_quotes(text: str, whole: bool, text_field: str) -> bool:
     found = table(text, whole, text_field, certain=True) if '\\"' in text else None
     return found is not None and with_backslashes(text.splitlines(keepends=True), found[0])
-
-
-def _other(head: bytes) -> str:
-    head = _past_skippable(head)
-    for magic, what in _OTHERS.items():
-        certain = not magic.isalnum() or has_controls(head[:4096].decode("latin-1"))  # "ORC" begins many a story.
-        if head.startswith(magic) and certain:
-            return f"this is {what}"
-    if head[:2] in (b"x\x9c", b"x\xda") and _is_zlib(head):
-        return "this is a zlib stream: pack it with gzip or zstd instead"
-    for magic, what in POINTERS.items():
-        if head.startswith(magic):
-            return f"this is a pointer of {what}"
-    if head[4:8] == b"\0\0\0\0" and head[8:10] == b'{"':
-        return "this is the weights of a model (safetensors), not a dataset"
-    if _PICKLE.match(head):
-        return "this is a Python pickle, which is never opened here: write its texts as JSON lines"
-    if head[257:262] == b"ustar":
-        return "this is a tar archive: take the file out of it that holds the texts"
-    if head[4:8] == b"ftyp":
-        return "this is a film, not text"
-    return ""
-
-
-def _is_zlib(head: bytes) -> bool:
-    try:
-        return len(zlib.decompressobj().decompress(head, HEAD_BYTES)) > 0
-    except zlib.error:
-        return False
 
 
 def _binary(head: bytes, last: str) -> FileContent:

@@ -28,6 +28,8 @@ from protocol.models.config_values import (
 from protocol.models.families import FAMILY, in_force
 from protocol.models.hf_classes import BASE, CLASSES, GENERATION, VERSION
 
+DEQUANTISE = "take the model that they were made of, or dequantize() it with transformers and save that"
+"""What to do about quantised weights, which cannot be trained."""
 OWN = "cottage_"  # Prefix of our own entries in the config of a job; the finished folder has none.
 
 SIZES = frozenset(
@@ -105,7 +107,7 @@ _ACTIVATION = frozenset({"hidden_act", "hidden_activation", "activation_function
 _ROPE = frozenset({"rope_scaling", "rope_parameters"})
 _TAKEN = SIZES | NUMBERS.keys() | INTEGERS.keys() | FLAGS | LISTS.keys() | _ACTIVATION | _ROPE
 
-_DROPOUT = frozenset(
+DROPOUT = frozenset(
     {
         "attention_dropout",
         "hidden_dropout",
@@ -123,7 +125,7 @@ TOKEN_IDS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 HARMLESS = (
     BASE.keys()
     | GENERATION
-    | _DROPOUT
+    | DROPOUT
     | TOKEN_IDS
     | {
         "model_type",
@@ -324,6 +326,8 @@ def _check_other(name: str, given: Mapping[str, Any], key: str) -> None:
         return
     if key in ("num_experts", "num_local_experts"):
         raise ModelConfigError(f"{key} is not supported for {name}: remove it, or use mixtral or qwen3_moe")
+    if key == "quantization_config":
+        raise ModelConfigError(f"quantization_config is {shown(value)}: the weights are quantised; {DEQUANTISE}")
     if key in FIXED:
         fixed = " or ".join(json.dumps(one) for one in FIXED[key]) or "one without it"
         raise ModelConfigError(

@@ -12,8 +12,10 @@ import msgspec
 
 from coordinator.errors import InvalidError, TooLargeError
 from protocol.encodings import encoding_of, first_control
-from protocol.file_formats import HEAD_BYTES, POINTERS, ContentError, recognise, settle
+from protocol.file_formats import HEAD_BYTES, ContentError, recognise, settle
+from protocol.foreign_files import POINTERS
 from protocol.job.job import DatasetFormat
+from protocol.models.config_keys import DEQUANTISE
 
 CHUNK_BYTES = 1 << 20
 MAX_TOKENIZER_BYTES = 64 << 20  # The largest public tokenizers (250,000 entries with merges) have 33 MB.
@@ -22,6 +24,11 @@ LOOKED_AT = 4096  # Bytes of what should be weights and is not.
 MAX_TENSOR_AXES = 8  # Language models have three at most; without a bound a header could ask for a product of millions.
 NAMELESS_WEIGHTS = "the weights file"  # An artifact's own name is a digest, which says nothing to anybody.
 _ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)(?:\.|$)")
+_QUANTISED = re.compile(
+    r"\.(?:qweight|qzeros|g_idx|SCB|absmax|nested_absmax|quant_map|quant_state\.bitsandbytes__\w+|weight_packed"
+    r"|weight_scale(?:_inv)?|input_scale|weight_zero_point|W_q)$"
+)
+"""Beside packed weights, as GPTQ, AWQ, bitsandbytes, compressed-tensors, FP8 and HQQ write them."""
 _TOKENIZER_MODELS = frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"})
 _TENSOR_BYTES = {
     "F64": 8,
@@ -106,6 +113,10 @@ def check_weights(path: Path, name: str = NAMELESS_WEIGHTS) -> dict[str, StoredT
                 f"{name} holds an adapter (tensor {key[:80]!r} of shape {tensor.shape}), not a model: merge it into its base "
                 "model (merge_and_unload of peft), and upload what save_pretrained writes then",
                 "weights",
+            )
+        if _QUANTISED.search(key):
+            raise InvalidError(
+                f"{name} holds quantised weights (tensor {key[:80]!r} of shape {tensor.shape}): {DEQUANTISE}", "weights"
             )
     return found
 

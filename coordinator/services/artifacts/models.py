@@ -138,7 +138,7 @@ class TrainerTools:
             files = {name: await self._artifacts.put_file(out / name) for name in names}
             if spec.model.weight_files:
                 weights = [(digest, self._artifacts.path(digest)) for digest in spec.model.weight_files]
-                (out / WEIGHT_INDEX).write_bytes(await asyncio.to_thread(index_weights, weights, called))
+                (out / WEIGHT_INDEX).write_bytes(await asyncio.to_thread(index_weights, weights, config, called))
                 files[WEIGHT_INDEX] = await self._artifacts.put_file(out / WEIGHT_INDEX)
         return Prepared(files, config)
 

@@ -1,11 +1,12 @@
 """A job's weights: whether they are its model's, and the index of them, so that nodes fetch only what their stage needs.
 
-The index has every tensor with its place and digest.
+The index has every tensor of the model with its place and digest.
 """
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -62,9 +63,7 @@ def check_fit(config: Mapping[str, Any], files: Sequence[tuple[str, Path]]) -> s
                 raise InvalidError(f"tensor {key[:80]!r} is {where}: give each shard once", "weights")
             found[key] = (name, tensor)
     taken: set[str] = set()
-    for parameter, shape in tensors_of(config).all().items():
-        stored = ways(parameter, shape, config, bool(config[STARTS_TIED]))
-        parts = next((way for way in stored if all(part.key in found for part in way)), None)
+    for parameter, shape, parts in _stored(config, found):
         if parts is None:
             where = f"{files[0][0]} has no" if len(files) == 1 else f"none of the {len(files)} files of weights has a"
             example = next(iter(found), "")[:80]
@@ -93,6 +92,15 @@ def check_fit(config: Mapping[str, Any], files: Sequence[tuple[str, Path]]) -> s
         f"the weights hold {len(beside):,} {hold} that this model has not, {_named(beside)}: {they} left out, "
         "of training and of the finished folder"
     )
+
+
+def _stored(
+    config: Mapping[str, Any], names: Collection[str]
+) -> Iterator[tuple[str, tuple[int, ...], tuple[Part, ...] | None]]:
+    """Each parameter of a model with its shape, and the tensors that hold it of those that files have; None: they do not."""
+    for parameter, shape in tensors_of(config).all().items():
+        possible = ways(parameter, shape, config, bool(config[STARTS_TIED]))
+        yield parameter, shape, next((way for way in possible if all(part.key in names for part in way)), None)
 
 
 def _wrapped(parameter: str, names: Iterable[str]) -> str:
@@ -150,34 +158,36 @@ def _shown(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def index_weights(files: Sequence[tuple[str, Path]], called: Mapping[str, str] | None = None) -> bytes:
-    """Read weights once and describe them, as a ``WeightIndex`` in JSON.
+def index_weights(
+    files: Sequence[tuple[str, Path]], config: Mapping[str, Any], called: Mapping[str, str] | None = None
+) -> bytes:
+    """Read a model's weights once and describe them, as a ``WeightIndex`` in JSON.
+
+    What files hold beside the model is not in it, and not looked into: no node fetches that, whatever it is called and holds.
 
     Args:
         files: digest and place of each file of one model.
+        config: the model's, resolved.
         called: what their owner calls the files, by digest, for messages.
     Raises:
         InvalidError: a header does not describe its file, two files have a tensor of the same name, or one is not finite.
     """
     called = called or {}
+    headers = [read_safetensors(path, called.get(digest) or NAMELESS_WEIGHTS) for digest, path in files]
+    names = Counter(name for _, found in headers for name in found)
+    if twice := next((name for name, count in names.items() if count > 1), None):
+        raise InvalidError(f"tensor {twice[:80]!r} is in two of the files: give each shard once", "weights")
+    wanted = {part.key for _, _, parts in _stored(config, names) for part in parts or ()}
     tensors: dict[str, IndexedTensor] = {}
-    for number, (digest, path) in enumerate(files):
-        owner_name = called.get(digest) or NAMELESS_WEIGHTS
-        begins, found = read_safetensors(path, owner_name)
+    for number, ((digest, path), (begins, found)) in enumerate(zip(files, headers, strict=True)):
         with path.open("rb") as file:
-            for name, tensor in found.items():
-                if name in tensors:
-                    raise InvalidError(f"tensor {name[:80]!r} is in two of the files: give each shard once", "weights")
+            for name in sorted(found.keys() & wanted, key=lambda name: found[name].data_offsets):
+                tensor = found[name]
                 begin, end = (begins + offset for offset in tensor.data_offsets)
                 file.seek(begin)
-                tensors[name] = IndexedTensor(
-                    number,
-                    begin,
-                    end,
-                    tensor.dtype,
-                    tuple(tensor.shape),
-                    _digest(file, end - begin, tensor, f"tensor {name[:80]} of {owner_name}"),
-                )
+                what = f"tensor {name} of {called.get(digest) or NAMELESS_WEIGHTS}"
+                told = _digest(file, end - begin, tensor, what)
+                tensors[name] = IndexedTensor(number, begin, end, tensor.dtype, tuple(tensor.shape), told)
     made = msgspec.json.encode(WeightIndex(tuple(digest for digest, _ in files), tensors))
     if len(made) > MAX_INDEX_BYTES:
         raise InvalidError(

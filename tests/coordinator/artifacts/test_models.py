@@ -163,9 +163,9 @@ async def test_the_config_says_which_token_ended_the_documents(name: str, tmp_pa
 async def test_weights_of_two_shards_become_an_index_for_every_node(tmp_path: Path) -> None:
     artifacts, workshop = tools(tmp_path)
     asked = await document(artifacts, tmp_path, b"all work and no play\n" * 500)
-    files = []
+    files, norm = [], "model.layers.{}.input_layernorm.weight"
     for number in range(2):
-        (tmp_path / "shard").write_bytes(save({f"model.layers.{number}.w": np.full(5, number, np.float32)}))
+        (tmp_path / "shard").write_bytes(save({norm.format(number): np.full(192, number, np.float32)}))
         files.append(await artifacts.put_file(tmp_path / "shard"))
     config = dict(PRESETS["tiny-llama"]) | {"vocab_size": 300}
     prepared = await workshop.prepare(
@@ -174,9 +174,9 @@ async def test_weights_of_two_shards_become_an_index_for_every_node(tmp_path: Pa
     index = msgspec.json.decode(artifacts.path(prepared.files["weights.json"]).read_bytes(), type=WeightIndex)
     assert index.files == tuple(files)
     for number in range(2):
-        tensor = index.tensors[f"model.layers.{number}.w"]
+        tensor = index.tensors[norm.format(number)]
         stored = artifacts.path(index.files[tensor.file]).read_bytes()[tensor.begin : tensor.end]
-        assert stored == np.full(5, number, np.float32).tobytes()
+        assert stored == np.full(192, number, np.float32).tobytes()
         assert hashlib.sha256(stored).hexdigest() == tensor.sha256
 
 

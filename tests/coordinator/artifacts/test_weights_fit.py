@@ -24,19 +24,21 @@ from coordinator.services.artifacts.weight_index import check_fit, index_weights
 from protocol.job.job import JobSpec, ModelSpec
 from protocol.models.families import FAMILY
 from protocol.models.model import resolve, tensors_of
-from protocol.models.tensor_names import ways, written
-from protocol.models.weights import safetensors_header
+from protocol.models.tensor_names import HEAD, ways, written
+from protocol.models.weights import WeightIndex, belongs, safetensors_header
 from protocol.rest.api import NewJob, NewUpload
+from protocol.task import Layers
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import spec
 from tests.trainer.small import FAMILY_CONFIGS, VOCABULARY
 
 FILE = "my model.safetensors"
+NORM = "model.norm.weight"
 Made = dict[str, NDArray[Any]]
 
 
-def resolved(family: str) -> dict[str, Any]:
-    config = FAMILY_CONFIGS[family] | {"vocab_size": VOCABULARY}
+def resolved(family: str, **more: Any) -> dict[str, Any]:
+    config = FAMILY_CONFIGS[family] | {"vocab_size": VOCABULARY} | more
     return resolve(ModelSpec(config=config, weights="0" * 64), 259)
 
 
@@ -54,6 +56,12 @@ def kept(tmp_path: Path, tensors: Made, name: str = "file") -> Path:
     path = tmp_path / name
     path.write_bytes(save(tensors))
     return path
+
+
+def indexed(tmp_path: Path, tensors: Made, config: dict[str, Any] | None = None) -> WeightIndex:
+    """What nodes are told of such a file."""
+    made = index_weights([("1" * 64, kept(tmp_path, tensors))], config or resolved("llama"))
+    return msgspec.json.decode(made, type=WeightIndex)
 
 
 @pytest.mark.parametrize("way", ["written", "memory"])
@@ -269,12 +277,13 @@ def test_a_missing_shard_is_told_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_a_value_that_is_not_finite_is_found_while_the_index_is_made(tmp_path: Path, value: float, dtype: type) -> None:
+    config = resolved("llama")
     tensor: NDArray[Any] = np.full((3, 5), np.finfo(np.float32 if dtype is np.float64 else dtype).max, dtype)
     tensor[0] = -tensor[0]
-    assert index_weights([("1" * 64, kept(tmp_path, {"w": tensor}))])
+    assert indexed(tmp_path, {NORM: tensor})
     tensor[2, 4] = value
-    with pytest.raises(InvalidError, match=rf"^tensor w of {FILE}, of shape \[3, 5\], holds values that are NaN"):
-        index_weights([("1" * 64, kept(tmp_path, {"w": tensor}))], {"1" * 64: FILE})
+    with pytest.raises(InvalidError, match=rf"^tensor {NORM} of {FILE}, of shape \[3, 5\], holds values that are NaN"):
+        index_weights([("1" * 64, kept(tmp_path, {NORM: tensor}))], config, {"1" * 64: FILE})
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -285,10 +294,55 @@ def test_a_double_that_is_infinite_as_a_float_is_found(tmp_path: Path, sign: flo
         with np.errstate(over="ignore"):
             assert np.isfinite(tensor.astype(np.float32)).all() == fits
         if fits:
-            assert index_weights([("1" * 64, kept(tmp_path, {"w": tensor}))])
+            assert indexed(tmp_path, {NORM: tensor})
             continue
         with pytest.raises(InvalidError, match="NaN or infinite in float32"):
-            index_weights([("1" * 64, kept(tmp_path, {"w": tensor}))])
+            indexed(tmp_path, {NORM: tensor})
+
+
+BESIDE: dict[str, Made] = {
+    "a head of another model": {"mtp.lm_head.weight": np.zeros((8, 8), np.float32)},
+    "a head's bias": {"draft.lm_head.bias": np.zeros(8, np.float32)},
+    "a mask that is infinite": {"model.layers.0.attention.masked_bias": np.array(-np.inf, np.float16)},
+    "a tower with NaN": {"vision_tower.layers.0.weight": np.full((2, 2), np.nan, np.float32)},
+    "a name beyond all bounds": {"vision_tower." + "x" * 600: np.zeros(3, np.float32)},
+    "a tensor of nothing": {"a": np.zeros((0, 4), np.float32)},
+    "numbers of another type": {"steps": np.zeros(1, np.int64)},
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+def test_what_stands_beside_the_model_reaches_no_node_whatever_it_is(what: str, tmp_path: Path) -> None:
+    """A node fetched all of it, took another model's head for the tied one, and could not read the index of a long name."""
+    config = resolved("llama", tie_word_embeddings=True)
+    fits = {name: value for name, value in made_for(config).items() if name != HEAD}
+    check_fit(config, [(FILE, kept(tmp_path, fits | BESIDE[what]))])
+    index = indexed(tmp_path, fits | BESIDE[what], config)
+    assert index.tensors.keys() == fits.keys()
+    last = tensors_of(config).layers
+    assert FAMILY["llama"].embedding in belongs(index.tensors, Layers(1, last), False, True)
+
+
+QUANTISED: dict[str, Made] = {
+    "GPTQ": {"qweight": np.zeros((4, 32), np.int32), "scales": np.zeros((1, 32), np.float16)},
+    "bitsandbytes, 8 bits": {"weight": np.zeros((32, 32), np.int8), "SCB": np.zeros(32, np.float32)},
+    "bitsandbytes, 4 bits": {"weight": np.zeros((512, 1), np.uint8), "weight.absmax": np.zeros(16, np.float32)},
+    "FP8 with blocks": {"weight": np.zeros((32, 32), np.int8), "weight_scale_inv": np.zeros((1, 1), np.float32)},
+    "compressed-tensors": {"weight_packed": np.zeros((32, 4), np.int32), "weight_scale": np.zeros((32, 1), np.float32)},
+}
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_quantised_weights_are_told_as_that(kind: str, tmp_path: Path) -> None:
+    """It was advised to upload all files of the model, or its config."""
+    config, module = resolved("llama"), "model.layers.0.self_attn.q_proj."
+    floats = {name: value for name, value in made_for(config).items() if not name.startswith(module)}
+    packed = {module + name: value for name, value in QUANTISED[kind].items()}
+    said = (
+        rf"{FILE} holds quantised weights \(tensor '{module}[\w.]+' of shape \[.*take the model that they were made of"
+    )
+    with pytest.raises(InvalidError, match=said):
+        check_fit(config, [(FILE, kept(tmp_path, floats | packed))])
 
 
 Spoiler = Callable[[Made, str, random.Random], bytes]

@@ -15,10 +15,25 @@ from coordinator.services.artifacts.weight_index import index_weights
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.errors import ArtifactError
 from desktop.agent.jobs.weights import StageWeights
+from protocol.job.job import ModelSpec
+from protocol.models.model import resolve
 from protocol.task import Layers, Plan
 from tests.desktop.coordinator_double import Double
 
 PLAN = Plan(0, (Layers(0, 2), Layers(2, 4), Layers(4, 6)), ())
+CONFIG = resolve(
+    ModelSpec(
+        config={
+            "model_type": "llama",
+            "vocab_size": 50,
+            "hidden_size": 8,
+            "intermediate_size": 16,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 1,
+        }
+    ),
+    50,
+)
 GENERATOR = np.random.default_rng(1)
 TENSORS = {
     "model.embed_tokens.weight": GENERATOR.standard_normal((50, 8), np.float32),
@@ -37,7 +52,7 @@ def shards(coordinator: Double, folder: Path, count: int) -> str:
         data = save({name: TENSORS[name] for name in names[number::count]})
         (folder / f"{number}.safetensors").write_bytes(data)
         files.append((coordinator.store(data), folder / f"{number}.safetensors"))
-    return coordinator.store(index_weights(files))
+    return coordinator.store(index_weights(files, CONFIG))
 
 
 async def laid_out(weights: StageWeights, stage: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
@@ -138,4 +153,4 @@ async def test_an_index_that_cannot_be_is_refused(
 def test_a_shard_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(save(TENSORS))
     with pytest.raises(InvalidError, match="is in two of the files"):
-        index_weights([("1" * 64, tmp_path / "a"), ("2" * 64, tmp_path / "a")])
+        index_weights([("1" * 64, tmp_path / "a"), ("2" * 64, tmp_path / "a")], CONFIG)

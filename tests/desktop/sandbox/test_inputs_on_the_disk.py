@@ -42,7 +42,7 @@ def real_job(coordinator: Double, folder: Path, node: str) -> tuple[Assign, dict
     values = {s.name: whole.parameters[s.start : s.start + s.count].view(s.shape).numpy() for s in whole.slots}
     model = folder / "model.safetensors"
     model.write_bytes(save(values))
-    (folder / WEIGHT_INDEX).write_bytes(index_weights([(coordinator.store(model.read_bytes()), model)]))
+    (folder / WEIGHT_INDEX).write_bytes(index_weights([(coordinator.store(model.read_bytes()), model)], config_of()))
     markers = {path.name: marker_of(path.read_bytes()) for path in folder.iterdir()}
     files = {path.name: coordinator.store(path.read_bytes()) for path in folder.iterdir() if path != model}
     plan = msgspec.structs.replace(plan_of((0, 0, node)), layers=ONE_STAGE)

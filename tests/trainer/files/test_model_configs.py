@@ -149,7 +149,7 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"architectures": [7]}, "only models that continue a text"),
         ({"architectures": "LlamaForCausalLM"}, "only models that continue a text"),
         ({"auto_map": {"AutoModel": "x.py"}}, "auto_map is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        ({"quantization_config": {"bits": 4}}, "the weights are quantised; take the model that they were made of"),
         ({"num_experts": 8}, "num_experts is not supported"),
         ({"vocab_size": 10**12}, "vocab_size is"),
     ],
