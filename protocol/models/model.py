@@ -183,7 +183,7 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
         if own is None or own < vocabulary:
             raise ModelConfigError(
                 f"the uploaded weights belong to a vocabulary of {own}, the tokenizer has {vocabulary:,}: "
-                "upload the model's own tokenizer"
+                "upload the model's own tokenizer, or one without the tokens that the model has no vectors for (added_tokens)"
             )
     else:
         given["vocab_size"] = vocabulary
@@ -217,11 +217,13 @@ def _published(given: Mapping[str, Any], kept: dict[str, Any], vocabulary: int) 
 
 
 def clear_unknown_ids(document: dict[str, Any], names: frozenset[str], vocabulary: int) -> None:
-    """Make null what stands under these names and is no token id, or no list of them, of the vocabulary."""
+    """Make null what stands under these names and is no token id of the vocabulary; lists keep those that are."""
     for key in names & document.keys():
-        ids = document[key] if isinstance(document[key], list) else [document[key]]
-        if any(isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocabulary for one in ids):
-            document[key] = None
+        listed = isinstance(document[key], list)
+        ids = document[key] if listed else [document[key]]
+        known = [one for one in ids if type(one) is int and 0 <= one < vocabulary]
+        if len(known) < len(ids):
+            document[key] = known if listed and known else None
 
 
 def inspect_config(config: Mapping[str, Any]) -> ModelShape:

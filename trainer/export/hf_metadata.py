@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from protocol.job.end_tokens import END_OF_TEXT
-from protocol.models.config_keys import OWN, TOKEN_IDS
+from protocol.models.config_keys import DROPOUT, OWN, TOKEN_IDS
 from protocol.models.families import FAMILY
 from protocol.models.model import DTYPES, ENDS_WITH, PUBLISHED, STARTS_LEARNT, STARTS_TIED, clear_unknown_ids
 from protocol.models.tensor_names import HEAD, written
@@ -39,7 +39,9 @@ def finished_config(config: Mapping[str, Any], end: int | None, *, tied: bool, d
     """
     published = dict(config.get(PUBLISHED, {}))
     published.pop("dtype", None)
-    made = {key: value for key, value in config.items() if not key.startswith(OWN)} | published
+    # What is dropped out is nothing here, and the family's own share elsewhere, unless the config had another.
+    trained = {key: value for key, value in config.items() if not key.startswith(OWN) and key not in DROPOUT}
+    made = trained | published
     ends = made.get("eos_token_id")
     named = end in ends if isinstance(ends, list) else end == ends
     if end is not None and not named and not config.get(STARTS_LEARNT, False):

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from protocol.job.job import ModelSpec
+from protocol.models.config_keys import DROPOUT
 from protocol.models.hf_classes import CLASSES
 from protocol.models.model import ENDS_WITH, resolve
 from tests.support.special_tokens import KNOWN, Known, written
@@ -119,3 +120,26 @@ def test_a_model_from_random_weights_ends_with_its_tokenizers_end(name: str, tmp
     assert made.config.eos_token_id == tokenizer.token_to_id(known.end)
     assert made.generation_config.eos_token_id == made.config.eos_token_id, "settings of weights that it has not"
     assert AutoTokenizer.from_pretrained(tmp_path / "model").eos_token == known.end
+
+
+def test_ids_that_the_vocabulary_has_stay_where_others_beside_them_go(tmp_path: Path) -> None:
+    known, hub = KNOWN["llama 2"], tmp_path / "hub"
+    config = folder_of("llama", known, hub, torch.float32) | {"eos_token_id": [2, 9999], "pad_token_id": -1}
+    settings = json.loads((hub / GENERATION).read_text()) | {"eos_token_id": [9999, 2], "forced_eos_token_id": [9999]}
+    (hub / GENERATION).write_text(json.dumps(settings))
+    out = through(hub, config, known, tmp_path / "out")
+    left, generation = (json.loads((out / name).read_text()) for name in ("config.json", GENERATION))
+    assert (left["eos_token_id"], left["pad_token_id"]) == ([2], None)
+    assert (generation["eos_token_id"], generation["forced_eos_token_id"]) == ([2], None)
+
+
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_a_dropout_that_nobody_named_is_the_familys_own(family: str, tmp_path: Path) -> None:
+    known, hub = KNOWN["llama 2"], tmp_path / "hub"
+    config = folder_of(family, known, hub, torch.float32)
+    said = {key: value for key, value in config.items() if key not in DROPOUT}
+    out = through(hub, said, known, tmp_path / "out")
+    assert not json.loads((out / "config.json").read_text()).keys() & DROPOUT
+    dropped = dict.fromkeys(DROPOUT & config.keys(), 0.25)
+    out = through(hub, said | dropped, known, tmp_path / "other")
+    assert json.loads((out / "config.json").read_text()).items() >= dropped.items()
