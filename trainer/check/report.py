@@ -115,7 +115,7 @@ class _Tokens:
             found = encoded(self._tokenizer, texts, self._called, [f"row {number:,}" for number, _ in rows])
             self._counted += sum(len(one) for one in found)
             if self._end is not None:
-                self._counted += sum(one.ids[-1:] != [self._end] for one in found)
+                self._counted += sum(not len(one) or int(one[-1]) != self._end for one in found)
             self._looked += size
             for (number, _), text in zip(rows, texts, strict=True):
                 if lost := self._dropped.first(text):
@@ -246,6 +246,8 @@ class _Reader:
         if (foreign := self._counts["bad-encoding"]) > FEW_FOREIGN * self._rows and self._readings and refused:
             way = "name the encoding (dataset.encoding), or save the file as UTF-8"
             return f"{foreign:,} of {self._rows:,} rows are not UTF-8: {self._readings}; {way}"
+        if self._rows == 0:
+            return "it has no rows, only what stands before them: bring a file with text in it"
         if self._usable == 0:
             return f"none of {self._rows:,} rows has text to train on: look at the field's name and the format"
         if tokens <= 2 * self._request.sequence:

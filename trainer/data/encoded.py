@@ -2,22 +2,29 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer, models
 
 from trainer.errors import DataError
 from trainer.formats.rows import shown
 
+TokenIds = NDArray[np.uint32]
 LOG = logging.getLogger(__name__)
+MOST_CHARACTERS = 4 << 20
 _WAY_OUT = (
     "add one to its vocabulary and name it as unk_token (unk_id), take such documents out, or choose another tokenizer, such as "
     "tokenizer.kind bytes"
 )
 
 
-def encoded(tokenizer: Tokenizer, texts: Sequence[str], called: str, places: Sequence[str]) -> list[Encoding]:
+def encoded(tokenizer: Tokenizer, texts: Sequence[str], called: str, places: Sequence[str]) -> list[TokenIds]:
     """The tokens of texts.
+
+    The library takes up to 200 bytes of memory for a character. So no more than ``MOST_CHARACTERS`` are given to it at once, and
+    a longer text in parts, each of whole lines where it has some.
 
     Args:
         called: what the tokenizer's owner calls its file.
@@ -25,6 +32,41 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[str], called: str, places: Seq
     Raises:
         DataError: it has no token for what it does not know, and a text has such; or it fails otherwise.
     """
+    found: list[list[TokenIds]] = [[] for _ in texts]
+    parts = ((index, part) for index, text in enumerate(texts) for part in _cut(text))
+    for batch in _batches(parts):
+        numbers, written = zip(*batch, strict=True)
+        made = _encodings(tokenizer, written, called, [places[number] for number in numbers])
+        for number, encoding in zip(numbers, made, strict=True):
+            found[number].append(np.asarray(encoding.ids, np.uint32))
+    return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in found]
+
+
+def _cut(text: str) -> Iterator[str]:
+    begin = 0
+    while len(text) - begin > MOST_CHARACTERS:
+        most = begin + MOST_CHARACTERS
+        stop = text.rfind("\n", begin, most) + 1 or text.rfind(" ", begin + 1, most)
+        stop = stop if stop > begin else most
+        yield text[begin:stop]
+        begin = stop
+    yield text[begin:]
+
+
+def _batches(parts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    batch: list[tuple[int, str]] = []
+    size = 0
+    for part in parts:
+        if batch and size + len(part[1]) > MOST_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+        batch.append(part)
+        size += len(part[1])
+    if batch:
+        yield batch
+
+
+def _encodings(tokenizer: Tokenizer, texts: Sequence[str], called: str, places: Sequence[str]) -> list[Encoding]:
     try:
         found: list[Encoding] = tokenizer.encode_batch(texts, add_special_tokens=False)
     except Exception as error:  # The library raises plain Exception for whatever a tokenizer cannot do.

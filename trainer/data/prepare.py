@@ -4,7 +4,6 @@ The same bytes in give the same bytes out. Every k-th piece of text is held out,
 """
 
 import hashlib
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from protocol.job.end_tokens import END_OF_TEXT, EndingError, EndTokenChoice, ending
 from protocol.job.job import TOKENISED, TokenizerSpec
 from trainer.data.data import TOKEN_BYTES
-from trainer.data.encoded import encoded
+from trainer.data.encoded import MOST_CHARACTERS, TokenIds, encoded
 from trainer.data.text import PIECE_CHARACTERS, pieces
 from trainer.data.tokens import PIECE_TOKENS, Ids, id_pieces
 from trainer.errors import DataError
@@ -26,7 +25,7 @@ from trainer.formats.source import Dataset
 BYTE_SPECIALS = (END_OF_TEXT, "<|begin|>", "<|pad|>")  # With 256 bytes a vocabulary of 259, as TokenizerSpec states.
 MAX_TOKENIZER_TRAINING_CHARACTERS = 64 << 20  # Merges hardly change beyond; keeps memory and minutes bounded.
 MAX_TOKENIZER_BYTES = 64 << 20
-_BATCH = 256  # Pieces encoded at a time: a few megabytes of text.
+_BATCH = 256  # Pieces encoded at a time.
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class _Writer:
         self._hash = hashlib.sha256()
         self.tokens = 0
 
-    def write(self, ids: Sequence[int] | Ids) -> None:
+    def write(self, ids: Sequence[int] | Ids | TokenIds) -> None:
         data = np.asarray(ids, dtype="<u4").tobytes()
         self._file.write(data)
         self._hash.update(data)
@@ -154,18 +153,32 @@ def _tokenize(
     every = max(2, round(1 / heldout))
     closing = None if end is None else tokenizer.token_to_id(end)
     rows = characters = 0
-    while batch := list(itertools.islice(texts, _BATCH)):
+    for batch in _batches(texts):
         places = [f"document {rows + index:,}" for index in range(1, len(batch) + 1)]
-        for text, encoding in zip(batch, encoded(tokenizer, batch, called, places), strict=True):
-            ids = encoding.ids
-            if closing is not None and ids[-1:] != [closing]:  # Some texts have their own end already.
-                ids = [*ids, closing]
-            (held if rows % every == every // 2 else train).write(ids)
+        for text, ids in zip(batch, encoded(tokenizer, batch, called, places), strict=True):
+            chosen = held if rows % every == every // 2 else train
+            chosen.write(ids)
+            if closing is not None and not (len(ids) and ids[-1] == closing):  # Some texts have their own end already.
+                chosen.write([closing])
             rows += 1
             characters += len(text)
     if rows == 0:
         raise DataError("empty-dataset", "the dataset has no text in it: upload a file with text")
     return rows, characters
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Texts to encode at a time: some hundreds, or fewer long ones."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if len(batch) == _BATCH or size > MOST_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _copy(pieces_of_ids: Iterator[Ids], heldout: float, train: _Writer, held: _Writer) -> int:

@@ -125,6 +125,8 @@ def _column(header: list[str], field: str, name: str) -> int:
             "bad-table", f"{name} names no column in its first line: write the names there, {field!r} among them"
         )
     named = choices(field, [title for title in header if title], "its first line names")
+    if len(header) == 1:
+        named += "; or let the file begin with the line of the names, parted by commas, semicolons, tabs or bars"
     raise DataError("bad-table", f"{name} has no column {field!r}: {named}")
 
 
