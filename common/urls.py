@@ -62,6 +62,8 @@ def parse_url(text: str, schemes: Collection[str] = HTTP, *, users: bool = False
         )
     if url.scheme not in schemes or not url.raw_host:
         raise UrlError(f"{shown} is no address of a server: write it as {wanted}")
+    if url.raw_host in PORTS and url.explicit_port is None and url.path.startswith("//"):
+        raise UrlError(f"{shown} begins twice: write it as {wanted}")
     if not users and (url.user is not None or url.password is not None):
         raise UrlError(f"{shown} has a user name in it: leave out what stands before the @")
     if (digits := _port_in(text)) and not (digits.isascii() and digits.isdecimal()):  # Python reads 1_8470 and ٣, too.

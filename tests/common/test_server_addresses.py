@@ -230,3 +230,11 @@ def test_no_text_breaks_the_readers(text: str) -> None:
         with contextlib.suppress(UrlError):
             read(text)
     is_loopback(text)
+
+
+@pytest.mark.parametrize("text", ["http://http://cottage.example:8470", "https://https//cottage.example"])
+def test_an_address_that_begins_twice_is_told_as_that(text: str) -> None:
+    """It was a machine called ``http``."""
+    with pytest.raises(UrlError, match=r"begins twice: write it as http://HOST"):
+        parse_url(text)
+    assert str(parse_url("http://http:80//x")) == "http://http//x", "a machine may be called so"
