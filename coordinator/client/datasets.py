@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from common.console import Terminal
 from common.regular_file import irregular
 from common.terminal import say
-from protocol.file_formats import HEAD_BYTES, WORDS, ContentError, FileContent, recognise, remarks, settle
+from protocol.datasets.file_formats import HEAD_BYTES, WORDS, ContentError, FileContent, recognise, remarks, settle
 from protocol.job.job import MAX_SHARDS, DatasetFormat
 
 CHOICES = ("auto", *WORDS)

@@ -14,7 +14,7 @@ from common.console import Terminal
 from coordinator.client.client import Client
 from coordinator.client.show import STYLES
 from coordinator.client.text import amount, count, money, short
-from protocol.file_formats import WORDS
+from protocol.datasets.file_formats import WORDS
 from protocol.rest import api, ledger
 from protocol.rest.account import TrailView
 from protocol.rest.dataset import Check, DatasetReport, Finding

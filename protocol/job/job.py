@@ -77,7 +77,7 @@ def _check_size(settings: dict[str, Any] | None, field: str, file: str) -> None:
 
 
 DatasetFormat = Literal["auto", "text", "jsonl", "json", "csv", "parquet", "ids", "npy", "uint16", "uint32"]
-"""``auto``: what the file's content says, see ``protocol.file_formats``. Packed with gzip, zstd, bzip2 or xz it is the same."""
+"""``auto``: what the file's content says, see ``protocol.datasets.file_formats``. Packed (gzip, zstd, bzip2, xz) is the same."""
 Encoding = Literal[
     "auto",
     "utf-8",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.file_formats import HEAD_BYTES, ContentError, recognise, remarks, settle
+from protocol.datasets.file_formats import HEAD_BYTES, ContentError, recognise, remarks, settle
 
 ROWS = "".join(json.dumps({"text": f"row {number}, with words"}) + "\n" for number in range(50))
 CHANCE = random.Random(3)

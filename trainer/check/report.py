@@ -11,8 +11,8 @@ import msgspec
 from tokenizers import Tokenizer
 
 from common.untrusted_text import untrusted
-from protocol.encodings import first_control
-from protocol.file_formats import remarks
+from protocol.datasets.encodings import first_control
+from protocol.datasets.file_formats import remarks
 from protocol.job.end_tokens import EndTokenChoice
 from protocol.job.job import TOKENISED, DatasetFormat
 from protocol.rest.dataset import (

@@ -7,8 +7,8 @@ import codecs
 from collections.abc import Iterator
 from functools import partial
 
-from protocol.encodings import has_controls
-from protocol.file_formats import FileContent
+from protocol.datasets.encodings import has_controls
+from protocol.datasets.file_formats import FileContent
 from trainer.errors import DataError
 from trainer.formats.documents import RAW_BYTES, json_document, json_lines
 from trainer.formats.rows import DatasetRow, bad_encoding

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Final
 
-from protocol.file_formats import RECORD
+from protocol.datasets.file_formats import RECORD
 from trainer.errors import DataError
 from trainer.formats.fields import string_of, text_of
 from trainer.formats.outline import entry, outline_of

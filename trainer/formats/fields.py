@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from protocol.field_names import found_name
+from protocol.datasets.field_names import found_name
 from trainer.errors import DataError
 from trainer.formats.rows import bad_encoding, conversation, half_character, no_field, no_text, not_json, too_deep
 

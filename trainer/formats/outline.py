@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from protocol.field_names import found_name
+from protocol.datasets.field_names import found_name
 from trainer.errors import DataError
 from trainer.formats.fields import text_of
 from trainer.formats.rows import shown

@@ -7,7 +7,7 @@ bounded by the largest row group; what lies about its size meets the limits that
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from protocol.field_names import found_name
+from protocol.datasets.field_names import found_name
 from trainer.errors import DataError
 from trainer.formats.rows import CHAT, MAX_ROW_BYTES, DatasetRow, bad_encoding, choices, long_row, place
 from trainer.formats.source import FREE_BYTES, MAX_DATASET_BYTES, MAX_RATIO

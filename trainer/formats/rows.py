@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from protocol.field_names import near_name, shown_name
+from protocol.datasets.field_names import near_name, shown_name
 from trainer.errors import DataError
 
 MAX_ROW_BYTES = 64 << 20  # One document; a whole book has 1 MB.

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from common.regular_file import irregular
-from protocol.encodings import encoding_of
-from protocol.file_formats import (
+from protocol.datasets.encodings import encoding_of
+from protocol.datasets.file_formats import (
     HEAD_BYTES,
     ContentError,
     FileContent,

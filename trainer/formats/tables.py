@@ -5,9 +5,9 @@ import io
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from protocol.field_names import found_name
-from protocol.file_formats import HEAD_BYTES, said_delimiter, table
-from protocol.table_quotes import quoted_rows, with_backslashes
+from protocol.datasets.field_names import found_name
+from protocol.datasets.file_formats import HEAD_BYTES, said_delimiter, table
+from protocol.datasets.table_quotes import quoted_rows, with_backslashes
 from trainer.errors import DataError
 from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, choices, long_row, place
 from trainer.formats.source import SourceStream

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from common.zstd import Zstd, ZstdDataError
-from protocol.file_formats import XZ_MEMORY, Packing, packing_of
+from protocol.datasets.file_formats import XZ_MEMORY, Packing, packing_of
 from trainer.errors import DataError
 from trainer.formats.rows import shown
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from coordinator.errors import InvalidError, TooLargeError
-from protocol.encodings import encoding_of, first_control
-from protocol.file_formats import HEAD_BYTES, ContentError, recognise, settle
-from protocol.foreign_files import POINTERS
+from protocol.datasets.encodings import encoding_of, first_control
+from protocol.datasets.file_formats import HEAD_BYTES, ContentError, recognise, settle
+from protocol.datasets.foreign_files import POINTERS
 from protocol.job.job import DatasetFormat
 from protocol.models.config_keys import DEQUANTISE
 

@@ -19,7 +19,7 @@ from coordinator.errors import ForbiddenError
 from coordinator.web.auth import visitor
 from coordinator.web.pages import chart, curves
 from coordinator.web.pages.fresh import is_live, pack, packed
-from protocol.file_formats import WORDS
+from protocol.datasets.file_formats import WORDS
 
 WEB_FOLDER: Final = Path(__file__).resolve().parent.parent
 STATIC_FOLDER: Final = WEB_FOLDER / "static"

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from protocol.file_formats import HEAD_BYTES, recognise, remarks, settle
+from protocol.datasets.file_formats import HEAD_BYTES, recognise, remarks, settle
 from protocol.job.job import TOKENISED, TokenizerSpec
 from protocol.rest.dataset import CheckRequest, DatasetReport
 from tests.support.dataset_files import FEATURES, KINDS, PACK, PACKED_ENDINGS, Kind, cells, parquet_bytes, rendered

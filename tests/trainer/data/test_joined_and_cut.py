@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from protocol.file_formats import recognise, remarks
+from protocol.datasets.file_formats import recognise, remarks
 from protocol.job.job import TokenizerSpec
 from protocol.rest.dataset import CheckRequest, DatasetReport
 from trainer.check.report import check

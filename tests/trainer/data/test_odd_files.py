@@ -14,7 +14,7 @@ import pytest
 import zstandard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from protocol.file_formats import recognise, remarks
+from protocol.datasets.file_formats import recognise, remarks
 from protocol.job.job import TokenizerSpec
 from protocol.rest.dataset import CheckRequest
 from tests.support.dataset_files import PACK

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from protocol.file_formats import recognise, remarks
+from protocol.datasets.file_formats import recognise, remarks
 from trainer.data.text import numbered, pieces
 from trainer.errors import DataError
 from trainer.formats.source import Dataset

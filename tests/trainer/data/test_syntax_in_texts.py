@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from protocol.file_formats import recognise, remarks
+from protocol.datasets.file_formats import recognise, remarks
 from protocol.job.job import TokenizerSpec
 from protocol.rest.dataset import CheckRequest
 from trainer.check.report import check

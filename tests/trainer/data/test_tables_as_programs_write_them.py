@@ -10,7 +10,7 @@ import pytest
 import zstandard
 from tokenizers import Tokenizer
 
-from protocol.file_formats import MAX_FRAMES
+from protocol.datasets.file_formats import MAX_FRAMES
 from protocol.job.job import TokenizerSpec
 from trainer.data.prepare import prepare
 from trainer.data.text import numbered, pieces

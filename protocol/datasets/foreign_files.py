@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Final
 
-from protocol.encodings import has_controls
+from protocol.datasets.encodings import has_controls
 
 _OTHERS: Final[Mapping[bytes, str]] = {
     b"PK\x03\x04": "a zip archive (such as .zip, .xlsx or .docx): take the texts out of it first",

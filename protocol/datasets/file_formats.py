@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, cast, get_args
 
 from common.zstd import Zstd, ZstdDataError
-from protocol.encodings import encoding_of, foreign, has_controls, spelt_out
-from protocol.field_names import found_name
-from protocol.foreign_files import markup, other_file
+from protocol.datasets.encodings import encoding_of, foreign, has_controls, spelt_out
+from protocol.datasets.field_names import found_name
+from protocol.datasets.foreign_files import markup, other_file
+from protocol.datasets.table_quotes import quoted_rows, with_backslashes
 from protocol.job.job import DatasetFormat
-from protocol.table_quotes import quoted_rows, with_backslashes
 
 HEAD_BYTES = 256 << 10  # What is looked at, packed or not: hundreds of rows.
 MAX_RECORDS = 200  # Of a table or of JSON lines that are looked at.
