@@ -9,7 +9,12 @@ FAST   := tests/protocol tests/cottage tests/coordinator/planner tests/coordinat
           $(addprefix tests/ledger/test_,money.py events.py) tests/trainer/stage/test_schedules.py tests/trainer/worker/test_boxes.py \
           tests/common/test_virtual_clock.py tests/transport/messages/test_message_frames.py tests/transport/ice/test_ice_rules.py \
           $(addprefix --ignore=tests/,cottage/test_completion.py coordinator/planner/test_plan_chains.py coordinator/planner/test_planner_search.py)
+# Where end-to-end tests are, so that this run reads no others (tests/support/together.py refuses one that is elsewhere).
+STORIES := $(addprefix tests/,e2e chaos installer desktop/windows)
 STAMP  := $(VENV)/.installed
+
+# Images of containers set it; thousands of processes would compile the same modules again, and each run every assertion.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-long check lint bench fuzz bench-transport bench-training bench-utilisation chaos payouts soak desktop docs setup clean
 
@@ -18,7 +23,7 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e and not long" $(ARGS)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "e2e and not long" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "e2e and not long" $(STORIES) $(ARGS)
 
 # What is long by nature: hundreds of worlds, the catalogue of cheats, kills for half an hour. docs/benchmarks/testing.md says what it covers.
 test-long: setup

@@ -70,6 +70,12 @@ def test_who_shares_an_engine_waits_for_nobody_else_and_runs_on_one_process(tmp_
     assert {process for process, name in told if name == "e2e/test_alone.py"} - engine, "nobody ran beside it"
 
 
+def test_a_story_where_no_run_looks_for_it_is_refused_by_name(tmp_path: Path) -> None:
+    done = run(tmp_path, {"relay/test_stray.py": (1, "")}, "--collect-only")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "tests/relay/test_stray.py::test_something[0] is e2e and in none of the folders" in done.stdout + done.stderr
+
+
 def test_a_test_that_asks_for_the_engine_elsewhere_is_refused_by_name(tmp_path: Path) -> None:
     done = run(tmp_path, {"e2e/test_stray.py": (1, ", docker_engine")})
     assert done.returncode == pytest.ExitCode.USAGE_ERROR

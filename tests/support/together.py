@@ -9,8 +9,11 @@ PLACES = (
     "tests/installer/test_clean_system.py",
     "tests/installer/test_portable_package.py",
     "tests/installer/test_program_of_a_provider.py",
-    "tests/e2e/test_demo.py::test_the_same_run_in_docker_sandboxes",
+    "tests/e2e/test_demo.py::test_a_pipeline_of_docker_sandboxes_trains_and_is_paid",
 )
+
+STORIES = ("tests/e2e/", "tests/chaos/", "tests/installer/", "tests/desktop/windows/")
+"""Folders that the Makefile names for end-to-end tests."""
 
 
 def on_the_engine(nodeid: str) -> bool:
@@ -19,8 +22,12 @@ def on_the_engine(nodeid: str) -> bool:
 
 
 def refuse_strays(items: list[pytest.Item]) -> None:
-    """Raise ``pytest.UsageError`` for an end-to-end test that asks for what is shared and is not in ``PLACES``."""
+    """Raise ``pytest.UsageError`` for an end-to-end test where no run looks for it, or that shares and is not in ``PLACES``."""
     for item in items:
+        if item.get_closest_marker("e2e") and not item.nodeid.startswith(STORIES):
+            raise pytest.UsageError(
+                f"{item.nodeid} is e2e and in none of the folders of STORIES in Makefile and {__file__}"
+            )
         asked = SHARED.intersection(getattr(item, "fixturenames", ()))
         if asked and item.get_closest_marker("e2e") and not on_the_engine(item.nodeid):
             raise pytest.UsageError(
