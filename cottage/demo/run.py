@@ -233,7 +233,8 @@ class DemoRun:
             self.screen.say("training the same model in one process on the same samples, to compare")
             result = folder / "single.json"
             words = ["-m", "trainer", "single", "--job", str(self.options.folder / "job.json"), "--folder", str(folder)]
-            words += ["--replicas", str(self.options.replicas), "--threads", "2", "--out", str(result)]
+            # One thread, as each node has: two wait for each other wherever something else computes, too.
+            words += ["--replicas", str(self.options.replicas), "--threads", "1", "--out", str(result)]
             await output_of(words)
             single = float(json.loads(result.read_text())["loss_after"])
         self.screen.say("opening the model folder with transformers")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,18 @@ import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-SHORT = ["--tokens", "120000", "--no-reference"]
+WHOLE = ["--tokens", "120000"]  # Six rounds.
+SHORT = [*WHOLE, "--no-reference"]
 SHORTEST = ["--tokens", "60000", "--no-reference"]  # Three rounds: with four audits every member is drawn in the first.
-TIME_LIMIT = 900  # The longest of these takes 240 to 310 s on two idle cores.
+TIME_LIMIT = 900
+DEMO = ("-m", "cottage", "demo")
+SMALL = (str(Path(__file__).with_name("small_demo.py")),)  # Where it is not the learning that is shown.
 
 
-def demo(tmp_path: Path, *words: str) -> dict[str, Any]:
+def demo(tmp_path: Path, *words: str, program: Sequence[str] = SMALL) -> dict[str, Any]:
     """Run ``cottage demo --json`` to its end and return the document."""
     folder = tmp_path / "demo"
-    command = [sys.executable, "-m", "cottage", "demo", "--json", "--dir", str(folder), *words]
+    command = [sys.executable, *program, "--json", "--dir", str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT, check=False)
     logs = "\n".join(
         f"== {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:])
@@ -74,9 +78,10 @@ def assert_money_adds_up(document: dict[str, Any]) -> None:
     assert all(receipt["state"] == "confirmed" for receipt in document["receipts"])
 
 
-def test_the_whole_path_trains_verifies_and_pays(tmp_path: Path) -> None:
-    document = demo(tmp_path)
+def test_the_whole_path_trains_verifies_and_pays_though_its_coordinator_is_killed(tmp_path: Path) -> None:
+    document = demo(tmp_path, *WHOLE, "--fault", "kill-coordinator", program=DEMO)
     assert_money_adds_up(document)
+    assert "started again" in document["faults"][0]
     before, after, single = (document[f"loss_{name}"] for name in ("before", "after", "single_process"))
     assert before > 7.0, "a model that has learnt nothing is no better than chance over 2,048 tokens"
     assert (before - after) > 0.5 * (before - single)
@@ -90,7 +95,8 @@ def test_the_whole_path_trains_verifies_and_pays(tmp_path: Path) -> None:
 
 
 def test_a_killed_node_costs_its_replica_one_round(tmp_path: Path) -> None:
-    document = demo(tmp_path, *SHORT, "--fault", "kill-node")
+    # Rounds of the small model are over before anybody has looked at one.
+    document = demo(tmp_path, *SHORT, "--fault", "kill-node", program=DEMO)
     assert_money_adds_up(document)
     assert "was killed" in document["faults"][0]
     lost = [node for node in document["nodes"] if node["state"] == "lost"]
@@ -98,12 +104,6 @@ def test_a_killed_node_costs_its_replica_one_round(tmp_path: Path) -> None:
     paid_rounds = {c["round"] for c in document["commitments"] if c["node"] == lost[0]["node"] and c["amount"]}
     assert paid_rounds, "rounds that were verified before the node died are paid"
     assert lost[0]["rounds"] < document["rounds"]
-
-
-def test_a_killed_coordinator_comes_back_and_finishes(tmp_path: Path) -> None:
-    document = demo(tmp_path, *SHORT, "--fault", "kill-coordinator")
-    assert_money_adds_up(document)
-    assert "started again" in document["faults"][0]
 
 
 @pytest.mark.parametrize("lie", ["gradient", pytest.param("substitute", marks=pytest.mark.long)])
@@ -119,15 +119,18 @@ def test_a_node_that_lies_is_caught_and_loses_stake(tmp_path: Path, lie: str) ->
 
 
 @pytest.mark.docker
-def test_the_same_run_in_docker_sandboxes(tmp_path: Path, docker_engine: str) -> None:
-    document = demo(tmp_path, *SHORTEST, "--sandbox", "docker", "--image-from-host")
+def test_a_pipeline_of_docker_sandboxes_trains_and_is_paid(tmp_path: Path, docker_engine: str) -> None:
+    """Stages in containers; replicas in containers are in ``tests/installer/test_clean_system.py``."""
+    document = demo(tmp_path, *SHORTEST, "--nodes", "2", "--sandbox", "docker", "--image-from-host")
     assert_money_adds_up(document)
+    seats = [(node["stage"], node["replica"]) for node in document["nodes"] if node["stage"] is not None]
+    assert sorted(seats) == [(0, 0), (1, 0)]
     assert document["loss_after"] < document["loss_before"] - 1.0
 
 
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    command = [sys.executable, "-m", "cottage", "demo", "--json", "--dir", str(folder), *SHORT]
+    command = [sys.executable, *DEMO, "--json", "--dir", str(folder), *SHORT]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert running.stderr is not None
     for line in running.stderr:
