@@ -1,4 +1,4 @@
-"""A home on the test-bed, and a relay with two addresses that it measures against."""
+"""Homes on the test-bed, and a relay with two addresses that it measures against."""
 
 import contextlib
 import json
@@ -18,12 +18,13 @@ from transport.relay.server import RelayServer
 
 MAIN, OTHER = "25.0.0.10", "25.0.0.9"  # Two addresses of the public host.
 SECRET = "shared with the coordinator only"
+HOMES = 6  # One for each kind of NAT.
 START_LIMIT_S = 30.0
 END_LIMIT_S = 10.0
 
 
 class Bed:
-    """One home, and a relay of ours at two public addresses."""
+    """Homes, and a relay of ours at two public addresses; the first home is the one that most tests are about."""
 
     def __init__(self, homes: Homes, secret: Path, port: int) -> None:
         self.homes = homes
@@ -33,9 +34,9 @@ class Bed:
     def words(self, *more: str) -> list[str]:
         return ["nettest", "--relay", self.relay, "--relay-secret-file", str(self.secret), *more]
 
-    async def nettest(self, *more: str, code: int = 0) -> dict[str, Any]:
-        """What the command finds in the home."""
-        process = await self.homes.home(1).python("cottage", *self.words("--json", *more), stderr=subprocess.PIPE)
+    async def nettest(self, *more: str, code: int = 0, home: int = 1) -> dict[str, Any]:
+        """What the command finds in a home."""
+        process = await self.homes.home(home).python("cottage", *self.words("--json", *more), stderr=subprocess.PIPE)
         out, complaint = await process.communicate()
         assert process.returncode == code, complaint.decode()
         found: dict[str, Any] = json.loads(out)
@@ -71,7 +72,7 @@ def network() -> Iterator[Homes]:
     why_not = missing(relays=False)
     if why_not:
         pytest.skip(f"no test-bed: {why_not}")
-    with built(1, relays=0) as homes:
+    with built(HOMES, relays=0) as homes:
         homes.public.run("ip", "addr", "add", f"{OTHER}/32", "dev", "wan")
         yield homes
 

@@ -1,4 +1,7 @@
-"""The auditor that a coordinator runs beside itself: one process that steps back, comes back, and never outlives it."""
+"""The auditor that a coordinator runs beside itself: one process that steps back and comes back.
+
+That it ends with a coordinator that is killed, ``tests/coordinator/test_serve.py`` has with the program itself.
+"""
 
 import asyncio
 import contextlib
@@ -15,12 +18,6 @@ from coordinator import ownauditor
 from coordinator.ownauditor import FOLDER, OwnAuditor, lacks
 from tests.desktop.coordinator_double import Double
 
-SCRIPT = """
-import asyncio, pathlib, sys
-from coordinator.ownauditor import OwnAuditor
-from common.clock import SystemClock
-asyncio.run(OwnAuditor(pathlib.Path(sys.argv[1]), SystemClock()).run(sys.argv[2]))
-"""
 PATIENCE_S = 300.0  # The first one on a machine measures it, beside whatever else runs.
 
 
@@ -55,13 +52,10 @@ def processes(data: Path) -> list[int]:
     return found
 
 
-async def until_none(data: Path, patience: float = 30.0) -> None:
-    async with asyncio.timeout(patience):
-        while processes(data):
-            await asyncio.sleep(0.05)
-
-
-async def test_it_connects_steps_back_and_ends_in_order(coordinator: Double, tmp_path: Path) -> None:
+async def test_it_steps_back_is_alone_in_its_folder_comes_back_with_its_key_and_ends_in_order(
+    coordinator: Double, tmp_path: Path
+) -> None:
+    """One story, as each start of the program measures and imports for many seconds."""
     async with running(tmp_path, coordinator.url) as own:
         await coordinator.until(lambda: coordinator.nodes, PATIENCE_S)
         [hello] = coordinator.hellos
@@ -71,20 +65,28 @@ async def test_it_connects_steps_back_and_ends_in_order(coordinator: Double, tmp
         [pid] = processes(tmp_path)
         assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
         assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) == 700
+        await no_second_one(coordinator, tmp_path)
+        assert processes(tmp_path) == [pid]
+        os.kill(pid, signal.SIGKILL)
+        await coordinator.until(lambda: len(coordinator.hellos) == 2, PATIENCE_S)
+        assert {hello.node for hello in coordinator.hellos} == {own.address}
+        assert processes(tmp_path) != [pid]
+        coordinator.beats.clear()
         await coordinator.until(lambda: coordinator.beats)  # Now it can say goodbye.
     assert not processes(tmp_path)
     await coordinator.until(lambda: coordinator.goodbyes)
     assert coordinator.goodbyes == ["the auditor was stopped"]
 
 
-async def test_one_that_dies_is_started_again_with_the_same_key(coordinator: Double, tmp_path: Path) -> None:
-    async with running(tmp_path, coordinator.url) as own:
-        await coordinator.until(lambda: coordinator.nodes, PATIENCE_S)
-        [pid] = processes(tmp_path)
-        os.kill(pid, signal.SIGKILL)
-        await coordinator.until(lambda: len(coordinator.hellos) == 2, PATIENCE_S)
-        assert {hello.node for hello in coordinator.hellos} == {own.address}
-        assert processes(tmp_path) != [pid]
+async def no_second_one(coordinator: Double, data: Path) -> None:
+    """Another coordinator on the same folder starts one, which ends without a word to anybody."""
+    async with running(data, coordinator.url):
+        async with asyncio.timeout(PATIENCE_S):
+            while len(processes(data)) < 2:
+                await asyncio.sleep(0.02)
+            while len(processes(data)) > 1:
+                await asyncio.sleep(0.02)
+        assert len(coordinator.hellos) == 1
 
 
 async def test_one_that_cannot_start_is_tried_ever_more_rarely(
@@ -108,29 +110,6 @@ async def test_a_program_that_is_not_there_is_no_end_of_the_coordinator(
         async with asyncio.timeout(30):
             while "cannot be started" not in caplog.text:
                 await asyncio.sleep(0.05)
-
-
-async def test_it_ends_when_the_coordinator_is_killed(coordinator: Double, tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", SCRIPT, str(tmp_path), coordinator.url)
-    try:
-        await coordinator.until(lambda: coordinator.nodes, PATIENCE_S)
-        assert len(processes(tmp_path)) == 1
-    finally:
-        process.kill()
-        await process.wait()
-    await until_none(tmp_path)
-
-
-async def test_there_are_never_two_with_one_folder(coordinator: Double, tmp_path: Path) -> None:
-    async with running(tmp_path, coordinator.url):
-        await coordinator.until(lambda: coordinator.nodes, PATIENCE_S)
-        async with running(tmp_path, coordinator.url):
-            async with asyncio.timeout(PATIENCE_S):
-                while len(processes(tmp_path)) < 2:
-                    await asyncio.sleep(0.02)
-                while len(processes(tmp_path)) > 1:
-                    await asyncio.sleep(0.02)
-            assert len(coordinator.hellos) == 1
 
 
 def test_what_is_not_installed_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
