@@ -3,9 +3,9 @@
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -33,6 +33,9 @@ ARGUMENTS = [
 ]
 COLOURS = ["color-contrast", "link-in-text-block"]
 PARTS = 2  # One a processor.
+TWO: Final = ((1280, "light"), (390, "dark"))
+OTHERS: Final = ((1280, "dark"), (390, "light"))
+"""Width and colours of a window: both of each in two, so ``OTHERS`` are long."""
 PROSE = b"the quick brown fox jumps over the lazy dog\n" * 60_000
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -145,9 +148,10 @@ async def addresses(house: House) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("windows", [TWO, pytest.param(OTHERS, marks=pytest.mark.long)], ids=["two", "others"])
 @pytest.mark.parametrize("part", range(PARTS))
 async def test_every_page_fits_its_window_complains_of_nothing_and_is_accessible(
-    chromium: Any, house: House, part: int
+    chromium: Any, house: House, part: int, windows: Sequence[tuple[int, Literal["light", "dark"]]]
 ) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     faults = {}
@@ -157,7 +161,7 @@ async def test_every_page_fits_its_window_complains_of_nothing_and_is_accessible
         await seen.page.evaluate(AXE)
         if name == "submit":
             await seen.page.wait_for_selector("#quote .price")
-        for width, scheme in ((1280, "light"), (1280, "dark"), (390, "dark"), (390, "light")):
+        for width, scheme in windows:
             await seen.page.set_viewport_size({"width": width, "height": 900})
             await seen.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # No colour is half-way.
             await seen.page.screenshot(path=PICTURES / f"{name}-{width}-{scheme}.png", full_page=True)
@@ -165,8 +169,8 @@ async def test_every_page_fits_its_window_complains_of_nothing_and_is_accessible
                 "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             assert overflow <= 0, f"{name} is {overflow} pixels too wide at {width}"
-            # What is not of colour is by night the same as by day.
-            if found := await seen.page.evaluate(FAULTS, COLOURS if scheme == "dark" else None):
+            # What is not of colour is by night the same as by day, and TWO has it at both widths.
+            if found := await seen.page.evaluate(FAULTS, COLOURS if windows == OTHERS else None):
                 faults[f"{name} {width} {scheme}"] = found
         assert [text for text in seen.complaints if not re.search("404|422", text)] == [], name
         assert all(url.startswith(house.url) for url in seen.requests), "nothing is fetched from anywhere else"
