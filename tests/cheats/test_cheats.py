@@ -16,17 +16,22 @@ def fates(cheat: Cheat, worlds: int = WORLDS) -> list[Fate]:
     return [asyncio.run(fate(cheat, seed)) for seed in range(worlds)]
 
 
-def one_of_each_end() -> Iterator[Cheat | ParameterSet]:
-    """The whole catalogue; what ends as another cheat before it is long."""
+def one_of_each_end() -> Iterator[ParameterSet]:
+    """One world of the first cheat of each end; the whole catalogue in several worlds is long."""
     ends = {"expelled"}  # It is found by chance, and needs many worlds.
     for cheat in CATALOGUE:
-        yield pytest.param(cheat, marks=pytest.mark.long) if cheat.ends in ends else cheat
+        name = cheat.name.replace(" ", "-")
+        if cheat.ends not in ends:
+            yield pytest.param(cheat, 1, id=f"{name}-once")
         ends.add(cheat.ends)
+        worlds = SEEN_BY_CHANCE if cheat.ends == "expelled" else WORLDS
+        yield pytest.param(cheat, worlds, marks=pytest.mark.long, id=name)
 
 
-@pytest.mark.parametrize("cheat", one_of_each_end(), ids=lambda cheat: cheat.name.replace(" ", "-"))
-def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays(cheat: Cheat) -> None:
-    found = fates(cheat, SEEN_BY_CHANCE if cheat.ends == "expelled" else WORLDS)
+@pytest.mark.parametrize(("cheat", "worlds"), list(one_of_each_end()))
+def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays(cheat: Cheat, worlds: int) -> None:
+    found = fates(cheat, worlds)
+    missed = 0 if worlds == 1 else 1  # Once in a while a job ends before anybody looks.
     assert all(world.settled for world in found), "the submitter gets a model all the same"
     assert not any(world.honest_slashed or world.honest_banned for world in found)
     assert not any(world.paid_forged for world in found)
@@ -39,7 +44,7 @@ def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays
     if cheat.ends == "expelled":  # Only canaries show it, and they go to others, too: 24 of 30 were caught.
         assert len(caught) >= SEEN_BY_CHANCE * (WORLDS - 1) // WORLDS
     else:
-        assert len(caught) >= WORLDS - 1, "once in a while a job ends before anybody looks"
+        assert len(caught) >= worlds - missed
     match cheat.ends:
         case "slashed":
             assert all(world.slashed == 500_000 and world.banned for world in caught)
@@ -50,11 +55,12 @@ def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays
         case "repeated":
             assert all((world.slashed > 0) == (world.evaded > 1) for world in caught), "the first time costs no stake"
             assert all(world.slashed <= 50_000 * (world.evaded - 1) for world in caught if world.slashed)
-            assert sum(world.slashed > 0 for world in caught) >= WORLDS - 1, "it goes on in the next job"
+            assert sum(world.slashed > 0 for world in caught) >= worlds - missed, "it goes on in the next job"
 
 
-def test_without_a_cheat_every_audit_passes() -> None:
-    for world in fates(HONEST):
+@pytest.mark.parametrize("worlds", [1, pytest.param(WORLDS, marks=pytest.mark.long)])
+def test_without_a_cheat_every_audit_passes(worlds: int) -> None:
+    for world in fates(HONEST, worlds):
         assert world.settled
         assert world.rounds is None
         assert world.audits >= 100

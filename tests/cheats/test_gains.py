@@ -9,16 +9,22 @@ from tests.cheats.gains import PLOTS, Gain, Plot, gain
 
 QUICK = frozenset(
     {
-        "a cartel of three owners with an invented class",
         "alone with an invented class",
         "leaves when it is drawn",
-        "has its line cut when it is drawn",
-        "crashes when it is drawn",
         "earns its standing in jobs of its own",
-        "is paid to another wallet each time",
         "its submitter cancels the job once it is trained",
     }
 )
+"""One of each kind: a class of its own, away when it is asked, a standing that is bought, a job that ends early."""
+LONG_TOO = frozenset(
+    {
+        "a cartel of three owners with an invented class",
+        "has its line cut when it is drawn",
+        "crashes when it is drawn",
+        "is paid to another wallet each time",
+    }
+)
+"""Their like, in ``make test-long``."""
 WORLDS = 3
 
 
@@ -30,7 +36,12 @@ def gains(plot: Plot, worlds: int) -> list[Gain]:
 
 
 @pytest.mark.parametrize(
-    "plot", [plot for plot in PLOTS if plot.name in QUICK], ids=lambda plot: plot.name.replace(" ", "-")
+    "plot",
+    [
+        *(plot for plot in PLOTS if plot.name in QUICK),
+        *(pytest.param(plot, marks=pytest.mark.long) for plot in PLOTS if plot.name in LONG_TOO),
+    ],
+    ids=lambda plot: plot.name.replace(" ", "-"),
 )
 def test_who_does_no_work_for_an_account_is_paid_nothing_by_it(plot: Plot) -> None:
     assert plot.formula == 0

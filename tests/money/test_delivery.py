@@ -29,6 +29,7 @@ from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, digest
 from tests.money.faulty import FINAL_SLOTS
 from tests.money.storm import SEED, sea
+from tests.support.seeds import seeds
 
 DEAR = 10**10  # Of a SOL: a fee is 50,000 units, so two shares of SHARE are worth a promise, and no payout.
 SHARE = 400_000
@@ -177,7 +178,7 @@ def orders(count: int, seed: int) -> list[tuple[str, ...]]:
     return [tuple(chance.sample(STEPS, chance.randint(3, len(STEPS)))) for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, of=3))
 async def test_in_any_order_the_model_is_handed_out_only_once_its_work_is_paid_for_sure(seed: int) -> None:
     async with sea(seed) as (world, _, ledger):
         office = Office(world, ledger)

@@ -21,6 +21,7 @@ from tests.coordinator.fakes import digest, spec
 from tests.sim.test_everybody_leaves import calm
 from tests.sim.test_faults import gather_nodes, read, submit
 from tests.sim.world import SimNode, World
+from tests.support.seeds import seeds
 
 OTHERS = digest("a private dataset of somebody else")
 
@@ -127,7 +128,9 @@ async def two_jobs(seed: int) -> tuple[World, list[str], Told]:
     return world, jobs, told
 
 
-@pytest.mark.parametrize("seed", [2, 4])  # In these somebody joins from a stored state, and steps are disputed.
+@pytest.mark.parametrize(
+    "seed", [2, pytest.param(4, marks=pytest.mark.long)]
+)  # In these somebody joins from a stored state, and steps are disputed.
 async def test_a_node_reads_what_it_was_told_of_under_a_lease_that_it_holds_and_nothing_else(seed: int) -> None:
     world, jobs, told = await two_jobs(seed)
     held_until: dict[tuple[str, str], float] = {}
@@ -180,7 +183,7 @@ async def test_after_its_lease_an_ex_holder_reads_a_little_longer_and_then_no_mo
     assert node not in world.parts.doors._of_node, "and nothing is remembered of it"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, of=2))
 async def test_a_node_stores_what_it_was_asked_for_and_each_answer_once(seed: int) -> None:
     world, jobs, told = await two_jobs(seed)
     tried = stored = 0

@@ -65,7 +65,7 @@ async def test_no_more_rounds_begin_than_workers_keep_records_of_while_the_ledge
     assert stored.paid == stored.quote.price
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [2, pytest.param(1, marks=pytest.mark.long)])
 async def test_rounds_go_on_while_what_audits_ask_for_is_on_its_way_and_no_further_than_agreed(seed: int) -> None:
     slow = {number: {"upload": 9.0} for number in range(1, 6)}
     world = World(seed, nodes=5, faults=0.0, settings={"audit_seconds": 240.0}, special=slow)
@@ -107,7 +107,7 @@ async def test_those_who_pass_are_looked_at_less_and_less() -> None:
     assert not any(node.faults for node in nodes)
 
 
-@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize("seed", [1, pytest.param(4, marks=pytest.mark.long)])
 async def test_a_job_goes_back_before_a_forged_round_and_honest_work_stays_paid(seed: int) -> None:
     world = World(seed, nodes=7, faults=0.0, special={7: {"lie": "root"}})
     job, stored = await run_world(world, 2, 2)
@@ -169,7 +169,7 @@ async def test_what_a_blind_auditor_approved_is_looked_at_again_once_it_is_found
     raise AssertionError("in no world did a blind auditor approve anything before it was found out")
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 async def test_the_model_is_finished_only_when_no_round_can_turn_out_to_be_forged_any_more(seed: int) -> None:
     world = World(seed, nodes=6, faults=0.0, settings={"canaries": 0})
     job, _ = await run_world(world, 2, 2)

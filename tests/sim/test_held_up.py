@@ -32,10 +32,10 @@ async def test_who_only_says_that_it_works_loses_its_seat_and_the_job_goes_on(ho
     ("flapper", "replicas", "cheats"),
     [
         (Flapper("crashes"), 1, 2),
-        (Flapper("crashes"), 2, 4),
+        pytest.param(Flapper("crashes"), 2, 4, marks=pytest.mark.long),
         (Flapper("cuts"), 1, 4),
         (Flapper("leaves", fresh=True), 1, 4),
-        (Flapper("leaves", fresh=True), 2, 4),
+        pytest.param(Flapper("leaves", fresh=True), 2, 4, marks=pytest.mark.long),
     ],
     ids=lambda one: f"{one.how}{'-fresh' * one.fresh}" if isinstance(one, Flapper) else str(one),
 )

@@ -50,7 +50,7 @@ async def losses(world: World, job: str) -> list[tuple[int, float | None, float 
     return [(r.number, r.train_loss, r.validation_loss) for r in done]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(1, of=4))
 async def test_a_paused_job_holds_nobody_costs_nothing_and_goes_on_to_the_same_losses(seed: int) -> None:
     straight = calm(seed, nodes=5)
     await gather_nodes(straight)
@@ -88,7 +88,7 @@ async def test_a_paused_job_holds_nobody_costs_nothing_and_goes_on_to_the_same_l
     assert (end.paid, end.validation_loss) == (end.quote.price, (await stored(straight, other)).validation_loss)
 
 
-@pytest.mark.parametrize("seed", seeds(6, of=24))
+@pytest.mark.parametrize("seed", seeds(3, of=24))
 async def test_pauses_and_resumes_at_any_moment_in_any_weather_change_nothing_that_counts(seed: int) -> None:
     world, stages, replicas = world_of(seed)
     await gather_nodes(world)
@@ -108,7 +108,7 @@ async def test_pauses_and_resumes_at_any_moment_in_any_weather_change_nothing_th
     await check(world, job, end)
 
 
-@pytest.mark.parametrize("seed", seeds(5, of=16))
+@pytest.mark.parametrize("seed", seeds(3, of=16))
 async def test_a_job_stopped_at_any_moment_keeps_a_verified_model_and_gets_the_rest_back(seed: int) -> None:
     world = World(seed, nodes=6, faults=0.5)
     await gather_nodes(world)
@@ -146,7 +146,7 @@ async def test_a_stop_before_any_checkpoint_says_what_to_do_instead() -> None:
     assert (await stored(world, job)).state is JobState.RUNNING
 
 
-@pytest.mark.parametrize("seed", seeds(3, of=8))
+@pytest.mark.parametrize("seed", seeds(1, of=8))
 async def test_a_budget_that_ends_pauses_the_job_with_a_checkpoint_and_more_of_it_goes_on(seed: int) -> None:
     world = World(seed, nodes=5, faults=0.3)
     await gather_nodes(world)

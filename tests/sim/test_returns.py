@@ -36,6 +36,15 @@ class Wanderer(Scheme):
             node.away_until = node.world.clock.t + self.seconds
 
 
+IN_TIME = [
+    (1, 0.0),
+    (3, 0.3),
+    pytest.param(2, 0.0, marks=pytest.mark.long),
+    pytest.param(4, 0.3, marks=pytest.mark.long),
+]
+"""Worlds: a seed, and how often messages are lost."""
+
+
 async def wandering(
     seed: int, seconds: float, faults: float, crashing: bool = False
 ) -> tuple[World, list[Audit], list[CommitRecord]]:
@@ -54,7 +63,7 @@ async def wandering(
     return world, audits, commits
 
 
-@pytest.mark.parametrize(("seed", "faults"), [(1, 0.0), (2, 0.0), (3, 0.3), (4, 0.3)])
+@pytest.mark.parametrize(("seed", "faults"), IN_TIME)
 async def test_who_is_back_in_time_opens_what_was_drawn_and_is_paid(seed: int, faults: float) -> None:
     world, audits, commits = await wandering(seed, 20.0, faults)
     assert {audit.blame for audit in audits} == {""}
@@ -64,7 +73,7 @@ async def test_who_is_back_in_time_opens_what_was_drawn_and_is_paid(seed: int, f
     assert world.chain.slashed == {}
 
 
-@pytest.mark.parametrize(("seed", "faults"), [(1, 0.0), (2, 0.0), (3, 0.3), (4, 0.3)])
+@pytest.mark.parametrize(("seed", "faults"), IN_TIME)
 async def test_who_crashes_and_is_back_in_time_with_its_folder_opens_and_is_paid(seed: int, faults: float) -> None:
     world, audits, commits = await wandering(seed, 14.0, faults, crashing=True)
     assert {audit.blame for audit in audits} == {""}
@@ -80,7 +89,7 @@ async def test_who_crashes_and_is_back_too_late_has_left() -> None:
     assert {commit.state for commit in commits} == {"rejected"}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_who_is_back_later_has_left_and_loses_what_it_did_before(seed: int) -> None:
     _, audits, commits = await wandering(seed, 90.0, 0.0)
     assert {audit.blame for audit in audits} == {"gone"}

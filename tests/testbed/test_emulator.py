@@ -64,7 +64,7 @@ async def check_udp_rate(mbit: int, *, seconds: float, portable: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mbit", [20, 100, 1000])
+@pytest.mark.parametrize("mbit", [20, pytest.param(100, marks=pytest.mark.long), 1000])
 async def test_tcp_gets_the_rate_that_was_set(mbit: int) -> None:
     link = Link(up=mbit * 1e6, down=mbit * 1e6, rtt_ms=20)
     async with homes(1, relays=0, link=link) as bed, served(bed.public, bed.public_address):

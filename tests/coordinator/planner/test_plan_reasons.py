@@ -243,8 +243,9 @@ def test_of_many_nodes_every_pipeline_stays_near_one_relay() -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_nodes_are_planned() -> None:
-    candidates, known = homes(10_000, MAX_RELAYS)
+@pytest.mark.parametrize("number", [1_500, pytest.param(10_000, marks=pytest.mark.long)])
+def test_thousands_of_nodes_are_planned(number: int) -> None:
+    candidates, known = homes(number, MAX_RELAYS)
     found = choose(SHAPE, msgspec.structs.replace(TRAINING, tokens=10**9), candidates, None, None, known)
     assert len(set(found.seats.values())) == len(found.seats)
-    assert len(found.seats) + len(found.left_out) == 10_000
+    assert len(found.seats) + len(found.left_out) == number

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from desktop.agent.lending.facts import Facts
 from desktop.agent.lending.policy import GB, HOLD_S, LINGER_S, Decision, PolicyMemory, State, decide
 from desktop.agent.lending.rules import OwnerWish, Rules
+from tests.support.seeds import seeds
 
 WEEK_S = 7 * 86400
 TICK_S = 5
@@ -93,7 +94,7 @@ class Household:
         return self.facts
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(1, of=4))
 def test_a_week_at_random_stays_within_the_limits_and_loses_no_job(seed: int) -> None:
     nights = "".join("1" if (hour >= 20 or hour < 9 or day > 4) else "0" for day in range(7) for hour in range(24))
     rules = Rules(idle_minutes=seed % 3 * 5, programs=("blender",), hours=nights if seed % 2 else "1" * 168)

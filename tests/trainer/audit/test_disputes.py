@@ -202,7 +202,7 @@ def caught_of(player: Player, leaves: list[bytes]) -> dict[tuple[int, int], byte
     return tracer.caught
 
 
-@pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("part", [0.99, *(pytest.param(part, marks=pytest.mark.long) for part in (0.0, 0.5))])
 def test_the_search_ends_at_the_operation_within_its_bound(part: float, folder: Path, tokens: TokenFile) -> None:
     done = committed(tokens, 1)
     leaves = leaves_of(side(done, folder))

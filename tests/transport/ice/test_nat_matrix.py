@@ -84,6 +84,12 @@ async def test_two_symmetric_nats_share_one_relay_leg_of_either_relay(bed: Homes
     assert [legs(pair) for pair in pairs] == [1, 1], pairs
 
 
+@pytest.mark.parametrize(
+    "bed",
+    [RelayProgram.COTTAGE, pytest.param(RelayProgram.COTURN, marks=pytest.mark.long)],
+    indirect=True,
+    ids=str,
+)
 @pytest.mark.parametrize("transport", ["tcp", "tls"])
 @pytest.mark.parametrize(
     ("other", "expected"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.seeds import seeds
 from tests.transport.sctp.fuzz import Fuzzer
 from tests.transport.sctp.hostile import BURST, Attacker, attacked
 from tests.transport.sctp.pairs import joined, until
@@ -136,7 +137,7 @@ def check_a_good_message_passes(path: DataPath, owner: Owner, framer: Framer) ->
     raise AssertionError("a good message does not pass")
 
 
-@pytest.mark.parametrize("seed", range(PARTS))
+@pytest.mark.parametrize("seed", seeds(2, of=PARTS))
 async def test_the_data_path_takes_anything(seed: int) -> None:
     chance, owner, framer = random.Random(seed), Owner(), Framer(5000, 5000, TAG)
     fuzzer, path, ended, before = Fuzzer(seed, framer), data_path(owner, random.Random(seed)), 0, 0
