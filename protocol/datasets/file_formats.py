@@ -19,7 +19,7 @@ from common.zstd import Zstd, ZstdDataError
 from protocol.datasets.encodings import encoding_of, foreign, has_controls, spelt_out
 from protocol.datasets.field_names import found_name
 from protocol.datasets.foreign_files import markup, other_file
-from protocol.datasets.table_quotes import quoted_rows, with_backslashes
+from protocol.datasets.table_quotes import quoted_rows, spanning, with_backslashes
 from protocol.job.job import DatasetFormat
 
 HEAD_BYTES = 256 << 10  # What is looked at, packed or not: hundreds of rows.
@@ -279,6 +279,13 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said
     note = f"is {syntax}: its syntax is trained on, too" if syntax else spelt_out(head)
     if formats == ("csv",) and _escapes_quotes(text, whole, text_field):
         note = 'has \\" for quotes within its texts, as MySQL and Spark write them, and they are read as quotes'
+    elif (
+        formats == ("csv",)
+        and not note
+        and '"' in text
+        and spanning(text.splitlines(keepends=True)[: None if whole else -1])
+    ):
+        note = "has quotes that open in one line and close in another: each line is read as a row; if it is none, write commas"
     return FileContent(formats, encoding=encoding, note=note)
 
 

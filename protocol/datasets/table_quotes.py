@@ -20,6 +20,20 @@ def with_backslashes(lines: Sequence[str], delimiter: str) -> bool:
     )
 
 
+def spanning(lines: Sequence[str]) -> bool:
+    """Whether a table with tabs is one both ways: with a row in each line, and with quoted fields that go over several lines.
+
+    As text/tab-separated-values has it, quotes are letters there, and each line is a row.
+    """
+    if len({line.count("\t") for line in lines}) != 1:
+        return False
+    try:
+        rows = [row for row in csv.reader(lines, delimiter="\t", strict=True) if row]
+    except csv.Error:
+        return False
+    return 1 < len(rows) < len(lines) and len({len(row) for row in rows}) == 1
+
+
 def quoted_rows(lines: Iterable[str], delimiter: str, **how: Any) -> Any:
     """A reader of ``csv`` to which a backslash before a quote, or before another one there, is none of the text; others are."""
     return csv.reader(_kept(lines), delimiter=delimiter, escapechar="\\", **how)

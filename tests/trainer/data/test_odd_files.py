@@ -267,6 +267,21 @@ def test_quotes_with_backslashes_are_quotes(name: str, delimiter: str, tmp_path:
     assert [one for one in remarks(content, name, "csv") if 'has \\" for quotes within its texts' in one]
 
 
+def test_quotes_that_go_over_lines_of_a_table_with_tabs_are_told(tmp_path: Path) -> None:
+    """Such a table is one both ways; which one was meant, only its owner knows."""
+    both = "text\tlabel\n" + "".join(f'"said {n}\tand\nwent"\t{n}\n' for n in range(20))
+    path = written(tmp_path / "data.tsv", both)
+    assert len(read(path)) == 40, "a row in each line, as the format has it"
+    assert [one for one in remarks(Dataset.of(path).look(), "data.tsv", "csv") if "each line is read as a row" in one]
+    for plain in (
+        "text\tlabel\n" + "".join(f'"he said {n}\t{n}\n' for n in range(20)),  # Quotes that nothing closes.
+        "text\tlabel\n" + "".join(f'"said {n}"\t{n}\n' for n in range(20)),
+    ):
+        path = written(tmp_path / "data.tsv", plain)
+        assert remarks(Dataset.of(path).look(), "data.tsv", "csv") == []
+        assert len(read(path)) == 20
+
+
 def test_other_backslashes_of_a_table_stand_as_they_are(tmp_path: Path) -> None:
     paths = [f"C:\\new\\{number}\\" for number in range(40)]
     plain = "id,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(paths))
