@@ -22,6 +22,7 @@ from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, accumulate
 
 BENCH_S, BENCH_STEPS = 1.5, 3
+LAYERS, VOCABULARY = 4, 2048
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -54,24 +55,40 @@ def env_class(threads: int, device: str) -> str:
     return re.sub(r"[^ -~]", "?", name)[:200]
 
 
+def workload(device: str) -> tuple[ModelSpec, TrainingSpec]:
+    """What is measured: four layers, as wide as keeps the device busy rather than whoever gives it orders.
+
+    A step is some 500 kernels whatever their size. On a processor they take 7 * 10^9 operations in all; on a card that would
+    measure how quickly kernels are launched, so it has 700 * 10^9, and 2 GB of its memory.
+    """
+    if not device.startswith("cuda"):
+        return ModelSpec(preset="tiny-llama"), TrainingSpec(batch=4, micro_batches=1, sequence=128)
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 16}
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": LAYERS, "vocab_size": VOCABULARY}
+    config = {"model_type": "llama", "max_position_embeddings": 1024, **sizes, **heads}
+    return ModelSpec(config=config), TrainingSpec(batch=4, micro_batches=1, sequence=512)
+
+
 def bench(threads: int, device: str) -> dict[str, Any]:
-    """Measured operations a second on a small model's training step, memory, and the environment class.
+    """Measured operations a second on a training step of ``workload``, memory, and the environment class.
 
     ``share``: of the processor time that the threads could have had during the quickest step, what they got, at most 1; less
     than that where other programs compute. On a GPU it is not known, and 1.
     """
     configure(threads, device)
-    training = TrainingSpec(batch=4, micro_batches=1, sequence=128)
-    config = resolve(ModelSpec(preset="tiny-llama"), 2048)
-    stage = Stage(config, Cut(0, 4, True, True), training, device=device)
-    windows = torch.arange(4 * 129).remainder(2048).view(4, 129).numpy()
+    model, training = workload(device)
+    stage = Stage(resolve(model, VOCABULARY), Cut(0, LAYERS, True, True), training, device=device)
+    shape = training.batch, training.sequence + 1
+    windows = torch.arange(shape[0] * shape[1]).remainder(VOCABULARY).view(shape).numpy()
     tokens = training.batch * training.sequence
-    operations = stage.shape.stage_operations(0, 4, True, training.sequence) * tokens
+    operations = stage.shape.stage_operations(0, LAYERS, True, training.sequence) * tokens
     accumulate(stage, Position(0, 1), windows, Recorded({}))
+    _finish(device)
     quickest, share, steps, end = float("inf"), 1.0, 0, time.perf_counter() + BENCH_S
     while (began := time.perf_counter()) < end or steps < BENCH_STEPS:
         had = time.process_time()
         accumulate(stage, Position(0, 1), windows, Recorded({}))
+        _finish(device)
         took, steps = time.perf_counter() - began, steps + 1
         if took < quickest:  # What else the machine does now is not its speed.
             quickest, share = took, min(1.0, (time.process_time() - had) / took / threads)
@@ -84,6 +101,12 @@ def bench(threads: int, device: str) -> dict[str, Any]:
         "memory_mb": _memory_mb(device),
         "threads": threads,
     }
+
+
+def _finish(device: str) -> None:
+    """Wait until a card has done what it was told."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
 
 
 def _processor() -> tuple[str, str]:

@@ -2,16 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from protocol.boundary import Position
 from protocol.codec import encode_json
 from protocol.job.job import ModelSpec, total_steps
 from protocol.job.learning_rate import learning_rate
+from protocol.models.model import resolve
 from tests.trainer.small import SEQUENCE, VOCABULARY, config_of, job, pipeline
 from trainer.__main__ import EXIT_BAD_INPUT, main
+from trainer.audit import environment
 from trainer.audit.environment import bench, env_class
 from trainer.data.data import TokenFile, heldout_parts
 from trainer.data.folder import load_config
@@ -95,6 +100,39 @@ def test_a_config_file_that_is_no_object_is_refused(text: str, folder: Path, tmp
 
 def test_a_sequence_longer_than_the_model_is_refused(folder: Path, tmp_path: Path) -> None:
     assert single(folder, tmp_path, 1, sequence=65)[0] == EXIT_BAD_INPUT
+
+
+class Counted(TorchDispatchMode):
+    """Counts kernels, as far as a processor's stand for a card's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+        self.kernels += not views
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_card_is_measured_by_what_it_computes_and_not_by_its_launches() -> None:
+    """5 us a launch on the one side, 50 * 10^12 operations a second on the other: a step has to compute for longer."""
+    per_step = {}
+    for device in ("cpu", "cuda"):
+        model, training = environment.workload(device)
+        stage = Stage(resolve(model, environment.VOCABULARY), Cut(0, environment.LAYERS, True, True), training)
+        windows = torch.zeros(training.batch, 17, dtype=torch.int64).numpy()  # Kernels are as many for fewer tokens.
+        with Counted() as counted:
+            accumulate(stage, Position(0, 1), windows, Recorded({}))
+        tokens = training.batch * training.sequence
+        per_step[device] = (
+            stage.shape.stage_operations(0, environment.LAYERS, True, training.sequence) * tokens,
+            counted.kernels,
+        )
+    assert per_step["cpu"][1] == per_step["cuda"][1], "the same kernels, of another size"
+    operations, kernels = per_step["cuda"]
+    assert operations / 50e12 > 4 * kernels * 5e-6
+    assert operations < 1e12, "an old card of 4 * 10^12 has done it within a quarter of a second"
 
 
 def test_the_bench_measures_and_names_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
