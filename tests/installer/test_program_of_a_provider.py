@@ -176,5 +176,5 @@ def button(display: str) -> tuple[int, ...] | None:
     near = ImageChops.difference(
         screen_now, Image.new("RGB", screen_now.size, (colour.red(), colour.green(), colour.blue()))
     )
-    solid = near.convert("L").point(lambda value: 255 if value < SAME else 0).filter(ImageFilter.MinFilter(5))
-    return solid.getbbox()  # Without the thin frame of what has the focus.
+    solid = near.convert("L").point(lambda value: 255 if value < SAME else 0).filter(ImageFilter.MinFilter(9))
+    return solid.getbbox()  # Without the frame of what has the focus, and the bar over the checks, which are thin.
