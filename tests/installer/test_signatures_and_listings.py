@@ -4,11 +4,11 @@ import datetime
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pip
 import pytest
 import yaml
 from cryptography import x509
@@ -19,7 +19,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from installer.desktop import build, codesign, listings
 
-PROGRAM = Path(pip.__file__).parent / "_vendor" / "distlib" / "t64.exe"  # Some program for Windows.
 TODAY = datetime.date(2026, 11, 27)
 URL = "https://example.org/packages"
 NAMES = (codesign.KEY, codesign.PASSWORD, codesign.TIMESTAMP, codesign.IDENTITY, codesign.PROFILE)
@@ -55,6 +54,18 @@ def certificate(folder: Path, password: str) -> tuple[Path, Path]:
     return folder / "key.p12", folder / "certificate.pem"
 
 
+def windows_program() -> bytes:
+    """The least that is a program for Windows: headers, and a section whose code returns (Microsoft's PE format)."""
+    headers, code = 0x200, b"\xc3".ljust(0x200, b"\0")
+    dos = b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 0x40)
+    file = struct.pack("<HHIIIHH", 0x8664, 1, 0, 0, 0, 240, 0x22)
+    optional = struct.pack("<HBBIIIIIQII", 0x20B, 0, 0, 0x200, 0, 0, 0x1000, 0x1000, 0x140000000, 0x1000, 0x200)
+    sizes = (0, 0x2000, headers, 0, 3, 0, 1 << 20, 4096, 1 << 20, 4096, 0, 16)
+    optional += struct.pack("<HHHHHHIIIIHHQQQQII", 6, 0, 0, 0, 6, 0, *sizes) + bytes(16 * 8)
+    section = struct.pack("<8sIIIIIIHHI", b".text", 1, 0x1000, 0x200, headers, 0, 0, 0, 0, 0x60000020)
+    return (dos + b"PE\0\0" + file + optional + section).ljust(headers, b"\0") + code
+
+
 def verified(program: Path, authority: Path) -> bool:
     words = ("osslsigncode", "verify", "-CAfile", str(authority), "-in", str(program))
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
@@ -66,14 +77,14 @@ def test_a_program_for_windows_is_signed_and_a_changed_one_is_found(
 ) -> None:
     key, authority = certificate(tmp_path, "a password")
     program = tmp_path / "cottage.exe"
-    shutil.copyfile(PROGRAM, program)
+    program.write_bytes(windows_program())
     assert not verified(program, authority)
     monkeypatch.setenv(codesign.KEY, str(key))
     monkeypatch.setenv(codesign.PASSWORD, "a password")
     assert codesign.authenticode(program)
     assert verified(program, authority)
     content = bytearray(program.read_bytes())
-    content[2000] ^= 1
+    content[0x210] ^= 1
     program.write_bytes(content)
     assert not verified(program, authority)
 
@@ -82,7 +93,7 @@ def test_a_program_for_windows_is_signed_and_a_changed_one_is_found(
 def test_a_key_that_cannot_be_used_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, _ = certificate(tmp_path, "a password")
     program = tmp_path / "cottage.exe"
-    shutil.copyfile(PROGRAM, program)
+    program.write_bytes(windows_program())
     before = program.read_bytes()
     monkeypatch.setenv(codesign.KEY, str(key))
     monkeypatch.setenv(codesign.PASSWORD, "another")
