@@ -15,13 +15,15 @@ from common.options import decimal, host, network, port, whole
 from common.shutdown_signals import on_end
 from common.system_words import reason
 from common.terminal import complain, say
-from common.token_worth import TokenWorth, WorthError, parse_worth
+from common.token_worth import TokenWorth
 from common.urls import is_loopback, parse_url, split
 from coordinator.app import serve
 from coordinator.config import Config, MailConfig, TurnRelay
 from coordinator.errors import InvalidError, StoreAwayError, StoreError
 from coordinator.services.network.relays import check_relay_url
-from ledger.errors import LedgerError
+from ledger.errors import AmountError, LedgerError
+from ledger.money import parse
+from protocol.codec import MessageError, convert
 from protocol.identity import parse_address
 from protocol.network import MAX_RELAYS
 from protocol.plan import MAX_REPLICAS
@@ -399,10 +401,12 @@ def _count(text: str) -> int:
 
 
 def _worth(text: str) -> TokenWorth:
+    amount, _, currency = text.strip().partition(" ")
     try:
-        return parse_worth(text)
-    except WorthError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        worth: TokenWorth = convert({"currency": currency.strip().upper(), "millionths": parse(amount)}, TokenWorth)
+    except (AmountError, MessageError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}; write an amount and a currency, as 0.92 EUR") from error
+    return worth
 
 
 def _at_least_one(text: str) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import html
+import json
 import re
 import signal
 import sys
@@ -140,6 +141,25 @@ async def test_an_auditor_is_named_by_an_address(tmp_path: Path) -> None:
     _, complaint = await process.communicate()
     assert process.returncode == 2
     assert "`cottage auditor` shows its address when it starts" in complaint.decode()
+
+
+@pytest.mark.parametrize("text", ["1", "USD", "much USD", "0 USD", "1 EURO", "99999999 USD"])
+async def test_what_a_token_is_worth_is_an_amount_and_a_currency(tmp_path: Path, text: str) -> None:
+    process = await start("--data", str(tmp_path), "--token-worth", text)
+    _, complaint = await process.communicate()
+    assert process.returncode == 2
+    assert "write an amount and a currency, as 0.92 EUR" in complaint.decode()
+
+
+async def test_what_the_operator_says_that_a_token_is_worth_is_published(tmp_path: Path, ledger_url: str) -> None:
+    process = await start(*serve_words(tmp_path, ledger_url, "--no-own-auditor", "--token-worth", "0.92 eur"))
+    try:
+        await until((tmp_path / "ready").exists, 60.0)
+        market = json.loads(await page(f"{(tmp_path / 'ready').read_text()}/api/v1/market"))
+    finally:
+        process.kill()
+        await process.wait()
+    assert market["worth"] == {"currency": "EUR", "millionths": 920_000}
 
 
 async def test_an_open_coordinator_serves_and_is_asked_on_the_loopback_of_ipv6(tmp_path: Path, ledger_url: str) -> None:

@@ -72,19 +72,22 @@ class MachineDays:
         self._counted = now
 
     async def _learn(self) -> None:
+        """Sums are the store's work: rows of a thousand machines would hold everybody up here."""
         today = day_of(self._context.clock.time())
+        weeks: list[tuple[str, int, int, int]] = []
         async with self._context.store.transaction() as tx:
-            days = await tx.find(MachineDay, col(MachineDay.day) > today - WEEKS * WEEK_DAYS)
-        weeks: dict[tuple[str, int], tuple[int, int, int]] = {}
-        for one in days:
-            key = one.node, (today - one.day) // WEEK_DAYS
-            seconds, gigaflop, earned = weeks.get(key, (0, 0, 0))
-            weeks[key] = seconds + one.seconds, gigaflop + one.gigaflop, earned + one.earned
-        paid = {node for (node, _), (_, _, earned) in weeks.items() if earned > 0}
+            for end in range(today, today - WEEKS * WEEK_DAYS, -WEEK_DAYS):
+                within = col(MachineDay.day) > end - WEEK_DAYS, col(MachineDay.day) < end + 1
+                fields = col(MachineDay.seconds), col(MachineDay.gigaflop), col(MachineDay.earned)
+                seconds, gigaflop, earned = [
+                    await tx.sums(MachineDay, field, (col(MachineDay.node),), *within) for field in fields
+                ]
+                weeks += [(str(key[0]), seconds[key][1], gigaflop[key][1], earned[key][1]) for key in seconds]
+        paid = {node for node, _, _, earned in weeks if earned > 0}
         self.pay = forecast.pay(
             [
                 earned * (PETAFLOP // GIGAFLOP) / gigaflop
-                for (node, _), (seconds, gigaflop, earned) in weeks.items()
+                for node, seconds, gigaflop, earned in weeks
                 if node in paid and seconds >= LEAST_HERE_S and gigaflop > 0
             ]
         )

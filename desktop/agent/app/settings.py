@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from common.invitations import Invitation
+from common.token_worth import CURRENCY
 from desktop.agent.base import networks
 from desktop.agent.base.config import Home, Settings, payee
 from desktop.agent.base.gpu import lasting, total_memory_mb
@@ -91,7 +92,7 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _currency(text: str) -> str:
     code = text.strip().upper()
-    if not re.fullmatch(r"([A-Z]{3})?", code):
+    if code and not re.fullmatch(CURRENCY, code):
         raise SettingsError(f"{text!r} is no currency: write its three letters, as EUR or USD")
     return code
 

@@ -162,9 +162,9 @@ def predict(
     settings: what a kWh costs, and in which currency.
     """
     price = network.price_per_petaflop if market is None else market.rate
-    learned = market is not None and market.pay_low is not None and market.pay_high is not None
+    learned = False
     if market is not None and market.pay_low is not None and market.pay_high is not None:
-        pay = float(market.pay_low), float(market.pay_high)
+        pay, learned = (float(market.pay_low), float(market.pay_high)), True
     else:
         share = network.nodes_busy / network.nodes_online if network.nodes_online else 0.0
         pay = price * min(share, MAX_BUSY), price * MAX_BUSY

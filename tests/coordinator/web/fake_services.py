@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.token_worth import TokenWorth
 from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from protocol.audit import ReplayStep
@@ -63,6 +64,9 @@ class Market:
             ),
             paid_week=5_000_000_000,
             capacity_week=7 * 86_400 * 2e13,
+            pay_low=PRICE_PER_PETAFLOP // 5,
+            pay_high=PRICE_PER_PETAFLOP * 6 // 5,
+            worth=TokenWorth("EUR", 920_000),
         )
 
     async def earnings(self, wallet: str) -> market.Earnings:

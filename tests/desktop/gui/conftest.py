@@ -162,3 +162,19 @@ def coordinator_thread() -> Iterator[CoordinatorThread]:
     thread = CoordinatorThread()
     yield thread
     thread.close()
+
+
+@pytest.fixture
+def first_run(app: "QApplication", home: Path, tmp_path: Path) -> Iterator[OpenDesktop]:
+    """A window that nobody has used before, over an agent that ``command`` starts."""
+    opened: list[Desktop] = []
+
+    def make(*command: str) -> Desktop:
+        settings = QSettings(str(tmp_path / "first.ini"), QSettings.Format.IniFormat)
+        opened.append(Desktop(home, command or ("false",), settings))
+        return opened[-1]
+
+    yield make
+    for desktop in opened:
+        desktop.lending._timer.stop()
+        close(desktop)

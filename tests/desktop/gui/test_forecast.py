@@ -1,12 +1,12 @@
 """What a day brings, in the first run: a range in words, in tokens or a currency, and the question what a kWh costs."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import QEvent, QLocale, QSettings, Qt
+from PySide6.QtCore import QLocale, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
@@ -75,34 +75,16 @@ def test_a_kwh_is_asked_for_in_the_desktops_currency_and_told_once(app: QApplica
     assert told == [("0.31", "EUR")]
 
 
-@pytest.fixture
-def desktop(app: QApplication, home: Path, tmp_path: Path) -> Iterator[Callable[[], Desktop]]:
-    """A window that nobody has used before."""
-    opened: list[Desktop] = []
-
-    def make() -> Desktop:
-        opened.append(Desktop(home, ("false",), QSettings(str(tmp_path / "f.ini"), QSettings.Format.IniFormat)))
-        return opened[-1]
-
-    yield make
-    for one in opened:
-        one.lending._timer.stop()
-        one.window.hide()
-        one.window.deleteLater()
-        QApplication.sendPostedEvents(one.window, QEvent.Type.DeferredDelete)
-        one.deleteLater()
-
-
 def found(code: str, detail: dict[str, str]) -> bytes:
     step = {"name": "earnings", "state": "good", "code": code, "text": "a range", "detail": detail}
     return json.dumps({"checks": [{"name": "gpu", "state": "good"}, step], "can_lend": True}).encode()
 
 
-def test_the_first_run_asks_what_a_kwh_costs_beside_the_forecast(desktop: Callable[[], Desktop], home: Path) -> None:
+def test_the_first_run_asks_what_a_kwh_costs_beside_the_forecast(first_run: Callable[..., Desktop], home: Path) -> None:
     docs, orders = documents(selftest=found("some", RANGE | {"power": "0"})), Orders()
     docs["status"] = status(on=False, state="off")
     with listener(home / "agent.sock", agent(docs, orders)):
-        welcome = desktop().window.welcome
+        welcome = first_run().window.welcome
         assert not welcome.power.isVisible()
         wait_for(welcome.power.isVisible, "the question")
         save_picture(welcome.window(), "first_run_kwh")

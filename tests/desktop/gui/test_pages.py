@@ -387,25 +387,6 @@ def test_the_first_run_takes_three_clicks(app: QApplication, home: Path, tmp_pat
         desktop.deleteLater()
 
 
-@pytest.fixture
-def first_run(app: QApplication, home: Path, tmp_path: Path) -> Iterator[Callable[..., Desktop]]:
-    """A window that nobody has used before, over an agent that ``command`` starts."""
-    opened: list[Desktop] = []
-
-    def make(*command: str) -> Desktop:
-        settings = QSettings(str(tmp_path / "first.ini"), QSettings.Format.IniFormat)
-        opened.append(Desktop(home, command or ("false",), settings))
-        return opened[-1]
-
-    yield make
-    for desktop in opened:
-        desktop.lending._timer.stop()
-        desktop.window.hide()
-        desktop.window.deleteLater()
-        QApplication.sendPostedEvents(desktop.window, QEvent.Type.DeferredDelete)
-        desktop.deleteLater()
-
-
 def _found(*bad: tuple[str, str], running: bool = False) -> bytes:
     checks = [{"name": name, "state": "bad", "code": code, "text": "[Errno 2]"} for name, code in bad]
     return json.dumps({"checks": [{"name": "gpu", "state": "good"}, *checks], "running": running}).encode()
