@@ -681,6 +681,14 @@
         <translation>Cottage kann hier nicht um die Erlaubnis eines Administrators bitten. Geben Sie dies in einem Terminal ein:</translation>
     </message>
     <message>
+        <source>The switch shows how it is installed here.</source>
+        <translation>Der Schalter zeigt, wie es hier installiert wird.</translation>
+    </message>
+    <message>
+        <source>The image that jobs run in is fetched after it.</source>
+        <translation>Danach wird das Abbild geholt, in dem Aufträge laufen.</translation>
+    </message>
+    <message>
         <source>For this system Cottage knows no package of it. This page says how it is installed:</source>
         <translation>Für dieses System kennt Cottage kein Paket davon. Diese Seite sagt, wie man es installiert:</translation>
     </message>
@@ -2213,6 +2221,10 @@
         <translation>Jetzt eine &amp;Sicherung der Geldbörse speichern …</translation>
     </message>
     <message>
+        <source>&amp;Take it</source>
+        <translation>&amp;Übernehmen</translation>
+    </message>
+    <message>
         <source>I &amp;have one from before: bring it back…</source>
         <translation>Ich &amp;habe schon eine: zurückholen …</translation>
     </message>
@@ -2223,6 +2235,10 @@
     <message>
         <source>It lends once nobody has used the computer for five minutes, on mains only, and steps aside for games. All of that can be changed in the settings.</source>
         <translation>Er wird verliehen, wenn ihn fünf Minuten niemand benutzt hat, nur am Netz, und macht Platz für Spiele. All das lässt sich in den Einstellungen ändern.</translation>
+    </message>
+    <message>
+        <source>Another &amp;wallet, or a backup of this one…</source>
+        <translation>Eine andere &amp;Wallet, oder eine Sicherung von dieser…</translation>
     </message>
     <message>
         <source>Lend this computer</source>
@@ -2237,8 +2253,16 @@
         <translation>&amp;Später</translation>
     </message>
     <message>
-        <source>Step {0} of 3</source>
-        <translation>Schritt {0} von 3</translation>
+        <source>Step {0} of 2</source>
+        <translation>Schritt {0} von 2</translation>
+    </message>
+    <message>
+        <source>Earnings go into a wallet on this computer, which is made already. “Withdraw” sends them on whenever you like.</source>
+        <translation>Die Einnahmen gehen in eine Wallet auf diesem Computer, die es schon gibt. „Auszahlen“ schickt sie weiter, wann Sie wollen.</translation>
+    </message>
+    <message>
+        <source>Earnings go to {0}.</source>
+        <translation>Die Einnahmen gehen an {0}.</translation>
     </message>
     <message>
         <source>Cottage&apos;s agent does not run, so nothing can be checked: {0}</source>
@@ -2259,6 +2283,10 @@
     <message>
         <source>You can go on: it lends as soon as what is marked has been mended.</source>
         <translation>Sie können weitergehen: Geliehen wird, sobald das Markierte behoben ist.</translation>
+    </message>
+    <message>
+        <source>The switch brings what is missing as well. {0}</source>
+        <translation>Der Schalter bringt auch, was noch fehlt. {0}</translation>
     </message>
     <message>
         <source>Almost ready.</source>

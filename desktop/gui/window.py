@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QStackedWidget, 
 
 from desktop.answers import EarningsSummary
 from desktop.gui.client import Calls
-from desktop.gui.engine.sheets import EngineSheet, ImageSheet
+from desktop.gui.engine.equipping import Equipping
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import Snapshot, read
 from desktop.gui.pages.activity import ActivityPage
@@ -56,9 +56,10 @@ class MainWindow(QWidget):
 
     def _build(self) -> None:
         self.home, self.earnings, self.activity = HomePage(), EarningsPage(self._calls), ActivityPage(self._calls)
+        self.equipping = Equipping(self._calls, self)
         self.settings, self.welcome = (
             SettingsPages(self._calls, self._settings),
-            WelcomePage(self._calls, self._settings),
+            WelcomePage(self._calls, self._settings, self.equipping.plan),
         )
         self.stack, self.areas = QStackedWidget(), dict[int, QScrollArea]()
         for number, page in enumerate((self.home, self.earnings, self.activity, self.settings, self.welcome)):
@@ -82,11 +83,11 @@ class MainWindow(QWidget):
         self.home.toggle_asked.connect(self.toggle_asked)
         self.home.restart_asked.connect(self.restart_asked)
         self.home.update_asked.connect(self._update)
-        self.engine, self.image = EngineSheet(self), ImageSheet(self._calls, self)
         for part in (self.home, self.welcome):
-            part.mend_asked.connect(self._mend)
-        for sheet in (self.engine, self.image):
-            sheet.mended.connect(self._mended)
+            part.mend_asked.connect(self.equipping.ask)
+        self.welcome.mend_agreed.connect(self.equipping.begin)
+        self.welcome.lacks.connect(self.equipping.follow)
+        self.equipping.mended.connect(self._mended)
         for page in (self.earnings, self.welcome):
             page.toggle_asked.connect(self.toggle_asked)
         self.welcome.restart_asked.connect(self.restart_asked)
@@ -112,15 +113,11 @@ class MainWindow(QWidget):
     def _update(self) -> None:
         self._calls.post("update", {"restart": True}, lambda _: None, self.home.say)
 
-    def _mend(self, code: str, why: str) -> None:
-        if code == "no image":
-            self.image.ask()
-        else:
-            self.engine.ask(why)
-
     def _mended(self) -> None:
         if not self.welcome.is_done:
             self.welcome.begin_test()
+        elif self._snapshot is not None and self._snapshot.is_on:
+            self._calls.post("lending", {"on": True}, lambda _: None)  # It looks again at once.
 
     def _withdraw(self) -> None:
         WithdrawSheet(self._calls, self).open()
@@ -138,6 +135,7 @@ class MainWindow(QWidget):
         status = snapshot.status
         if status is None:
             return
+        self.equipping.follow(status.trouble_cause)
         self.earnings.show_power(status)
         if status.verified + status.paid != self._earned:
             self._earned = status.verified + status.paid

@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QProgressBar, QWidget
 from desktop.answers import ImageView
 from desktop.gui.client import Calls
 from desktop.gui.engine.install import EngineInstall, authoriser, here
+from desktop.gui.engine.mend import WAYS
 from desktop.gui.engine.systems import PAGE, commands
 from desktop.gui.engine.words import EngineWords
 from desktop.gui.errors import AnswerError
@@ -110,6 +111,20 @@ class EngineSheet(_WorkSheet):
             self._show(why)
         self.open()
 
+    def begin(self, why: str) -> None:
+        """Open it at work: the plan was read elsewhere."""
+        self.ask(why)
+        if self.can_install and not self.work.is_running:
+            self._act()
+
+    def plan(self, why: str) -> str:
+        """What is going to happen; empty where the engine is installed by an installer of its own."""
+        if not self._words.helps or why not in WAYS:
+            return ""
+        if self.can_install and self._source is not None:
+            return f"{self._words.plan(why, self._source)} {self._words.then_image()}"
+        return self._words.by_hand_later()
+
     def _show(self, why: str) -> None:
         self._why = why
         self.head.say(self._words.missing(why))
@@ -149,8 +164,8 @@ class EngineSheet(_WorkSheet):
                 self.command.show_command(commands(self._why, self._source))
             return
         self.act.setVisible(False)
-        self.close_it.setFocus()
         self.mended.emit()
+        self.accept()  # What follows is said by who looks again.
 
 
 class ImageSheet(_WorkSheet):
@@ -174,6 +189,11 @@ class ImageSheet(_WorkSheet):
         """Open it."""
         self._calls.get("image", self._take, self._tell)
         self.open()
+
+    def begin(self) -> None:
+        """Open it at work."""
+        self.open()
+        self._act()
 
     def _act(self) -> None:
         self._busy(True)
@@ -200,6 +220,7 @@ class ImageSheet(_WorkSheet):
         self._show_end(view)
         if view.stage == "here" and was_working:
             self.mended.emit()
+            self.accept()
 
     def _show_progress(self, view: ImageView) -> None:
         self.bar.setRange(0, 1000 if view.size else 0)

@@ -54,6 +54,15 @@ class EngineWords(QObject):
         ask = self.tr("Cottage cannot ask for an administrator's leave here. Type this in a terminal:")
         return f"{self.purpose()} {ask}"
 
+    def by_hand_later(self) -> str:
+        """The same, before anything was pressed."""
+        then = self.tr("The switch shows how it is installed here.")
+        return f"{self.purpose()} {then}"
+
+    def then_image(self) -> str:
+        """What follows the engine."""
+        return self.tr("The image that jobs run in is fetched after it.")
+
     def elsewhere(self) -> str:
         """Where no package is known."""
         look = self.tr("For this system Cottage knows no package of it. This page says how it is installed:")

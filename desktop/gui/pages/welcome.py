@@ -1,4 +1,6 @@
-"""The first run: what this computer can do, where its earnings go, and the switch. Three clicks."""
+"""The first run: what this computer can do, and the switch, which installs what is missing. Two clicks."""
+
+from collections.abc import Callable
 
 from PySide6.QtCore import QSettings, Qt, QTimer, Signal
 from PySide6.QtWidgets import (
@@ -30,20 +32,27 @@ DONE = "welcome/done"
 INDENT = 30  # Beside the sign of a line.
 NAME_WIDTH = 90
 LOOK_MS = 400  # How often the steps of the self-test are asked for.
+CHECKS, WALLET, SWITCH = range(3)
 NAMES = ("gpu", "sandbox", "speed", "disk", "memory", "coordinator", "line", "earnings")
 
 
 class WelcomePage(QWidget):
-    """Three steps; ``done`` once the switch was flipped, or the owner leaves it for later."""
+    """Two steps, and the wallet for who wants another; ``done`` once the switch was flipped, or is left for later."""
 
     done = Signal()
     toggle_asked = Signal()
     restart_asked = Signal()
     mend_asked = Signal(str, str)
     """What of the sandbox is missing: a code of the self-test, and why."""
+    mend_agreed = Signal(str, str)
+    """The same, to be brought at once: the switch was flipped under the plan."""
+    lacks = Signal(str)
+    """What of the sandbox a self-test has found missing; a code."""
 
-    def __init__(self, calls: Calls, settings: QSettings) -> None:
+    def __init__(self, calls: Calls, settings: QSettings, plan: Callable[[str, str], str]) -> None:
+        """``plan``: what is done about a missing part, in words; empty: nothing from here."""
         super().__init__()
+        self._plan, self._lacking = plan, ("", "")
         self._calls, self._settings, self._words = calls, settings, CheckWords(self)
         self._has_agent = self._has_test = self._anew = self._unreachable = False
         self._choosing = self._has_networks = False
@@ -76,9 +85,8 @@ class WelcomePage(QWidget):
                 "Lend this computer while you do not need it, and be paid for the work that was checked. First, what it can do:"
             ),
         )
-        self.lines, self.mend, self.mend_again = {name: _Line() for name in NAMES}, MendRow(INDENT), MendRow(INDENT)
-        for row in (self.mend, self.mend_again):
-            row.asked.connect(self.mend_asked)
+        self.lines, self.mend = {name: _Line() for name in NAMES}, MendRow(INDENT)
+        self.mend.asked.connect(self.mend_asked)
         self.progress = ProgressLine(self.tr("How far the check is"), earns=False)
         policy = self.progress.sizePolicy()
         policy.setRetainSizeWhenHidden(True)  # Nothing moves when it is over.
@@ -101,7 +109,7 @@ class WelcomePage(QWidget):
         self.address = self.networks.line
         self.another = button(self.tr("Another &network…"), self._choose_network, "link")
         self.again = button(self.tr("Check &again"), self._look_again)
-        self.first = button(self.tr("&Continue"), self._to_wallet, "main")
+        self.first = button(self.tr("&Continue"), self._to_switch, "main")
         card.body.addWidget(self.another, 0, Qt.AlignmentFlag.AlignLeft)
         for part in (self.address_label, self.networks, self.said, self._row(self.again, self.first)):
             card.body.addWidget(part)
@@ -111,7 +119,7 @@ class WelcomePage(QWidget):
         return card
 
     def _wallet_step(self) -> QWidget:
-        card = self._step(2, self.tr("Where shall the earnings go?"), "")
+        card = self._step(0, self.tr("Where shall the earnings go?"), "")
         self.own = QRadioButton(self.tr("Into a &wallet on this computer. It is made already."))
         later = Text(dim=True)
         later.say(
@@ -138,33 +146,34 @@ class WelcomePage(QWidget):
             self._backup,
             "link",
         )
-        self.second = button(self.tr("&Continue"), self._to_switch, "main")
+        self.take = button(self.tr("&Take it"), self._take_wallet, "main")
         for part in (self.own, later, self.other, self.payout, never):
             card.body.addWidget(part)
         back = button(self.tr("I &have one from before: bring it back…"), self._bring_back, "link")
         for link in (save, back):
             card.body.addWidget(link, 0, Qt.AlignmentFlag.AlignLeft)
         card.body.addWidget(self.wallet_said)
-        card.body.addWidget(self._row(button(self.tr("&Back"), lambda: self._go(0)), self.second))
+        card.body.addWidget(self._row(button(self.tr("&Back"), lambda: self._go(SWITCH)), self.take))
         card.body.addStretch()
         return card
 
     def _switch_step(self) -> QWidget:
         card = self._step(
-            3,
+            2,
             "",
             self.tr(
                 "It lends once nobody has used the computer for five minutes, on mains only, and steps aside for games."
                 " All of that can be changed in the settings."
             ),
         )
-        self.ready, self.lacking = card.findChildren(Text)[1], Text()
+        self.ready, self.paid_to, self.lacking, self.plan = card.findChildren(Text)[1], Text(), Text(), Text()
         self.still = {name: _Line() for name in NAMES}
-        for part in (self.lacking, *self.still.values()):
+        self.wallet = button(self.tr("Another &wallet, or a backup of this one…"), lambda: self._go(WALLET), "link")
+        card.body.addWidget(self.paid_to)
+        card.body.addWidget(self.wallet, 0, Qt.AlignmentFlag.AlignLeft)
+        for part in (self.lacking, *self.still.values(), self.plan):
             card.body.addWidget(part)
             part.hide()
-            if part is self.still["sandbox"]:
-                card.body.addWidget(self.mend_again)
         row = QHBoxLayout()
         self.switch = Switch(self.tr("Lend this computer"))
         self.switch.clicked.connect(self._flip)
@@ -175,13 +184,14 @@ class WelcomePage(QWidget):
         row.addWidget(label, 1)
         card.body.addLayout(row)
         later = button(self.tr("&Later"), self._finish, "link")
-        card.body.addWidget(self._row(button(self.tr("&Back"), lambda: self._go(1)), later))
+        card.body.addWidget(self._row(button(self.tr("&Back"), lambda: self._go(CHECKS)), later))
         card.body.addStretch()
         return card
 
     def _step(self, number: int, title: str, text: str) -> Card:
         card, step, head = Card(), Text(dim=True), Text(size=6, bold=True)
-        step.say(self.tr("Step {0} of 3").format(number))
+        step.say(self.tr("Step {0} of 2").format(number))
+        step.setVisible(bool(number))
         head.say(title)
         card.body.addWidget(step)
         card.body.addWidget(head)
@@ -211,12 +221,22 @@ class WelcomePage(QWidget):
         if status is None or self.is_done:
             return
         self._coordinator = status.coordinator
+        self._show_wallet(status.node, status.payout)
         if not self._has_networks:
             self._has_networks = True
             self._calls.get("settings", self._take_networks)
         self._show_address()
         if not self._has_test and self.isVisible():
             self.begin_test()
+
+    def _show_wallet(self, node: str, payout: str) -> None:
+        if payout in ("", node):
+            own = self.tr(
+                "Earnings go into a wallet on this computer, which is made already. “Withdraw” sends them on whenever you like."
+            )
+            self.paid_to.say(own)
+        else:
+            self.paid_to.say(self.tr("Earnings go to {0}.").format(plain(payout, 100)))
 
     def _show_address(self) -> None:
         """Where there is none, where nobody answers at it, and while it is being typed."""
@@ -288,6 +308,8 @@ class WelcomePage(QWidget):
             self._look.stop()
             if self._anew:
                 self.begin_test()
+            else:
+                self.lacks.emit(self._lacking[0])
 
     def _judge(self, test: SelfTest) -> None:
         self._test = test
@@ -304,15 +326,18 @@ class WelcomePage(QWidget):
         else:
             self.said.say(self.tr("You can go on: it lends as soon as what is marked has been mended."))
         self._say_whether_ready()
-        if over and self.steps.currentIndex() == 0 and not self.networks.isVisible() and self.isVisible():
+        if over and self.steps.currentIndex() == CHECKS and not self.networks.isVisible() and self.isVisible():
             self.first.setFocus()
 
     def _say_whether_ready(self) -> None:
         """The last step names what still keeps this computer from lending."""
         bad = {check.name: check for check in self._test.checks if check.state == "bad"}
         sandbox = bad.get("sandbox")
-        for row in (self.mend, self.mend_again):
-            row.offer(*("", "") if sandbox is None else (sandbox.code, sandbox.detail.get("why", "")))
+        self._lacking = ("", "") if sandbox is None else (sandbox.code, sandbox.detail.get("why", ""))
+        self.mend.offer(*self._lacking)
+        plan = self._plan(*self._lacking)
+        self.plan.say(self.tr("The switch brings what is missing as well. {0}").format(plan) if plan else "")
+        self.plan.setVisible(bool(plan))
         if sandbox is not None:
             bad.pop("speed", None)  # It is measured inside the sandbox: the same said twice.
         self.ready.say(self.tr("Almost ready.") if bad else self.tr("Ready."))
@@ -340,20 +365,20 @@ class WelcomePage(QWidget):
         self._coordinator = ""
         self.said.say(text)
 
-    def _to_wallet(self) -> None:
+    def _to_switch(self) -> None:
         if not self._coordinator:
             self.said.say(self.tr("The network to lend to is missing: give its address, or an invitation."))
             self.address.setFocus()
             return
-        self._go(1)
+        self._go(SWITCH)
 
-    def _to_switch(self) -> None:
+    def _take_wallet(self) -> None:
         address = self.payout.text().strip() if self.other.isChecked() else ""
         if self.other.isChecked() and not address:
             self.wallet_said.say(self.tr("The address is missing."))
             self.payout.setFocus()
             return
-        self.second.setEnabled(False)
+        self.take.setEnabled(False)
         self._calls.post("settings", {"payout": address}, lambda _: self._paid_to(), self._bad_payout)
 
     def _backup(self) -> None:
@@ -363,21 +388,22 @@ class WelcomePage(QWidget):
         RestoreSheet(self._calls, self).open()
 
     def _paid_to(self) -> None:
-        self.second.setEnabled(True)
+        self.take.setEnabled(True)
         self.wallet_said.say("")
-        self._go(2)
+        self._go(SWITCH)
 
     def _bad_payout(self, text: str) -> None:
-        self.second.setEnabled(True)
+        self.take.setEnabled(True)
         self.wallet_said.say(text)
 
     def _go(self, step: int) -> None:
         self.steps.setCurrentIndex(step)
-        (self.first, self.second, self.switch)[step].setFocus()
+        (self.first, self.take, self.switch)[step].setFocus()
 
     def _flip(self) -> None:
         self.toggle_asked.emit()
         self._finish()
+        self.mend_agreed.emit(*self._lacking)
 
     def _finish(self) -> None:
         self._look.stop()

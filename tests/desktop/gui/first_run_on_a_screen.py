@@ -14,6 +14,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from desktop.gui.app import Desktop, application
+from desktop.gui.pages.welcome import SWITCH, WALLET
 from desktop.gui.window import HOME, WELCOME
 from tests.desktop.gui.support import wait_for
 
@@ -45,11 +46,12 @@ def main(home: Path, shots: Path, command: list[str]) -> None:
     wait_for(welcome.first.isEnabled, "the self-test", 60)
     seen["checks"] = {name: line.text.text() for name, line in welcome.lines.items()}
     steps = (
-        (welcome.first, "first_run_1_checks"),
-        (welcome.second, "first_run_2_wallet"),
-        (welcome.switch, "first_run_3_switch"),
+        (welcome.first, "first_run_1_checks", SWITCH),
+        (welcome.wallet, "first_run_2_before_wallet", WALLET),
+        (welcome.take, "first_run_2_wallet", SWITCH),
+        (welcome.switch, "first_run_3_switch", None),
     )
-    for number, (part, name) in enumerate(steps, 1):
+    for part, name, number in steps:
         shoot(name)
         click(part)
         wait_for(

@@ -224,8 +224,8 @@ def opened(desktop: Desktop) -> Any:
     assert home.mend.press.text() == "&Install the engine…"
     assert "Docker is not installed." in home.reason.text()
     QTest.mouseClick(home.mend.press, Qt.MouseButton.LeftButton)
-    assert desktop.window.engine.isVisible()
-    return desktop.window.engine
+    assert desktop.window.equipping.engine.isVisible()
+    return desktop.window.equipping.engine
 
 
 def test_one_button_installs_the_engine_behind_a_bar(
@@ -247,7 +247,7 @@ def test_one_button_installs_the_engine_behind_a_bar(
     wait_for(lambda: "Setting up docker.io" in sheet.log.toPlainText(), "the log")
     save_picture(sheet, "engine_installing")
     sheet.reject()
-    desktop.window.engine.ask("absent")
+    desktop.window.equipping.engine.ask("absent")
     assert sheet.bar.isVisible(), "closed and opened again, it goes on"
     go.touch()
     wait_for(lambda: sheet.said.text() == "The engine runs, and you may use it.", "the end")
@@ -255,6 +255,84 @@ def test_one_button_installs_the_engine_behind_a_bar(
     assert not sheet.act.isVisible()
     assert words.read_text().splitlines()[-1] == "apt"
     assert str(SCRIPT) in words.read_text()
+    wait_for(lambda: not sheet.isVisible(), "its place for what follows")
+
+
+def lacking(code: str, **detail: str) -> bytes:
+    checks = [{"name": "sandbox", "state": "bad", "code": code, "detail": detail}]
+    return json.dumps({"checks": checks, "running": False}).encode()
+
+
+@pytest.fixture
+def first(
+    first_run: Callable[..., Desktop],
+    home: Path,
+    docs: dict[str, bytes],
+    orders: Orders,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Desktop]:
+    """A first run on a computer without an engine."""
+    monkeypatch.setattr(sheets, "here", lambda: SOURCES["apt"])
+    monkeypatch.setattr(sheets, "LOOK_MS", 20)
+    docs["status"], docs["selftest"] = status(on=False, state="off"), lacking("no engine", why="absent")
+    with listener(home / "agent.sock", lambda caller: agent(docs, orders)(caller)):
+        yield first_run()
+
+
+def test_the_switch_of_the_first_run_brings_engine_and_image_and_then_lends(
+    pkexec: Callable[[str], Path], first: Desktop, docs: dict[str, bytes], orders: Orders, tmp_path: Path
+) -> None:
+    words = pkexec(f'echo @packages; while [ ! -e "{tmp_path}/go" ]; do sleep 0.05; done; echo @done')
+    window, welcome = first.window, first.window.welcome
+    engine, image = window.equipping.engine, window.equipping.image
+    wait_for(welcome.first.isEnabled, "the self-test")
+    QTest.mouseClick(welcome.first, Qt.MouseButton.LeftButton)
+    assert "“docker.io”" in welcome.plan.text()
+    assert "whatever an administrator may" in welcome.plan.text(), "what the owner agrees to"
+    assert "fetched after it" in welcome.plan.text()
+    save_picture(window, "first_run_without_engine")
+    assert not words.exists(), "nothing before the switch"
+    QTest.mouseClick(welcome.switch, Qt.MouseButton.LeftButton)
+    wait_for(lambda: engine.isVisible() and engine.said.text() == "Installing. It takes some minutes.", "the engine")
+    wait_for(lambda: ("lending", {"on": True}) in orders, "the switch")
+    docs["status"] = status(trouble="x", trouble_cause="no engine", trouble_detail={"why": "absent"})
+    docs["image"] = docs["POST image"] = json.dumps({"stage": "fetching", "done": 6, "size": 24}).encode()
+    first.lending._client.ask()
+    wait_for(lambda: bool(window.home.mend.isVisible()), "the agent's word")
+    (tmp_path / "go").touch()
+    wait_for(lambda: orders.count(("lending", {"on": True})) == 2, "the agent is told to look again")
+    assert not engine.isVisible()
+    docs["status"] = status(trouble="x", trouble_cause="no image")
+    first.lending._client.ask()
+    wait_for(lambda: image.isVisible() and ("image", {}) in orders, "the image follows without a click")
+    wait_for(lambda: image.bar.maximum() == 1000, "bytes")
+    docs["image"] = b'{"stage": "here"}'
+    wait_for(lambda: orders.count(("lending", {"on": True})) == 3, "it looks again")
+    assert not image.isVisible()
+
+
+def test_leave_that_is_not_given_leaves_a_sentence_and_the_button_and_a_second_try_goes_on(
+    pkexec: Callable[[str], Path], first: Desktop, docs: dict[str, bytes], orders: Orders
+) -> None:
+    pkexec("exit 126")
+    window = first.window
+    engine, image = window.equipping.engine, window.equipping.image
+    wait_for(window.welcome.mend.press.isVisible, "the button of the first step")
+    QTest.mouseClick(window.welcome.mend.press, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(engine.act, Qt.MouseButton.LeftButton)
+    wait_for(lambda: "leave was not given" in engine.said.text(), "what became of it")
+    assert engine.isVisible()
+    pkexec("echo @done")
+    docs["selftest"] = lacking("no image")
+    docs["POST image"] = docs["image"] = b'{"stage": "failed", "text": "the server is away"}'
+    QTest.mouseClick(engine.act, Qt.MouseButton.LeftButton)
+    wait_for(lambda: image.isVisible() and "the server is away" in image.said.text(), "the image is tried by itself")
+    assert image.act.isEnabled()
+    image.reject()
+    before = orders.count(("image", {}))
+    window.welcome.begin_test()
+    wait_for(window.welcome.first.isEnabled, "another test")
+    assert orders.count(("image", {})) == before, "who closed it is left alone"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +364,7 @@ def test_each_end_has_its_sentence_and_the_button_is_there_again(
 @pytest.mark.parametrize("why", ["absent", "stopped", "denied"])
 def test_without_pkexec_there_is_a_command_to_copy(monkeypatch: pytest.MonkeyPatch, desktop: Desktop, why: str) -> None:
     monkeypatch.setattr(sheets, "authoriser", lambda: "")
-    sheet = desktop.window.engine
+    sheet = desktop.window.equipping.engine
     sheet.ask(why)
     assert not sheet.act.isVisible()
     QTest.mouseClick(sheet.command.copy, Qt.MouseButton.LeftButton)
@@ -303,9 +381,9 @@ def test_without_pkexec_there_is_a_command_to_copy(monkeypatch: pytest.MonkeyPat
 def test_where_no_package_is_known_there_is_the_page_that_says_how(
     monkeypatch: pytest.MonkeyPatch, desktop: Desktop
 ) -> None:
-    desktop.window.engine._source = None
-    desktop.window.engine.ask("absent")
-    assert desktop.window.engine.command.line.toPlainText().startswith("https://docs.docker.com/")
+    desktop.window.equipping.engine._source = None
+    desktop.window.equipping.engine.ask("absent")
+    assert desktop.window.equipping.engine.command.line.toPlainText().startswith("https://docs.docker.com/")
 
 
 def test_an_engine_of_docker_host_is_its_owners_affair(desktop: Desktop, docs: dict[str, bytes]) -> None:
@@ -328,7 +406,7 @@ def test_the_image_is_fetched_behind_a_bar_that_counts_bytes(
     desktop: Desktop, docs: dict[str, bytes], orders: Orders
 ) -> None:
     docs["status"] = status(trouble="x", trouble_cause="no image")
-    home, sheet = desktop.window.home, desktop.window.image
+    home, sheet = desktop.window.home, desktop.window.equipping.image
     wait_for(lambda: home.mend.press.text() == "&Fetch the image…" and home.mend.isVisible(), "the button")
     docs["POST image"] = b'{"stage": "fetching"}'
     QTest.mouseClick(home.mend.press, Qt.MouseButton.LeftButton)
@@ -351,7 +429,7 @@ def test_the_image_is_fetched_behind_a_bar_that_counts_bytes(
 def test_an_image_that_nobody_signs_is_made_by_hand_and_a_failure_is_told(
     desktop: Desktop, docs: dict[str, bytes]
 ) -> None:
-    sheet = desktop.window.image
+    sheet = desktop.window.equipping.image
     docs["image"] = b'{"stage": "own"}'
     sheet.ask()
     wait_for(lambda: "names nobody" in sheet.said.text(), "the sentence")

@@ -355,7 +355,7 @@ def test_who_did_not_show_its_work_is_told_what_another_time_costs_in_both_langu
 # --- the first run ----------------------------------------------------------------------------------------------------
 
 
-def test_the_first_run_takes_three_clicks(app: QApplication, home: Path, tmp_path: Path) -> None:
+def test_the_first_run_takes_two_clicks(app: QApplication, home: Path, tmp_path: Path) -> None:
     checks = [
         {"name": name, "state": "good", "code": "found", "detail": {"name": "RTX 4090"}} for name in ("gpu", "sandbox")
     ]
@@ -368,16 +368,13 @@ def test_the_first_run_takes_three_clicks(app: QApplication, home: Path, tmp_pat
         assert desktop.window.stack.currentIndex() == WELCOME
         wait_for(welcome.first.isEnabled, "the self-test")
         assert welcome.lines["gpu"].text.text() == "RTX 4090"
-        for clicks, part in enumerate((welcome.first, welcome.second, welcome.switch), 1):
+        for part in (welcome.first, welcome.switch):
             wait_for(part.isVisible, "the step")
             wait_for(lambda part=part: QApplication.focusWidget() is part, "the focus")
             QTest.mouseClick(part, Qt.MouseButton.LeftButton)
-            wait_for(lambda clicks=clicks: welcome.steps.currentIndex() == clicks or clicks == 3, "the next step")
+            assert part is welcome.switch or "Earnings go into a wallet on this computer" in welcome.paid_to.text()
         wait_for(lambda: ("lending", {"on": True}) in orders, "the switch")
-        assert [order for order in orders if order[0] != "selftest"] == [
-            ("settings", {"payout": ""}),
-            ("lending", {"on": True}),
-        ]
+        assert [order for order in orders if order[0] != "selftest"] == [("lending", {"on": True})]
         assert desktop.window.stack.currentIndex() == HOME
         assert settings.value(DONE, False, bool)
         desktop.lending._timer.stop()
@@ -408,13 +405,14 @@ def test_the_last_step_of_the_first_run_names_what_still_keeps_from_lending(
         assert welcome.still["coordinator"].isVisible()
         assert not welcome.still["disk"].isVisible()
         assert welcome.still["sandbox"].text.text() == "Docker does not answer."
-        assert welcome.mend_again.press.isVisible()
+        assert welcome.plan.isVisible(), "what the switch does about it"
         assert "[Errno" not in welcome.still["sandbox"].text.text()
         save_picture(welcome.window(), "first_run_almost_ready")
         docs["selftest"] = _found()
         welcome.begin_test()
         wait_for(lambda: welcome.ready.text() == "Ready.", "a better test")
         assert not welcome.lacking.isVisible()
+        assert not welcome.plan.isVisible()
         assert not welcome.address.isVisible()
 
 
