@@ -1050,6 +1050,10 @@
         <translation>Bei jeder Verbindung muss das Netz zeigen, dass es den Schlüssel {0} hat.</translation>
     </message>
     <message>
+        <source>Cottage&apos;s agent does not run, so nothing can be changed: {0}</source>
+        <translation>Cottages Agent läuft nicht, darum lässt sich nichts ändern: {0}</translation>
+    </message>
+    <message>
         <source>This computer works for it already.</source>
         <translation>Dieser Computer arbeitet schon dafür.</translation>
     </message>

@@ -62,7 +62,9 @@ class Sentences(QObject):
         reason = plain(status.reason)
         if status.trouble:
             headline = self.tr("Jobs cannot run here yet.") if status.on else self.tr("Lending has stopped.")
-            return Sentence(Mood.TROUBLE, headline, self._trouble(status))
+            return Sentence(
+                Mood.TROUBLE, headline, self.trouble(status.trouble_cause, status.trouble_detail, status.trouble)
+            )
         if not status.on:
             return self._off() if status.state == "off" else self._stopping()
         match status.state:
@@ -87,13 +89,14 @@ class Sentences(QObject):
             case "online":
                 return self._online(status)
 
-    def _trouble(self, status: Status) -> str:
-        detail = {name: plain(text, 300) for name, text in status.trouble_detail.items()}
+    def trouble(self, cause: str, told: Mapping[str, str], text: str) -> str:
+        """Why it cannot lend; ``cause`` and ``told`` as the agent says, ``text`` in its own words."""
+        detail = {name: plain(value, 300) for name, value in told.items()}
         again = self.tr(
             "No other job is taken until you switch lending on again. Another time within {0} days costs {1} % of this "
             "computer's stake."
         ).format(detail.get("days", ""), detail.get("percent", ""))
-        match status.trouble_cause:
+        match cause:
             case "unanswered":
                 what = self.tr(
                     "This computer did not show a piece of its work when an audit asked for it: that round is not paid."
@@ -113,7 +116,7 @@ class Sentences(QObject):
                     detail.get("jobs", ""), detail.get("what", "")
                 )
             case _:
-                return sentence(status.trouble)
+                return sentence(text)
 
     def engine(self, detail: Mapping[str, str]) -> str:
         """What of the Docker engine is missing; ``detail``: as the agent says."""

@@ -197,7 +197,7 @@ class Service:
             raise error
         LOG.error("%s", error)
         if str(error) != str(self.desk.trouble):
-            self.desk.activity.add(time.time(), "stopped", str(error), "error")
+            self.desk.activity.add(time.time(), "stopped", str(error), "error", cause=error.cause, **error.detail)
         self.desk.trouble = error
 
     async def _stretch(self) -> bool:

@@ -11,7 +11,7 @@ from desktop.answers import ActivityEvent, ActivityEvents, SupportReport
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import plain, read
-from desktop.gui.sentences import moment, money
+from desktop.gui.sentences import Sentences, moment, money
 from desktop.gui.widgets import Card, ChoiceButtons, Text, button
 
 SIGNS = {"info": "·", "warning": "!", "error": "✕"}
@@ -24,7 +24,7 @@ class ActivityPage(QWidget):
 
     def __init__(self, calls: Calls) -> None:
         super().__init__()
-        self._calls, self._events = calls, ActivityEvents(())
+        self._calls, self._events, self._sentences = calls, ActivityEvents(()), Sentences(self)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         card, row, last = Card(), QHBoxLayout(), QHBoxLayout()
@@ -135,6 +135,8 @@ class ActivityPage(QWidget):
                 ).format(_day(detail), detail.get("percent", ""))
             case "lending":
                 return self._lending(detail) or plain(event.text)
+            case "stopped":
+                return self._sentences.trouble(detail.get("cause", ""), detail, plain(event.text))
             case _:
                 return plain(event.text)
 

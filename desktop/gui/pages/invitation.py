@@ -163,7 +163,12 @@ class JoinSheet(Sheet):
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """What would change."""
         status = snapshot.status
-        if status is None or not self._invitation.url or self.join.isEnabled():
+        if not self._invitation.url or self.join.isEnabled():
+            return
+        if status is None:
+            if snapshot.detail:
+                no_agent = self.tr("Cottage's agent does not run, so nothing can be changed: {0}")
+                self.said.say(no_agent.format(plain(snapshot.detail)))
             return
         self.join.setEnabled(True)
         self.said.say("")

@@ -283,6 +283,7 @@ class WelcomePage(QWidget):
         """Test anew; after the one that runs, where one does."""
         self._anew = self._look.isActive()
         self._has_test = True
+        self.first.setEnabled(False)  # At once: what the last test said is old.
         self._look.start()
         self._calls.post("selftest", {}, self._take_test, self.said.say)
 

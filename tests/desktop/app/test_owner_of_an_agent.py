@@ -241,6 +241,7 @@ async def test_a_refusal_switches_off_and_says_why(
             if event.kind == "stopped"
         ]
         assert event.severity == "error"
+        assert event.detail["cause"] == told.trouble_cause, "for a window that has words of its own"
 
 
 async def fail(home: Home, coordinator: Double, address: str, script: str, files: dict[str, str] | None = None) -> None:

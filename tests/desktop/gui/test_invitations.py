@@ -60,6 +60,18 @@ def ordered(orders: Orders) -> list[Any]:
     return [order for target, order in orders if target == "settings"]
 
 
+def test_a_link_whose_agent_does_not_start_says_why(first_run: Callable[..., Desktop], home: Path) -> None:
+    program = home / "agent.py"
+    program.write_text("raise SystemExit('cottage node: the disk is full')\n")
+    window = first_run(sys.executable, str(program)).window
+    window.called(INVITATION.link)
+    sheet = window.joining
+    assert sheet is not None
+    wait_for(lambda: "the disk is full" in sheet.said.text(), "the reason")
+    assert not sheet.join.isEnabled()
+    wait_for(window.welcome.again.isEnabled, "another try, behind it")
+
+
 # --- a link -----------------------------------------------------------------------------------------------------------
 
 

@@ -334,6 +334,17 @@ def test_who_is_back_after_a_crash_is_told_that_its_round_is_shown(opened: Opene
     assert "Showing its work on “tiny-llama” once more." in home.headline.text()
 
 
+def test_why_it_cannot_lend_is_told_in_the_windows_own_words(opened: Opened) -> None:
+    detail = {"cause": "no engine", "why": "absent", "address": "unix:///run/docker.sock"}
+    event = ActivityEvent(1, 1e9, "error", "stopped", "no Docker engine answers ([Errno 2] ...)", detail)
+    assert notice_of(event) == "needs you"
+    assert opened.desktop.window.activity.words(event).startswith(
+        "Docker is not installed. Jobs run only inside Docker"
+    )
+    other = ActivityEvent(1, 1e9, "error", "stopped", "the coordinator says: too old", {"cause": ""})
+    assert opened.desktop.window.activity.words(other) == "The coordinator says: too old."
+
+
 def test_who_did_not_show_its_work_is_told_what_another_time_costs_in_both_languages(
     opened: Opened, app: QApplication
 ) -> None:

@@ -74,9 +74,9 @@ def test_whoever_ends_the_program_ends_it_although_the_window_would_only_hide(ho
             return len(subprocess.run(search, env=surroundings, capture_output=True, check=False).stdout.split()) == 2
 
         with subprocess.Popen(words, cwd=ROOT, env=surroundings) as program:
-            until_true(found)
-            program.terminate()
             try:
+                until_true(found)
+                program.terminate()
                 assert program.wait(20) == 0
             finally:
                 program.kill()
