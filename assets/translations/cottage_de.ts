@@ -657,6 +657,10 @@
         <translation>Abbild &amp;holen…</translation>
     </message>
     <message>
+        <source>&amp;Open the page</source>
+        <translation>Seite ö&amp;ffnen</translation>
+    </message>
+    <message>
         <source>Cottage asks for an administrator&apos;s leave, starts the engine and lets you use it.</source>
         <translation>Cottage bittet um die Erlaubnis eines Administrators, startet die Engine und lässt Sie sie verwenden.</translation>
     </message>
@@ -691,6 +695,10 @@
     <message>
         <source>For this system Cottage knows no package of it. This page says how it is installed:</source>
         <translation>Für dieses System kennt Cottage kein Paket davon. Diese Seite sagt, wie man es installiert:</translation>
+    </message>
+    <message>
+        <source>Here Docker Desktop is what runs it. This page has its installer:</source>
+        <translation>Hier bringt Docker Desktop sie mit. Diese Seite hat sein Installationsprogramm:</translation>
     </message>
     <message>
         <source>The system asks for leave, in a window of its own.</source>

@@ -11,21 +11,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from PIL import Image, ImageChops, ImageFilter
-from PySide6.QtGui import QColor
-from Xlib import X
-from Xlib.display import Display
 
 from desktop.gui.theme import LIGHT
 from installer.desktop import build
 from tests.desktop.coordinator_double import Double
 from tests.desktop.screens import screen
+from tests.installer.hand import picture, solid
 from tests.support.docker import IMAGE
 from tests.support.wait import until_true
 
-ROOT = Path(__file__).parents[2]
-SHOTS = ROOT / "build" / "shots"
-SAME = 3  # Of 256 levels.
 BELOW_THE_TITLE = (0, 60, 1024, 700)  # Without the icons of the window and of the task bar, which have the same colour.
 LACKING = [name for name in ("Xvfb", "openbox", "tint2", "xdotool") if shutil.which(name) is None]
 
@@ -74,20 +68,6 @@ async def asked(agent: Path, *words: str, env: dict[str, str]) -> str:
         output, _ = await process.communicate()
     assert process.returncode == 0
     return output.decode()
-
-
-def seen(display: str) -> Image.Image:
-    """What is on the screen."""
-    root = Display(display).screen().root
-    size = root.get_geometry()
-    raw = root.get_image(0, 0, size.width, size.height, X.ZPixmap, 0xFFFFFFFF)
-    return Image.frombytes("RGB", (size.width, size.height), raw.data, "raw", "BGRX")
-
-
-def picture(display: str, name: str) -> None:
-    """Keep what is on the screen for people to look at."""
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    seen(display).save(SHOTS / f"{name}.png")
 
 
 def test_the_package_names_what_it_needs_and_leaves_out_what_nobody_needs(installed: Path) -> None:
@@ -168,10 +148,4 @@ def flip(display: str) -> None:
 
 def button(display: str) -> tuple[int, ...] | None:
     """Where the button in the colour of the house is; None while there is none that can be pressed."""
-    colour = QColor(LIGHT.brand)
-    screen_now = seen(display).crop(BELOW_THE_TITLE)
-    near = ImageChops.difference(
-        screen_now, Image.new("RGB", screen_now.size, (colour.red(), colour.green(), colour.blue()))
-    )
-    solid = near.convert("L").point(lambda value: 255 if value < SAME else 0).filter(ImageFilter.MinFilter(9))
-    return solid.getbbox()  # Without the frame of what has the focus, and the bar over the checks, which are thin.
+    return solid(display, LIGHT.brand, BELOW_THE_TITLE)

@@ -7,6 +7,7 @@ SHARED = frozenset({"docker_engine", "bundle"})
 """One test takes the sandbox image off the engine, as uninstalling does, and the bundle is to be built but once."""
 PLACES = (
     "tests/installer/test_clean_system.py",
+    "tests/installer/test_first_hours.py",
     "tests/installer/test_portable_package.py",
     "tests/installer/test_program_of_a_provider.py",
     "tests/e2e/test_demo.py::test_a_pipeline_of_docker_sandboxes_trains_and_is_paid",

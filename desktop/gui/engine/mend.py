@@ -28,7 +28,7 @@ class MendRow(QWidget):
     def offer(self, code: str, why: str) -> None:
         """``code``: as the agent calls what is missing; any other, and there is nothing to press."""
         self._missing = (code, why)
-        there_is = code == "no image" or (code == "no engine" and why in WAYS and self._words.helps)
+        there_is = code == "no image" or (code == "no engine" and why in WAYS)
         self.setVisible(there_is)
         if there_is:
             text = self._words.fetch() if code == "no image" else self._words.button(why)

@@ -1,14 +1,14 @@
 """What the owner presses where jobs cannot run yet: the engine is installed, or the image fetched, behind a progress bar."""
 
-from PySide6.QtCore import QCoreApplication, QLocale, Qt, QTimer, Signal
-from PySide6.QtGui import QGuiApplication, QTextOption
+from PySide6.QtCore import QCoreApplication, QLocale, Qt, QTimer, QUrl, Signal
+from PySide6.QtGui import QDesktopServices, QGuiApplication, QTextOption
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QProgressBar, QWidget
 
 from desktop.answers import ImageView
 from desktop.gui.client import Calls
 from desktop.gui.engine.install import EngineInstall, authoriser, here
 from desktop.gui.engine.mend import WAYS
-from desktop.gui.engine.systems import PAGE, commands
+from desktop.gui.engine.systems import DESKTOP_PAGE, PAGE, commands
 from desktop.gui.engine.words import EngineWords
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import plain, read
@@ -118,8 +118,8 @@ class EngineSheet(_WorkSheet):
             self._act()
 
     def plan(self, why: str) -> str:
-        """What is going to happen; empty where the engine is installed by an installer of its own."""
-        if not self._words.helps or why not in WAYS:
+        """What is going to happen; empty where it is the owner's own affair."""
+        if why not in WAYS:
             return ""
         if self.can_install and self._source is not None:
             return f"{self._words.plan(why, self._source)} {self._words.then_image()}"
@@ -128,8 +128,8 @@ class EngineSheet(_WorkSheet):
     def _show(self, why: str) -> None:
         self._why = why
         self.head.say(self._words.missing(why))
-        self.act.setText(self._words.button(why))
-        self.act.setVisible(self.can_install)
+        self.act.setText(self._words.button(why) if self.can_install else self._words.open_page())
+        self.act.setVisible(self.can_install or not self._typed)
         self.act.setEnabled(True)
         self._tell("")
         self.command.show_command("")
@@ -138,13 +138,22 @@ class EngineSheet(_WorkSheet):
             return
         self._show_command()
 
+    @property
+    def _typed(self) -> str:
+        """What people type instead; empty where only a page says it."""
+        return commands(self._why, self._source) if self._words.has_packages else ""
+
+    @property
+    def _page(self) -> str:
+        return PAGE if self._words.has_packages else DESKTOP_PAGE
+
     def _show_command(self) -> None:
-        typed = commands(self._why, self._source)
-        self.about.say(self._words.by_hand() if typed else self._words.elsewhere())
-        self.command.show_command(typed or PAGE)
+        self.about.say(self._words.by_hand() if self._typed else self._words.elsewhere())
+        self.command.show_command(self._typed or self._page)
 
     def _act(self) -> None:
-        if self._source is None:
+        if not self.can_install or self._source is None:
+            QDesktopServices.openUrl(QUrl(self._page))
             return
         self.log.clear()
         self.bar.setRange(0, 0)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 PAGE = "https://docs.docker.com/engine/install/"
+DESKTOP_PAGE = "https://docs.docker.com/get-started/get-docker/"  # Of Windows and macOS.
 
 
 @dataclass(frozen=True)

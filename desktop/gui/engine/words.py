@@ -29,9 +29,13 @@ class EngineWords(QObject):
         return self.tr("&Fetch the image…")
 
     @property
-    def helps(self) -> bool:
-        """Whether there is something to do from here: Docker Desktop is installed by its own installer."""
+    def has_packages(self) -> bool:
+        """Whether engines come as packages of the system: elsewhere Docker Desktop has an installer of its own."""
         return sys.platform == "linux"
+
+    def open_page(self) -> str:
+        """Of how it is installed."""
+        return self.tr("&Open the page")
 
     def plan(self, why: str, source: EngineSource) -> str:
         """What is going to happen, before it does."""
@@ -66,6 +70,8 @@ class EngineWords(QObject):
     def elsewhere(self) -> str:
         """Where no package is known."""
         look = self.tr("For this system Cottage knows no package of it. This page says how it is installed:")
+        if not self.has_packages:
+            look = self.tr("Here Docker Desktop is what runs it. This page has its installer:")
         return f"{self.purpose()} {look}"
 
     def step(self, step: str) -> str:

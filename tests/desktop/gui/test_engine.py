@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QApplication
 from desktop.gui.app import Desktop
 from desktop.gui.engine import install, sheets
 from desktop.gui.engine.install import SCRIPT
-from desktop.gui.engine.systems import SOURCES, commands, fault_of, os_release, source_of
+from desktop.gui.engine.systems import DESKTOP_PAGE, SOURCES, commands, fault_of, os_release, source_of
 from desktop.gui.engine.words import EngineWords
 from desktop.gui.model import AgentPhase
 from tests.desktop.gui.support import agent, documents, listener, save_picture, status, wait_for
@@ -378,12 +378,21 @@ def test_without_pkexec_there_is_a_command_to_copy(monkeypatch: pytest.MonkeyPat
         save_picture(sheet, "engine_by_hand")
 
 
-def test_where_no_package_is_known_there_is_the_page_that_says_how(
-    monkeypatch: pytest.MonkeyPatch, desktop: Desktop
+@pytest.mark.parametrize("packages", [True, False], ids=["an unknown Linux", "Windows and macOS"])
+def test_where_no_package_is_known_a_button_opens_the_page_that_says_how(
+    monkeypatch: pytest.MonkeyPatch, desktop: Desktop, packages: bool
 ) -> None:
-    desktop.window.equipping.engine._source = None
-    desktop.window.equipping.engine.ask("absent")
-    assert desktop.window.equipping.engine.command.line.toPlainText().startswith("https://docs.docker.com/")
+    opened: list[str] = []
+    monkeypatch.setattr(sheets.QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
+    monkeypatch.setattr(EngineWords, "has_packages", packages)
+    sheet = desktop.window.equipping.engine
+    sheet._source = None
+    sheet.ask("absent" if packages else "stopped")
+    assert sheet.act.text() == "&Open the page"
+    QTest.mouseClick(sheet.act, Qt.MouseButton.LeftButton)
+    assert opened == [sheet.command.line.toPlainText()]
+    assert opened == ["https://docs.docker.com/engine/install/" if packages else DESKTOP_PAGE]
+    save_picture(sheet, f"engine_elsewhere_{packages}")
 
 
 def test_an_engine_of_docker_host_is_its_owners_affair(desktop: Desktop, docs: dict[str, bytes]) -> None:
