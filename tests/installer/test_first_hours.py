@@ -224,7 +224,7 @@ async def test_from_an_invitation_to_money_in_another_wallet(
         while not (arrived := await ledger.balance(other)):
             await asyncio.sleep(0.02)
     took["from payment to another wallet"] = time.monotonic() - began
-    assert 0 < arrived < earned, "the fee is taken out of it"
+    assert 0 < arrived <= earned, "the fee, which this network does not ask for, would be taken out of it"
     hand.look()
     keep(tree.release, took)
 

@@ -296,7 +296,8 @@ class OwnerApi:
         if change.on and not self.home.settings().coordinator:
             raise NoNetworkError("no network is set: say first whom to lend to")
         view = self.agent.lend(change) if self.agent else change_kept(self.home.lending, change, time.time())
-        if change.on is not None and change.on != self.on:
+        again = change.on and self.trouble is not None  # What was missing may have come: look at once.
+        if change.on is not None and (change.on != self.on or again):
             self.handles.switch(change.on)
         return view
 

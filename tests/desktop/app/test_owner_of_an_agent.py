@@ -244,6 +244,32 @@ async def test_a_refusal_switches_off_and_says_why(
         assert event.detail["cause"] == told.trouble_cause, "for a window that has words of its own"
 
 
+async def test_switched_on_once_more_it_looks_at_once_whether_what_was_missing_has_come(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from desktop.agent.app import service as service_module
+    from desktop.agent.app import startup
+
+    async with serving(home, monkeypatch):
+        there, missing = startup.make_sandbox, [True]
+
+        def make(*arguments: Any) -> Any:
+            if missing:
+                raise NoEngineError("none", why="absent")
+            return there(*arguments)
+
+        monkeypatch.setattr(startup, "make_sandbox", make)
+        monkeypatch.setattr(service_module, "RETRY_S", 3600.0)
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        async with asyncio.timeout(20):
+            while (await status.ask(home.socket)).trouble_cause != "no engine":
+                await asyncio.sleep(0.02)
+        missing.clear()
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        await until_online(home, coordinator)
+        assert not (await status.ask(home.socket)).trouble
+
+
 async def fail(home: Home, coordinator: Double, address: str, script: str, files: dict[str, str] | None = None) -> None:
     """One job that fails before its first step."""
     before = len(await failures(home))
