@@ -2250,7 +2250,7 @@
     </message>
     <message>
         <source>Another &amp;wallet, or a backup of this one…</source>
-        <translation>Eine andere &amp;Wallet, oder eine Sicherung von dieser…</translation>
+        <translation>Eine andere &amp;Geldbörse, oder eine Sicherung von dieser …</translation>
     </message>
     <message>
         <source>Lend this computer</source>
@@ -2270,7 +2270,7 @@
     </message>
     <message>
         <source>Earnings go into a wallet on this computer, which is made already. “Withdraw” sends them on whenever you like.</source>
-        <translation>Die Einnahmen gehen in eine Wallet auf diesem Computer, die es schon gibt. „Auszahlen“ schickt sie weiter, wann Sie wollen.</translation>
+        <translation>Die Einnahmen gehen in eine Geldbörse auf diesem Computer, die es schon gibt. „Auszahlen“ schickt sie weiter, wann Sie wollen.</translation>
     </message>
     <message>
         <source>Earnings go to {0}.</source>
