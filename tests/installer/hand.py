@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,12 +44,13 @@ def solid(display: str, colour: str, box: Box) -> Box | None:
 
 @dataclass
 class Hand:
-    """``clicks`` are of the pointer; ``typed`` is what went into the keyboard, one text after the other."""
+    """``clicks`` are of the pointer, the last one ``at``; ``typed`` is what went into the keyboard, one text after the other."""
 
     display: str
     shots: str
     clicks: int = 0
     typed: list[str] = field(default_factory=list)
+    at: float = 0.0
     _looked: int = 0
 
     def window(self, title: str) -> tuple[int, Box] | None:
@@ -80,6 +82,7 @@ class Hand:
         until_true(stands, patience)
         self.look()
         left, top, right, bottom = places[-1] or (0, 0, 0, 0)
+        self.at = time.monotonic()
         self._do("mousemove", str((left + right) // 2), str((top + bottom) // 2), "click", "1")
         self.clicks += 1
 
