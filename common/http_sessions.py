@@ -65,9 +65,8 @@ def why(error: BaseException) -> str:
     if isinstance(below, ssl.SSLError):
         return f"no TLS: {getattr(below, 'reason', '') or below}"
     if isinstance(below, OSError) and below.errno is not None:
-        return (
-            os.strerror(below.errno) if below.errno > 0 else str(below.strerror)
-        )  # A resolver's numbers are negative.
+        # A resolver's numbers are negative.
+        return os.strerror(below.errno) if below.errno > 0 else str(below.strerror)
     return str(below) or type(below).__name__
 
 

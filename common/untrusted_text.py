@@ -20,9 +20,8 @@ Untrusted = NewType("Untrusted", str)
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_TEXT = 4000  # Characters; nobody reads more in one place.
 MAX_MARKS = 4  # On one letter; Vietnamese has two, and a tower of them covers the lines above.
-_BLANKS = frozenset(
-    "\u115f\u1160\u2800\u3164\uffa0"
-)  # Letters and a symbol that show nothing: names made of them look empty.
+# Letters and a symbol that show nothing: names made of them look empty.
+_BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 _PLAIN = re.compile(r"[ -~]*")
 _PLAIN_LINES = re.compile(r"[\t\n -~]*")
 

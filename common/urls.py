@@ -107,9 +107,8 @@ def parse_host(text: str, *, zone_needed: bool = True) -> str:
     except ValueError as error:
         raise UrlError(f"{bare[:100]!r} is no name of a machine: {error}") from error
     labels = name.split(".")
-    if _NUMBER.fullmatch(
-        labels[-1]
-    ):  # The system's resolver takes 127.1 and 0x7f000001 for loopback; nobody means that.
+    # The system's resolver takes 127.1 and 0x7f000001 for loopback; nobody means that.
+    if _NUMBER.fullmatch(labels[-1]):
         try:
             return str(ipaddress.IPv4Address(name))
         except ValueError as error:

@@ -127,9 +127,8 @@ class Config:
     minimum_price: int = 1_000_000
     sol_price: int = 0
     token_worth: TokenWorth | None = None
-    withdrawal_lamports: int = (
-        500_000_000  # Half a SOL: 240 new token accounts a day, or 50,000 withdrawals to old ones.
-    )
+    # Half a SOL: 240 new token accounts a day, or 50,000 withdrawals to old ones.
+    withdrawal_lamports: int = 500_000_000
     least_withdrawal: int = 1_000
     min_stake: int = 0
     stun: tuple[str, ...] = ()

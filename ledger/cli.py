@@ -240,12 +240,7 @@ def _table(title: str, events: Sequence[LedgerEvent]) -> Table:
     for event in events:
         time = datetime.fromtimestamp(event.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
         # Memos are text from others: escaped, so that none of it is taken for markup.
-        table.add_row(
-            time,
-            event.kind + ("*" if event.author else ""),
-            _words(event.fields),
-            event.signature[:_SHORT],
-        )
+        table.add_row(time, event.kind + ("*" if event.author else ""), _words(event.fields), event.signature[:_SHORT])
     return table
 
 

@@ -10,12 +10,7 @@ from ledger.addresses import check_hash, keypair, parse_address
 from ledger.door import amount_in, checked
 from ledger.errors import InsufficientFundsError, NoDisputeError, NoStakeError
 from ledger.money import DECIMALS, ZERO, Amount, show
-from ledger.program.layout import (
-    JUDGE_OFFSET,
-    TAG_DISPUTE,
-    Ruling,
-    read_dispute,
-)
+from ledger.program.layout import JUDGE_OFFSET, TAG_DISPUTE, Ruling, read_dispute
 from ledger.stakes import StakeCalls
 from ledger.states import DisputeState, PreparedTransaction, dispute_state
 

@@ -9,13 +9,7 @@ from spl.token.instructions import create_idempotent_associated_token_account
 from ledger import merkle
 from ledger.addresses import check_job, keypair, parse_address
 from ledger.door import amount_in, checked, memo_of
-from ledger.errors import (
-    AmountError,
-    EscrowExistsError,
-    InsufficientFundsError,
-    LedgerStateError,
-    NoEscrowError,
-)
+from ledger.errors import AmountError, EscrowExistsError, InsufficientFundsError, LedgerStateError, NoEscrowError
 from ledger.money import Amount, show
 from ledger.program.codes import MAX_PAYEES, REVISION, Consent
 from ledger.program.layout import JOB_OFFSET, read_escrow
@@ -91,13 +85,7 @@ class EscrowCalls(TermsCalls):
         return await self.confirm(prepared)
 
     async def prepare_acceptance(
-        self,
-        coordinator_seed: bytes,
-        submitter: str,
-        job: bytes,
-        asked: Asked,
-        note: str,
-        nonce: str = "",
+        self, coordinator_seed: bytes, submitter: str, job: bytes, asked: Asked, note: str, nonce: str = ""
     ) -> PreparedTransaction:
         """Have the program compare an escrow with what its coordinator asked for; the transaction fails where it differs.
 
@@ -193,12 +181,7 @@ class EscrowCalls(TermsCalls):
     # The end
 
     async def prepare_refund(
-        self,
-        coordinator_seed: bytes,
-        submitter: str,
-        job: bytes,
-        cosigner_seed: bytes | None = None,
-        nonce: str = "",
+        self, coordinator_seed: bytes, submitter: str, job: bytes, cosigner_seed: bytes | None = None, nonce: str = ""
     ) -> PreparedTransaction:
         """Return whatever is left, and not promised, to the submitter.
 

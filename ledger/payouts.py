@@ -47,18 +47,15 @@ from ledger.tables import (
     table_address,
 )
 
-MAX_ADMISSIONS = (
-    20  # Payees that one transaction appends to an escrow's list, 32 bytes each beside a nonce and a limit.
-)
+# Payees that one transaction appends to an escrow's list, 32 bytes each beside a nonce and a limit.
+MAX_ADMISSIONS = 20
 MAX_TABLES_A_TRANSACTION = 4  # 34 bytes each; 50 payees of four tables fit.
 MAX_TRANSACTION_BYTES = 1232
 MAX_WALLETS_A_TRANSACTION = 10  # Creating one takes 3 addresses that no other shares; 12 fit without a nonce.
 RECENT_SLOTS = 256  # Of which a table may still be made when its transaction arrives; programs are told of 512.
 SLOTS_A_LOOK = 16
-UNITS_A_PAYEE, UNITS_BASE = (
-    8_000,
-    40_000,
-)  # Generous: a limit that is too low fails, one that is too high costs nothing.
+# Generous: a limit that is too low fails, one that is too high costs nothing.
+UNITS_A_PAYEE, UNITS_BASE = 8_000, 40_000
 UNITS_AN_ENTRY = 12  # Each admission looks through the whole table; measured: 6 an entry.
 MAX_UNITS = 1_400_000  # Of a transaction, on every cluster.
 
@@ -288,9 +285,8 @@ class Payouts:
         signed = window.sign(self._signer, pay, tables=[table.account() for table in used])
         if len(signed.wire) > MAX_TRANSACTION_BYTES:
             raise LedgerAnswerError(f"{len(due)} payees take {len(signed.wire)} bytes: pay fewer at a time")
-        return _with(
-            signed, "", serving[-1].address
-        )  # The newest: if it was made for this payment, only its row knows it.
+        # The newest: if it was made for this payment, only its row knows it.
+        return _with(signed, "", serving[-1].address)
 
     async def _new_table(self, window: SigningWindow, wanted: Sequence[Pubkey]) -> PreparedTransaction:
         slot = await self._slot_of_a_table()

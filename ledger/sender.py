@@ -19,12 +19,7 @@ from solders.transaction import VersionedTransaction
 
 from ledger.addresses import parse_address
 from ledger.connection import Connection
-from ledger.errors import (
-    LedgerAnswerError,
-    LedgerUnavailableError,
-    TransactionExpiredError,
-    TransactionFailedError,
-)
+from ledger.errors import LedgerAnswerError, LedgerUnavailableError, TransactionExpiredError, TransactionFailedError
 from ledger.failures import explain
 from ledger.nonces import Nonce, advance, read_nonce
 from ledger.states import PreparedTransaction

@@ -26,9 +26,8 @@ from ledger.errors import LedgerAnswerError
 
 MAX_ADDRESSES = 256  # Of a table, by its program.
 MAX_ADDRESSES_A_TRANSACTION = 24  # 32 bytes each, beside the nonce and the creation of the table: what fits 1,232.
-CLOSING_SLOTS = (
-    513  # Until a deactivated table may be closed: its slot must have left the 512 that programs are told of.
-)
+# Until a deactivated table may be closed: its slot must have left the 512 that programs are told of.
+CLOSING_SLOTS = 513
 _ACTIVE = 2**64 - 1
 
 

@@ -12,17 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from protocol.ids import (
-    AuditId,
-    Count,
-    Digest,
-    JobId,
-    NodeAddress,
-    ReplicaIndex,
-    RoundIndex,
-    StageIndex,
-    StepIndex,
-)
+from protocol.ids import AuditId, Count, Digest, JobId, NodeAddress, ReplicaIndex, RoundIndex, StageIndex, StepIndex
 from protocol.merkle import merkle_root
 
 RootOf = Literal["commitments", "outcome"]

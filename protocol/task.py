@@ -278,13 +278,11 @@ class TaskFailed(Told, frozen=True, forbid_unknown_fields=True, tag="failed"):
 
 
 TAMPER_AGAIN_S = 30 * 86_400.0  # Within this after another time, somebody's hand in a sandbox costs stake, too.
-TAMPER_BPS = (
-    200  # Of the node's stake, in ten-thousandths: a 25th of what a lie costs, for its agent told it by itself.
-)
+# Of the node's stake, in ten-thousandths: a 25th of what a lie costs, for its agent told it by itself.
+TAMPER_BPS = 200
 EVASION_AGAIN_S = 30 * 86_400.0  # Within this after another time, not showing what is drawn costs stake, too.
-EVASION_BPS = (
-    500  # Of the node's stake: a tenth of what a lie costs, for nobody has seen one; a machine may be broken twice.
-)
+# Of the node's stake: a tenth of what a lie costs, for nobody has seen one; a machine may be broken twice.
+EVASION_BPS = 500
 
 MAX_LOG_LINES = 64
 MAX_LOG_TEXT = 1000

@@ -29,9 +29,8 @@ from tests.support.pipeline_sim import Simulation
 
 SIZES = (8, 64, 512, 10_000)
 PERIODS = (10, 20, 50, 100, 200, 500, 1000)
-MOST_REPLICAS = (
-    128  # 128 x 64 sequences of 2,048 tokens are 17 million tokens a step: beyond it more replicas hardly help.
-)
+# 128 x 64 sequences of 2,048 tokens are 17 million tokens a step: beyond it more replicas hardly help.
+MOST_REPLICAS = 128
 STAYS_HOURS, AWAY_HOURS = 8.0, 4.0
 ROUNDS = 400  # Played with homes that leave.
 TRAINING = TrainingSpec(tokens=10**12, sequence=2048, batch=64, micro_batches=64, inner_steps=100)

@@ -24,14 +24,7 @@ from coordinator.client.errors import ClientError, CoordinatorAddressError, Prob
 from coordinator.client.folders import CONFIG, OLDER_TOKENIZERS, TOKENIZER, model_files, tokenizer_files
 from coordinator.client.line import STRANGER
 from coordinator.client.login import LoginFileError, remember, token_for
-from coordinator.client.looks import (
-    audits_table,
-    check_table,
-    entries_table,
-    notices_table,
-    totals_table,
-    trail_table,
-)
+from coordinator.client.looks import audits_table, check_table, entries_table, notices_table, totals_table, trail_table
 from coordinator.client.looks import check as look_through
 from coordinator.client.options import parser
 from coordinator.client.show import (

@@ -56,11 +56,7 @@ class Client(AccountCalls, PublicCalls):
     """
 
     def __init__(
-        self,
-        base_url: str,
-        token: str | None = None,
-        sleep: Sleep = asyncio.sleep,
-        attempts: int = FEW_ATTEMPTS,
+        self, base_url: str, token: str | None = None, sleep: Sleep = asyncio.sleep, attempts: int = FEW_ATTEMPTS
     ) -> None:
         """Remember the address; nothing is sent yet.
 

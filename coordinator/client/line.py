@@ -12,16 +12,7 @@ import msgspec
 
 from common.clock import backoff
 from common.errors import UrlError
-from common.http_sessions import (
-    ANSWER_S,
-    CONNECT_S,
-    NO_ANSWER,
-    ProxyError,
-    open_session,
-    through,
-    told_of_waiting,
-    why,
-)
+from common.http_sessions import ANSWER_S, CONNECT_S, NO_ANSWER, ProxyError, open_session, through, told_of_waiting, why
 from common.urls import parse_url
 from coordinator.client.errors import ClientError, CoordinatorAddressError, ProblemError, SilentError, UnreachableError
 from protocol import codec
@@ -29,9 +20,8 @@ from protocol.rest import api
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
-CHANGE_S = (
-    2 * ANSWER_S
-)  # The coordinator may ask its ledger meanwhile, and waits as long for that as we for a question.
+# The coordinator may ask its ledger meanwhile, and waits as long for that as we for a question.
+CHANGE_S = 2 * ANSWER_S
 WORK_S = 1200.0  # To submit a job: the coordinator trains its tokenizer and lays out its data before it answers.
 LEAST_RATE = 8 << 10  # Bytes a second: what is slower drips to hold us.
 SILENCE_S = 60.0  # A stream says that it is alive every few seconds; a file comes without long pauses.

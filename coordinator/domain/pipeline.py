@@ -9,9 +9,8 @@ from itertools import combinations, pairwise
 
 from protocol.ids import NodeAddress
 
-MAX_STEPS = (
-    300_000  # Of the matchings: a tenth of a second. 9 stages of 16 replicas; larger pipelines keep their order.
-)
+# Of the matchings: a tenth of a second. 9 stages of 16 replicas; larger pipelines keep their order.
+MAX_STEPS = 300_000
 MAX_ORDERED = 9  # Stages: the exact path takes 2 to their number; beyond it a greedy path does.
 
 Cost = Callable[[NodeAddress, NodeAddress], float | None]

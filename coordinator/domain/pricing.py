@@ -27,9 +27,8 @@ LAMPORTS = 10**9  # Of one SOL.
 SIGNATURE_LAMPORTS = 5_000  # What a transaction with one signature costs.
 ROUND_SIGNATURES = 3  # The coordinator's of a round: two memos, and a part of its payouts.
 JOB_SIGNATURES = 8  # And of a job: memos of its beginning and end, the last payouts, the refund.
-FEE_PART = Fraction(
-    1, 20
-)  # Of a payout that its fee may take; smaller ones wait for more, at the latest for the job's end.
+# Of a payout that its fee may take; smaller ones wait for more, at the latest for the job's end.
+FEE_PART = Fraction(1, 20)
 
 
 class Offer(msgspec.Struct, frozen=True):

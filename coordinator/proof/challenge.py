@@ -146,9 +146,8 @@ def _round(rounds: Sequence[RoundEvidence], epoch: int | None) -> RoundEvidence:
     if not fitting:
         there = ", ".join(str(one.epoch) for one in rounds)
         raise ProofNotFoundError(f"the round was not completed in epoch {epoch}: there are {there}")
-    if (
-        len(fitting) > 1
-    ):  # After a rollback a bond would be against other work, perhaps of another node, than was meant.
+    # After a rollback a bond would be against other work, perhaps of another node, than was meant.
+    if len(fitting) > 1:
         there = ", ".join(str(one.epoch) for one in fitting)
         raise ProofNotFoundError(f"the round was done more than once, in epochs {there}: name one with --epoch")
     return fitting[0]

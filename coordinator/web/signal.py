@@ -200,11 +200,7 @@ class NodeSocket:
         await self._patience.once("a node's report", act, lambda: not reading.done())
 
     async def _read_on(
-        self,
-        session: NodeSession,
-        socket: web.WebSocketResponse,
-        outgoing: _Outgoing,
-        waiting: _Waiting,
+        self, session: NodeSession, socket: web.WebSocketResponse, outgoing: _Outgoing, waiting: _Waiting
     ) -> None:
         """Until the connection is over: its end, or what is wrong with it, comes last in ``waiting``."""
         bucket = _Bucket(self._context.clock.now())

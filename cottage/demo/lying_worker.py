@@ -131,11 +131,7 @@ class StubbornPlayer(Player):
     """Stands by its changed operations in a dispute."""
 
     def __init__(
-        self,
-        auditor: OpeningReplayer,
-        replay: ReplayStep,
-        opening: bytes,
-        meddle: Callable[[], Meddle] = wrong_product,
+        self, auditor: OpeningReplayer, replay: ReplayStep, opening: bytes, meddle: Callable[[], Meddle] = wrong_product
     ) -> None:
         """``meddle`` is asked once a step."""
         super().__init__(auditor, replay, opening)

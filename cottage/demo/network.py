@@ -13,9 +13,8 @@ from protocol.identity import NodeKey
 
 STAKE = "50"  # Tokens; from the embedded ledger's faucet.
 STARTING_S = 60.0  # Importing a role's packages from a cold disk took 20 s on two busy cores.
-PRICE_PER_PETAFLOP = (
-    1_000_000_000  # A thousand tokens for 10^15 operations: a demo's few seconds then cost whole tokens.
-)
+# A thousand tokens for 10^15 operations: a demo's few seconds then cost whole tokens.
+PRICE_PER_PETAFLOP = 1_000_000_000
 LEASE_S = 8.0
 RETURN_S = 30.0  # Who is killed here does not come back.
 AGENT = ("-m", "cottage", "node")

@@ -136,9 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0  # The window that is open has come forward.
     command = (*agent_program(), "run", "--stay", "--home", str(home), *options.agent)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, lambda *_: QTimer.singleShot(0, end)
-        )  # Python looks for signals whenever a timer of ours fires.
+        # Python looks for signals whenever a timer of ours fires.
+        signal.signal(number, lambda *_: QTimer.singleShot(0, end))
     desktop = Desktop(home, command, settings, options.hidden)
     app.aboutToQuit.connect(desktop.leave)
     only.called.connect(desktop.window.called)

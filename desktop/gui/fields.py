@@ -190,12 +190,7 @@ class ChoiceRow(SettingRow):
     """One of several."""
 
     def __init__(
-        self,
-        key: str,
-        caption: str,
-        help_text: str,
-        options: Sequence[tuple[str, Value]] = (),
-        wide: bool = False,
+        self, key: str, caption: str, help_text: str, options: Sequence[tuple[str, Value]] = (), wide: bool = False
     ) -> None:
         control = _Options()
         super().__init__(key, caption, help_text, control, wide)

@@ -20,9 +20,8 @@ from desktop.gui.process import AgentProcess
 
 LENDING, LEAVE = "/v1/lending", "/v1/leave"
 SEEN_INTERVAL_MS = 1000
-MISSES = (
-    3  # Unusable answers in a row, until an agent that answered before counts as troubled: a busy computer is slow.
-)
+# Unusable answers in a row, until an agent that answered before counts as troubled: a busy computer is slow.
+MISSES = 3
 UNSEEN_INTERVAL_MS = 5000  # In the tray nobody watches numbers move.
 REVIVALS, REVIVAL_MS = 3, 600_000  # So often in so long an agent that somebody ended is started again.
 STOP_PATIENCE_MS = 40_000  # The agent gives a worker 20 s to hand over what it has.

@@ -8,15 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import Untrusted, View, untrusted
-from desktop.answers import (
-    MAX_TASKS,
-    CommonStatus,
-    Count,
-    LimitsAnswer,
-    SettingsAnswer,
-    ShortText,
-    Task,
-)
+from desktop.answers import MAX_TASKS, CommonStatus, Count, LimitsAnswer, SettingsAnswer, ShortText, Task
 from desktop.gui.errors import AnswerError
 
 MAX_REFUSAL = 1000

@@ -30,9 +30,8 @@ from ledger.local.store import Entry, LocalStore
 SLOT_S = 0.4  # As on Solana.
 BLOCKHASH_SLOTS = 150  # How long a blockhash stays valid, as on Solana: one minute.
 SLOT_HASHES = 512  # What programs are told of past slots, as on Solana: a lookup table closes only after as many.
-MAX_SLOTS_AHEAD = (
-    50  # Of the clock, for nonces that wait for a block; blockhashes still live for two thirds of a minute.
-)
+# Of the clock, for nonces that wait for a block; blockhashes still live for two thirds of a minute.
+MAX_SLOTS_AHEAD = 50
 FIRST_SLOT = 32  # Above zero, because a program is visible from the slot after its deployment on.
 
 Clock = Callable[[], float]

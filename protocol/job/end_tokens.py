@@ -76,9 +76,8 @@ def ending(
     if spec.kind != "file":
         return EndTokenChoice(END_OF_TEXT)
     own = token_text((spec.settings or {}).get("eos_token"))
-    plain = (
-        set(ids) - added.keys()
-    )  # Made by hand or by older tools, a tokenizer may have its end among the other tokens.
+    # Made by hand or by older tools, a tokenizer may have its end among the other tokens.
+    plain = set(ids) - added.keys()
     spelt = {number: token for token, number in vocabulary.items() if number in plain and token in DOCUMENT_ENDS}
     ends = {**added, **spelt}
     named = [ends[one] for one in ids if one in ends] + ([own] if own in vocabulary and own is not None else [])

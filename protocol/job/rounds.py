@@ -16,9 +16,8 @@ import msgspec
 
 from protocol.job.job import MAX_PERIOD, TrainingSpec, total_steps
 
-GROWTH_RUNS = (
-    8  # Lengths that a growing period goes through; between neighbours it grows by at most a quarter of the last.
-)
+# Lengths that a growing period goes through; between neighbours it grows by at most a quarter of the last.
+GROWTH_RUNS = 8
 SHORTEST_SHARE = 4  # A growing period begins with this part of the longest, unless the document says otherwise.
 EXCHANGE_SHARE = 0.2  # Of a round's time; more is spent waiting, less learns from the others too seldom.
 

@@ -32,9 +32,8 @@ UPDATES: Mapping[UpdateName, Update] = {
     "int8": Update("int8-block", 1 + _SCALE, "a quarter of the bytes"),
     "int4": Update("int4-block", 0.5 + _SCALE, "an eighth of the bytes"),
     "int2": Update("int2-block", 0.25 + _SCALE, "a fourteenth of the bytes, with error feedback"),
-    "coarse": Update(
-        "coarse", 0.15, "a little over one bit a value, with error feedback", feedback=True
-    ),  # As measured.
+    # As measured.
+    "coarse": Update("coarse", 0.15, "a little over one bit a value, with error feedback", feedback=True),
     "coarser": Update("coarser", 0.08, "half of coarse, with error feedback", feedback=True),
     "fp32": Update("fp32", 4.0, "exact"),
 }

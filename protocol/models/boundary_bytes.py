@@ -19,9 +19,8 @@ HEADER_BYTES = 32  # Of one encoded tensor of three dimensions.
 MAX_LOOKAHEAD = 8  # A stage holds that many more micro-batches for each stage that follows; memory grows with it.
 MAX_MICRO_BATCHES = 256  # As a job document allows.
 MESSAGE_S = 0.002  # Of computing time for each micro-batch: kernels start, payloads are packed, hashed and named.
-_UNEVEN = (
-    2  # More in flight than an even pace needs: passes and packets come unevenly, and every gap would be waited out.
-)
+# More in flight than an even pace needs: passes and packets come unevenly, and every gap would be waited out.
+_UNEVEN = 2
 _FOUR_BITS = 4.5 / 8
 """Bytes a value in an envelope: at most 4.44 bits (``trainer.codecs.activations``), and Huffman codes are a little longer."""
 _ENOUGH_TOKENS = 128  # In one message, for the mean of each channel to be sent with it.

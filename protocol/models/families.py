@@ -145,13 +145,7 @@ FAMILY: Mapping[str, Family] = {
         embedding="gpt_neox.embed_in.weight",
         partial=0.25,
     ),
-    "gpt2": Family(
-        frozenset(),
-        "transformer.",
-        "h.",
-        "transformer.wte.weight",
-        activation="activation_function",
-    ),
+    "gpt2": Family(frozenset(), "transformer.", "h.", "transformer.wte.weight", activation="activation_function"),
 }
 
 

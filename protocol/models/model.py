@@ -123,13 +123,7 @@ class ModelShape(Sizes):
         return (last - first) * (6 * self.active_layer_parameters + attention // 2) + 6 * self.head_parameters * is_last
 
     def stage_memory_bytes(
-        self,
-        parameters: int,
-        is_last: bool,
-        layers: int,
-        batch_tokens: int,
-        sequence: int = 0,
-        vectors: int = VECTORS,
+        self, parameters: int, is_last: bool, layers: int, batch_tokens: int, sequence: int = 0, vectors: int = VECTORS
     ) -> int:
         """Estimated memory of a stage in training, with ``batch_tokens`` tokens in flight.
 
@@ -191,12 +185,7 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
     inspect_config(config | {"model_type": family})
     floats = {key for key in config_keys.NUMBERS if isinstance(config.get(key), int)}
     config |= {key: float(config[key]) for key in floats}  # JSON writes 1.0 as 1; transformers is strict.
-    config |= {
-        "model_type": family,
-        "architectures": [FAMILIES[family]],
-        "dtype": "float32",
-        "use_cache": True,
-    }
+    config |= {"model_type": family, "architectures": [FAMILIES[family]], "dtype": "float32", "use_cache": True}
     config[STARTS_TIED] = bool(in_force(family, config, "tie_word_embeddings"))
     config[STARTS_LEARNT] = spec.weights is not None
     config["tie_word_embeddings"] = False

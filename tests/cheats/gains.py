@@ -267,10 +267,7 @@ PLOTS = (
     Plot("says that it is a hundred times as quick", _braggart),
     Plot("forges in the last five rounds of a job", _cartel(1, last=5, total=40), formula=_after(35, 40)),
     Plot(
-        "auditors that leave when they are asked",
-        _cartel(3, "cpu", honest=21, away=True),
-        LONG,
-        formula=_after(21, 42),
+        "auditors that leave when they are asked", _cartel(3, "cpu", honest=21, away=True), LONG, formula=_after(21, 42)
     ),
     # These came to somebody who read the rules to find a way around them.
     Plot("earns its standing in jobs of its own", _cartel(1, honest=40), (Part(40, theirs=True), Part(20))),

@@ -10,19 +10,7 @@ from hypothesis import strategies as st
 
 from common import options
 from common.errors import UrlError
-from common.urls import (
-    Ip,
-    at,
-    authority,
-    ip_of,
-    is_loopback,
-    join,
-    names,
-    parse_host,
-    parse_url,
-    split,
-    url_of,
-)
+from common.urls import Ip, at, authority, ip_of, is_loopback, join, names, parse_host, parse_url, split, url_of
 from coordinator.web.auth.origin import origin_of
 from transport.relay.errors import OptionsError
 from transport.relay.options import check_ip

@@ -38,16 +38,7 @@ from ledger.errors import LedgerError
 from ledger.money import Amount
 from protocol.codec import decode, encode
 from protocol.identity import NodeKey
-from protocol.node import (
-    PROTOCOL,
-    Beat,
-    Challenge,
-    Claim,
-    CoordinatorMessage,
-    Heartbeat,
-    Hello,
-    Welcome,
-)
+from protocol.node import PROTOCOL, Beat, Challenge, Claim, CoordinatorMessage, Heartbeat, Hello, Welcome
 from protocol.rest.api import NewJob
 from tests.coordinator.fakes import profile, spec
 
@@ -55,9 +46,8 @@ PATIENCE = 5
 ACT_S = 2.0  # What a stranger has begun is cut as long after the end.
 ROW_BYTES = 4_096  # Of the database for each row that a stranger can cause, with its indexes; the largest have 1 KB.
 JOB_BYTES = 64 << 10  # Rows and files of one of the storm's jobs.
-FEES = (
-    6 * 5_000
-)  # Lamports that a job costs which is funded and cancelled: two memos, its refund, and a try more of each.
+# Lamports that a job costs which is funded and cancelled: two memos, its refund, and a try more of each.
+FEES = 6 * 5_000
 STAKE = 1_000_000
 FILE = b"to be or not to be, that is the question\n" * 400
 JSON = {"Content-Type": "application/json"}

@@ -24,9 +24,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 # Three replicas of one stage: the liar, and the two auditors that have to agree. The job is longer than the test.
 WORDS = ["--nodes", "3", "--stages", "1", "--tokens", "1000000", "--no-reference", "--json"]
 WORDS += ["--lie", "commitment", "--audits", "0"]
-PACE_S = (
-    0.3  # Of a micro-batch, so 12 s of a round at the least: the liar still has its records when it is asked for them.
-)
+# Of a micro-batch, so 12 s of a round at the least: the liar still has its records when it is asked for them.
+PACE_S = 0.3
 POLL_S = 0.5
 COMMAND_LIMIT_S = 300
 

@@ -57,9 +57,8 @@ def test_it_installs_upgrades_and_leaves_without_a_trace_or_a_question(windows: 
     uninstall = windows.value(LISTED, "UninstallString")
     assert uninstall is not None
     folder = uninstall.strip('"').rpartition("\\")[0]
-    windows.run(
-        uninstall.strip('"'), "/S", f"_?={folder}"
-    )  # Otherwise it goes on from a copy, and nobody knows how long.
+    # Otherwise it goes on from a copy, and nobody knows how long.
+    windows.run(uninstall.strip('"'), "/S", f"_?={folder}")
     assert files(windows) <= {"uninstall.exe"}  # It cannot remove itself where it has to stay.
     assert windows.value(LISTED, "DisplayVersion") is None
     assert windows.value(r"HKCU\Software\Cottage", "Installed") is None

@@ -30,14 +30,7 @@ from ledger.local.rpc import MAX_TRANSACTION_BYTES
 from ledger.local.store import LocalStore
 from ledger.program.build import program_path
 from ledger.program.interface import MarketError
-from ledger.program.layout import (
-    DisputeAccount,
-    EscrowAccount,
-    StakeAccount,
-    read_dispute,
-    read_escrow,
-    read_stake,
-)
+from ledger.program.layout import DisputeAccount, EscrowAccount, StakeAccount, read_dispute, read_escrow, read_stake
 
 LOOKUP_TABLES = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
 START = 1_900_000_000.0  # Unix seconds at which every test world begins.

@@ -6,15 +6,7 @@ from hypothesis import strategies as st
 
 from protocol import codec
 from protocol.job.job import MAX_PERIOD, TrainingSpec, total_steps
-from protocol.job.rounds import (
-    EXCHANGE_SHARE,
-    SHORTEST_SHARE,
-    Schedule,
-    Stretch,
-    carried,
-    schedule,
-    total_rounds,
-)
+from protocol.job.rounds import EXCHANGE_SHARE, SHORTEST_SHARE, Schedule, Stretch, carried, schedule, total_rounds
 
 STEPS = 1000
 

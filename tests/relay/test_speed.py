@@ -15,16 +15,7 @@ import pytest
 from aioice.stun import Class, Method
 from aioice.turn import make_integrity_key
 
-from tests.relay.conftest import (
-    LIMIT_S,
-    any_relay,
-    asker,
-    code,
-    credentials,
-    needs_coturn,
-    relay_options,
-    until,
-)
+from tests.relay.conftest import LIMIT_S, any_relay, asker, code, credentials, needs_coturn, relay_options, until
 from transport.ice.ice import IceServer
 from transport.nettest.errors import SpeedError
 from transport.nettest.speed import measure

@@ -128,9 +128,8 @@ async def two_jobs(seed: int) -> tuple[World, list[str], Told]:
     return world, jobs, told
 
 
-@pytest.mark.parametrize(
-    "seed", [2, pytest.param(4, marks=pytest.mark.long)]
-)  # In these somebody joins from a stored state, and steps are disputed.
+# In these somebody joins from a stored state, and steps are disputed.
+@pytest.mark.parametrize("seed", [2, pytest.param(4, marks=pytest.mark.long)])
 async def test_a_node_reads_what_it_was_told_of_under_a_lease_that_it_holds_and_nothing_else(seed: int) -> None:
     world, jobs, told = await two_jobs(seed)
     held_until: dict[tuple[str, str], float] = {}

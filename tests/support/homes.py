@@ -12,9 +12,8 @@ UPLOADS = ((10, 0.2), (20, 0.25), (40, 0.25), (100, 0.2), (300, 0.1))  # Mbit/s.
 LAYERS = 24
 MICRO_BATCHES = 64
 LAYER_S = 0.1  # Of a micro-batch at speed 1.
-BOUNDARY = (
-    0.125e6  # Bytes of a micro-batch of 256 tokens of width 1,024 in 4 bits: machines and lines bound about equally.
-)
+# Bytes of a micro-batch of 256 tokens of width 1,024 in 4 bits: machines and lines bound about equally.
+BOUNDARY = 0.125e6
 LARGE_BOUNDARY = 0.5e6  # Of 1,024 tokens: lines bound more.
 
 

@@ -50,9 +50,8 @@ def compiled() -> Path | None:
     CACHE.mkdir(parents=True, exist_ok=True)
     if not program.exists():
         units = [str(path) for path in sources if path.suffix == ".c"]
-        half = program.with_suffix(
-            f".{os.getpid()}"
-        )  # Tests run side by side; whoever is last replaces the same bytes.
+        # Tests run side by side; whoever is last replaces the same bytes.
+        half = program.with_suffix(f".{os.getpid()}")
         command = [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-o", str(half), *units]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

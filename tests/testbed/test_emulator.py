@@ -104,9 +104,8 @@ async def test_jitter_spreads_round_trips_and_never_shortens_them(portable: bool
     async with homes(1, relays=0, link=link, portable=portable) as bed, served(bed.public, bed.public_address):
         times = (await probe(bed.home(1), "rtt", bed.public_address, "40"))["rtt_ms"]
     assert min(times) >= 10
-    assert (
-        statistics.quantiles(times, n=4)[2] < 10 + 20
-    )  # Expected at 25; the slowest may have waited for the processor.
+    # Expected at 25; the slowest may have waited for the processor.
+    assert statistics.quantiles(times, n=4)[2] < 10 + 20
     assert statistics.pstdev(times) > 3  # Uniform over 20 ms: 5.8.
 
 

@@ -144,9 +144,8 @@ class _Reader:
         self._equal, self._alike, self._tokens = equal, alike, tokens
         self._plain = form == "text"
         self._foreign = Foreign()
-        self._as_it_is = (
-            dataset.encoding(dataset.look()) == "utf-8"
-        )  # Else what rows hold was decoded: no bytes of the file.
+        # Else what rows hold was decoded: no bytes of the file.
+        self._as_it_is = dataset.encoding(dataset.look()) == "utf-8"
         self._scanner = Scanner()
         self._chance = random.Random(0)  # noqa: S311 - which rows are shown
         self._rows = self._usable = self._characters = self._bytes = self._longest = self._longest_row = 0

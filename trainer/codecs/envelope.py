@@ -11,9 +11,8 @@ import zstandard
 from trainer.errors import CodecError
 
 LEVEL = 3  # Beyond it 4-bit values shrink by less than 1 % more, for many times the work.
-_SHORTEST_MATCH = (
-    6  # Shorter ones turn up by chance among quantised values and cost a tenth more than their symbols do.
-)
+# Shorter ones turn up by chance among quantised values and cost a tenth more than their symbols do.
+_SHORTEST_MATCH = 6
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(LEVEL, min_match=_SHORTEST_MATCH, write_content_size=True)
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _SHORTEST = 9  # Magic, frame header and block header: a number of eight bytes may begin like a frame and is none.

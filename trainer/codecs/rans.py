@@ -31,9 +31,8 @@ def frequencies(symbols: Symbols, alphabet: int) -> Frequencies:
     counts = np.bincount(symbols, minlength=alphabet).astype(np.int64)
     scaled = counts * _SCALE // max(1, symbols.size)
     scaled[(counts > 0) & (scaled == 0)] = 1
-    scaled[np.argmax(scaled)] += _SCALE - int(
-        scaled.sum()
-    )  # The most frequent one has room to give, or takes the rest.
+    # The most frequent one has room to give, or takes the rest.
+    scaled[np.argmax(scaled)] += _SCALE - int(scaled.sum())
     return scaled.astype(np.uint32)
 
 

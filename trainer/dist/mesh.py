@@ -248,9 +248,8 @@ class Mesh:
             RankLostError: the rank is gone.
         """
         self._check(rank)
-        lane = (
-            Lane.ACTIVATIONS if name.kind == POINT_TO_POINT else Lane.BULK
-        )  # One that is full does not stop the other.
+        # One that is full does not stop the other.
+        lane = Lane.ACTIVATIONS if name.kind == POINT_TO_POINT else Lane.BULK
         try:
             await self._net.send(self._ranks[rank].address, lane, _NAME.pack(*name) + content, payload)
         except PeerError as error:

@@ -35,9 +35,8 @@ def train_single(
     began = time.perf_counter()
     files = open_files(InputFolder(folder), spec)
     dealt = replicas if spec.training.sampling == "epochs" else None
-    training = msgspec.structs.replace(
-        spec.training, outer="diloco", shares=dealt
-    )  # No exchange, whatever the method is.
+    # No exchange, whatever the method is.
+    training = msgspec.structs.replace(spec.training, outer="diloco", shares=dealt)
     layers = int(files.config.get("num_hidden_layers", files.config.get("n_layer", 0)))
     stage = Stage(files.config, Cut(0, layers, True, True), training, files.weights)
     parts, position, nobody = heldout_parts(files.heldout, training), Position(0, 1), Recorded({})

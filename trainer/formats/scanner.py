@@ -111,9 +111,8 @@ class JsonScanner:
             assert inside is not None, "it matches nothing, too"
             stop = inside.end()
             closed = self._held[stop : stop + 1] == b'"'
-            escaped = (
-                self._held[stop : stop + 1] == b"\\"
-            )  # The last byte that is here: what it escapes comes with more.
+            # The last byte that is here: what it escapes comes with more.
+            escaped = self._held[stop : stop + 1] == b"\\"
             kept.add(self._held[self._at : stop + closed + escaped])
             self._at = stop + closed + escaped
             if closed:

@@ -12,13 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from common.regular_file import irregular
 from protocol.datasets.encodings import encoding_of
-from protocol.datasets.file_formats import (
-    HEAD_BYTES,
-    ContentError,
-    FileContent,
-    recognise,
-    settle,
-)
+from protocol.datasets.file_formats import HEAD_BYTES, ContentError, FileContent, recognise, settle
 from protocol.job.job import DatasetFormat, DatasetSpec
 from trainer.errors import DataError
 from trainer.formats.rows import CUT, HALF, NO_CHARACTER

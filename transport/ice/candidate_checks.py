@@ -22,16 +22,8 @@ HEAD_START_S = 0.5  # A hole is punched by the first check of the later side, or
 SECOND_LEG_S = 0.15  # A second leg makes the way longer and costs twice: one is waited for a round trip more.
 LESSER_RELAY_S = 0.1  # A relay that stands by, or is reached by TCP.
 BLOCKED_HEAD_START_S = 0.1  # Without UDP only a neighbour in the same network answers directly, and at once.
-TRIES_S = (
-    0.1,
-    0.2,
-    0.4,
-    0.8,
-    1.6,
-    3.2,
-    6.4,
-    12.8,
-)  # Pauses between checks of a pair; the peer may begin seconds later.
+# Pauses between checks of a pair; the peer may begin seconds later.
+TRIES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 REPETITIONS = 1  # Of each try, after aioice's half a second: an answer may take 1.5 s.
 BURST_PAIRS = 16  # Checked at once, 2 KB in all; aioice starts the others 20 ms apart.
 NOMINATION_S = 2.0  # A pair that answered a moment ago and does not answer now is left for the next one.

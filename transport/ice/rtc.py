@@ -12,12 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aioice.candidate import Candidate
-from aiortc import (
-    InvalidStateError,
-    RTCConfiguration,
-    RTCDataChannel,
-    RTCSessionDescription,
-)
+from aiortc import InvalidStateError, RTCConfiguration, RTCDataChannel, RTCSessionDescription
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from common.clock import within

@@ -18,9 +18,8 @@ from transport.ice.ice import IceServer
 
 MAX_RELAYS = 2  # The best for the pair, and one that stands by.
 WAY_STEP_S = 0.5  # UDP answers within two round trips; a firewall that drops it says nothing.
-UDP_LAST_CHANCE_S = (
-    0.9  # UDP's second try, after half a second and two round trips: TCP is worse for as long as the link lives.
-)
+# UDP's second try, after half a second and two round trips: TCP is worse for as long as the link lives.
+UDP_LAST_CHANCE_S = 0.9
 BEST_PREFERENCE = 65535  # Local preference of a candidate, RFC 8445 section 5.1.2.1.
 STREAM_PENALTY = 16384  # A relay that is reached by TCP or TLS stands behind every one that is reached by UDP.
 STANDBY_PENALTY = 4096

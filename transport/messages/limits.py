@@ -19,14 +19,12 @@ class PeerLimits:
     memory_total: int = 2560 << 20  # ... and what others send meanwhile. Memory is only taken as bytes arrive.
     stream_window: int = 16 << 20  # Bytes of a stream on their way or not consumed: 1 Gbit/s at 130 ms.
     buffered_high: int = 4 << 20  # Queue before the wire at most: 4 ms at 8 Gbit/s; slower lines have 4 ms as well.
-    fragments: int = (
-        8 << 20
-    )  # Bytes of unfinished SCTP messages: frames are short, so an honest peer has under 1 MB of them.
+    # Bytes of unfinished SCTP messages: frames are short, so an honest peer has under 1 MB of them.
+    fragments: int = 8 << 20
     ping_s: float = 1.0
     probe_s: float = 0.1  # In doubt: ten probes within ``silent_s``, about 100 bytes each.
-    silent_s: float = (
-        1.0  # Of probes without a word: the path is lost. A new one is up, and messages go on, within 3 s.
-    )
+    # Of probes without a word: the path is lost. A new one is up, and messages go on, within 3 s.
+    silent_s: float = 1.0
     answer_s: float = 5.0  # The peer gathers for 2 s where a server does not answer, and signalling takes its time.
     connect_s: float = 20.0  # ICE with a relay takes up to 10 s where UDP is blocked.
     upgrade_s: float = 30.0  # Of a relayed link, until a direct way is looked for again; then twice as long each time.

@@ -6,9 +6,8 @@ from typing import Protocol
 
 from common.errors import StreamBrokenError
 
-READ_AHEAD = (
-    1 << 20
-)  # Made before the peer has agreed, so that making and asking overlap; more would be made for nothing.
+# Made before the peer has agreed, so that making and asking overlap; more would be made for nothing.
+READ_AHEAD = 1 << 20
 
 
 class MessageSource(Protocol):

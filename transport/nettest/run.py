@@ -70,11 +70,7 @@ class _Line:
 
 
 async def run(
-    targets: Sequence[Target],
-    *,
-    speed: bool = True,
-    on_phase: OnPhase = lambda _: None,
-    clock: Clock | None = None,
+    targets: Sequence[Target], *, speed: bool = True, on_phase: OnPhase = lambda _: None, clock: Clock | None = None
 ) -> NetTest:
     """Measure this machine's line within ``TOTAL_S``.
 

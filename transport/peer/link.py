@@ -10,19 +10,7 @@ from transport.ice.link_metrics import Figures
 from transport.ice.liveness import Liveness
 from transport.ice.rtc import RtcConnection, WireCounters
 from transport.ice.stats import LinkStats
-from transport.messages.framing import (
-    Ack,
-    Begin,
-    Cancel,
-    Fail,
-    Frame,
-    Grant,
-    More,
-    Ping,
-    Pong,
-    decode,
-    encode,
-)
+from transport.messages.framing import Ack, Begin, Cancel, Fail, Frame, Grant, More, Ping, Pong, decode, encode
 from transport.messages.inbox import MessageInbox
 from transport.messages.lanes import Lane
 from transport.messages.limits import PeerLimits

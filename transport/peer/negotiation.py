@@ -120,12 +120,7 @@ class Negotiation:
         """
         context = self._context
         servers = context.ice_servers(self._peer)
-        connection = RtcConnection(
-            servers,
-            loopback=context.loopback,
-            reach=context.reach,
-            options=context.options,
-        )
+        connection = RtcConnection(servers, loopback=context.loopback, reach=context.reach, options=context.options)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(connection.close, context.limits.close_s)
             if self._offers_here:

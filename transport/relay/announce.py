@@ -21,9 +21,8 @@ from transport.relay.usage import Users
 
 CONTEXT = "cottage-relay"
 PATH = "/api/v1/relays/announce"
-REQUEST_S = (
-    10.0  # Longer than a busy coordinator takes, short beside the three reports after which it gives a relay up.
-)
+# Longer than a busy coordinator takes, short beside the three reports after which it gives a relay up.
+REQUEST_S = 10.0
 MAX_ANSWER = 64 * 1024
 MAX_COMPLAINT = 300  # Characters of a refusal that go into the log.
 

@@ -16,9 +16,8 @@ MAX_BATCHES = 32  # Reads of one socket before the others get their turn: 2 MB.
 MAX_SEGMENTS = 60  # Linux takes 64 in one call (UDP_MAX_SEGMENTS).
 MAX_BATCH_BYTES = 64000  # One call makes at most one IP packet's worth: 65,507 bytes.
 
-SETS_DF = (
-    sys.platform == "linux"
-)  # Whether packets leave with "don't fragment", which path-MTU discovery of the peers needs.
+# Whether packets leave with "don't fragment", which path-MTU discovery of the peers needs.
+SETS_DF = sys.platform == "linux"
 _UDP_SEGMENT = 103
 _UDP_GRO = 104
 _GRO_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0

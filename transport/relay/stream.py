@@ -10,9 +10,8 @@ from transport.relay.errors import RequestRefusedError
 from transport.relay.message import Address
 from transport.relay.speed import Trial
 
-IDLE_S = (
-    30.0  # A connection without an allocation: time for two round trips of a request and its repetition on any line.
-)
+# A connection without an allocation: time for two round trips of a request and its repetition on any line.
+IDLE_S = 30.0
 MAX_WAITING = 1 << 20  # Bytes that a slow client lets pile up before its packets are dropped, as a full router would.
 HEADER = 20  # STUN; ChannelData has 4.
 

@@ -33,18 +33,16 @@ from transport.sctp.udp.timer import fine_timer
 
 LOG = logging.getLogger(__name__)
 
-SACK_DELAY_S = (
-    0.020  # For a single packet. RFC 9260, section 6.2 allows 200 ms; a sender waits 25 ms longer than a round trip.
-)
+# For a single packet. RFC 9260, section 6.2 allows 200 ms; a sender waits 25 ms longer than a round trip.
+SACK_DELAY_S = 0.020
 SACK_SOON_S = 0.001  # For two packets and more, up to
 SACK_PACKETS = 128  # so many. Our own sender asks for an acknowledgement with the last packet of each burst.
 MAX_GAPS = 276  # Ranges in one SACK: with the headers, what BASE_MTU holds.
 LEAST_FRAME, GREATEST_FRAME = 4 << 10, 64 << 10
 FRAME_S = 0.002  # A message holds up more urgent ones for this long.
 ASSUMED_RTT_S = 0.05  # For whoever only receives and so measures none.
-REPEAT_S = (
-    0.004  # After an urgent packet its copy leaves on a line that loses: losses come in clusters shorter than this.
-)
+# After an urgent packet its copy leaves on a line that loses: losses come in clusters shorter than this.
+REPEAT_S = 0.004
 REPEAT_SHARE = 1 / 4  # Of the round trip, and no later.
 LOSSY_S = 30.0  # How long a line that has lost a packet counts as one that loses.
 FINE_SLEEP_S = 0.0002  # With a fine timer: a third of a packet's time at 20 Mbit/s.

@@ -14,17 +14,8 @@ from collections.abc import Iterator
 
 BASE_MTU = 1200  # Assumed to pass everywhere, as DTLS and ICE on this path have shown with packets of about this size.
 LIKELY_MTU = 1492  # PPPoE; what nearly every home passes, so it is tried first.
-COMMON_MTUS = (
-    1280,
-    1360,
-    1400,
-    1420,
-    1440,
-    1460,
-    1480,
-    1492,
-    1500,
-)  # IPv6's least, LTE, WireGuard, 6in4, DS-Lite, PPPoE.
+# IPv6's least, LTE, WireGuard, 6in4, DS-Lite, PPPoE.
+COMMON_MTUS = (1280, 1360, 1400, 1420, 1440, 1460, 1480, 1492, 1500)
 JUMBO_MTUS = (4352, 9000)  # Only in a LAN or on loopback, where the interface says so.
 MAX_TRIES = 3  # RFC 8899, MAX_PROBES: 3 % loss then misjudges a size once in 37,000 times.
 FIRST_TIMEOUT_S = 1.0  # PROBE_TIMER before a round trip is known (RFC 8899, section 5.1.1).

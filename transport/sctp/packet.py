@@ -37,10 +37,8 @@ DATA_HEADER = 16
 SACK_HEADER = 16
 ARRIVAL_LENGTH = 16
 LEAST_RUN = 4  # Fewer packets are read as quickly one by one.
-ZERO_CHECKSUM = (
-    0x8001,
-    b"\0\0\0\x01",
-)  # Parameter of INIT and INIT ACK: packets over DTLS need none (RFC 9653, section 4).
+# Parameter of INIT and INIT ACK: packets over DTLS need none (RFC 9653, section 4).
+ZERO_CHECKSUM = (0x8001, b"\0\0\0\x01")
 MAX_MICROS = (1 << 53) - 1  # Exact as a float; 285 years.
 TSN_MODULO = 1 << 32
 TSN_MASK = TSN_MODULO - 1
@@ -64,11 +62,8 @@ _LONE_DATA = Struct("!LLLBBHLHHL").unpack_from
 _WHOLE_HEAD = Struct("!12sBBHLHHL").pack
 _FLAGS_AT, _LENGTH_AT, _TSN_AT, _STREAM_AT = 13, 14, 16, 20
 _HEADERS = COMMON_HEADER + DATA_HEADER
-_ALIKE = (
-    *range(_FLAGS_AT),
-    *range(_LENGTH_AT, _TSN_AT),
-    *range(_STREAM_AT, _HEADERS),
-)  # Bytes that a run has in common.
+# Bytes that a run has in common.
+_ALIKE = (*range(_FLAGS_AT), *range(_LENGTH_AT, _TSN_AT), *range(_STREAM_AT, _HEADERS))
 _DATA_NUMBERS = Struct("!LHHL").unpack_from
 _CAUSE_HEAD = Struct("!HH").pack
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from transport.sctp import packet as wire
 from transport.sctp.mtu import PathMtu
 
-GREATEST_MTU = (
-    1500  # Stock aiortc reads records of up to 1,500 bytes; the rest of a longer one would delay all later ones.
-)
+# Stock aiortc reads records of up to 1,500 bytes; the rest of a longer one would delay all later ones.
+GREATEST_MTU = 1500
 INFO_PARAMETER = 1  # RFC 9260, section 3.3.5.
 _INFO = struct.Struct("!HH8sL")
 

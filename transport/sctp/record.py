@@ -12,9 +12,8 @@ from typing import ClassVar, NamedTuple
 from transport.sctp.packet import ACK_AT_ONCE
 from transport.sctp.schedule import ScheduledMessage
 
-INFLIGHT, LOST, ACKED, ABANDONED = range(
-    4
-)  # Where a fragment is; small numbers, for many of them lie in one bytearray.
+# Where a fragment is; small numbers, for many of them lie in one bytearray.
+INFLIGHT, LOST, ACKED, ABANDONED = range(4)
 
 
 class Departure(NamedTuple):

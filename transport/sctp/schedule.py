@@ -10,12 +10,8 @@ from dataclasses import dataclass, field
 
 URGENT = 0
 DEFAULT_LEVEL = 1
-WEIGHTS = (
-    1,
-    8,
-    2,
-    1,
-)  # By level; the first is not used, and the lowest still gets a ninth of the line, so nobody starves.
+# By level; the first is not used, and the lowest still gets a ninth of the line, so nobody starves.
+WEIGHTS = (1, 8, 2, 1)
 
 
 @dataclass(slots=True, eq=False)

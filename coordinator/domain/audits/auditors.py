@@ -27,9 +27,8 @@ def choose_auditor(
         history: owner -> how often its nodes have audited this prover's owner's in the job.
     """
     if audit.challenger is not None and audit.challenger not in audit.tried:
-        return next(
-            (a for a in ready if a.node == audit.challenger), None
-        )  # Only then others, to confirm what it found.
+        # Only then others, to confirm what it found.
+        return next((a for a in ready if a.node == audit.challenger), None)
     others = [a for a in ready if not a.operator and a.node not in (audit.node, audit.accuser)]
     peer = _peer(audit, others, history or {}) if _wants_peer(audit) else None
     if peer is None and audit.look:

@@ -6,12 +6,10 @@ from typing import Literal
 from coordinator.domain.audits.trust import LOOKS, Audit, against
 from protocol.task import EVASION_AGAIN_S, EVASION_BPS, TAMPER_AGAIN_S, TAMPER_BPS
 
-EVASIONS = frozenset(
-    {"refused", "misstated"}
-)  # Ways out of an audit: no step was opened, or one that nobody can re-run.
-MAX_EVASIONS = (
-    2  # An honest machine may hang once, whatever is drawn of it meanwhile; a second time looks like a habit.
-)
+# Ways out of an audit: no step was opened, or one that nobody can re-run.
+EVASIONS = frozenset({"refused", "misstated"})
+# An honest machine may hang once, whatever is drawn of it meanwhile; a second time looks like a habit.
+MAX_EVASIONS = 2
 
 MAX_GONE = 2  # Rounds of a job that a node may leave before it has shown what was drawn; machines crash.
 

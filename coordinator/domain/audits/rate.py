@@ -27,9 +27,8 @@ from coordinator.domain.audits.sampling import WHOLE
 
 FLOOR = 50_000  # 5 %: also the oldest node is looked at once in 20 rounds, for ever.
 TRUST = 21  # Forged work that is paid for stays below 1 / (TRUST - 1) of honest work: 5 %.
-SLASH_BPS = (
-    5_000  # Of a stake that one slash can take, in ten-thousandths: as accounts are opened (``ledger.program``).
-)
+# Of a stake that one slash can take, in ten-thousandths: as accounts are opened (``ledger.program``).
+SLASH_BPS = 5_000
 AFAR = 4  # Audits by other environment classes that count as much as one by the own: they see only what is far off.
 MARGIN = 2  # Half as much again as needed: audits can be void where no auditor fits.
 

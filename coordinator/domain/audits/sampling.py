@@ -21,9 +21,8 @@ from protocol.ids import Digest
 from protocol.merkle import merkle_root
 
 WHOLE = 1_000_000  # Rates are in millionths: integers, so that every machine draws the same.
-OUTER = (
-    2  # An outer step is shown with 8 bytes a parameter; nobody saves work by a false one, so half of the rate will do.
-)
+# An outer step is shown with 8 bytes a parameter; nobody saves work by a false one, so half of the rate will do.
+OUTER = 2
 LAST = 4  # One draw in four takes the last step: it alone shows whether the contribution is what the round gives.
 _DOMAIN = b"cottage-draw-1"
 

@@ -395,9 +395,8 @@ def _matched(audit: Audit, after: Audit, node: NodeAddress) -> Audit:
     if not audit.looking and (audit.look or (audit.twice and not audit.verdicts)):
         return after  # By a lot that nobody could foresee, one auditor's word is not enough here.
     if any(v.own for v in against(after)):
-        return _fail(
-            after, "unconfirmed", against(after)[-1].detail
-        )  # Another one's word does not outweigh the operator's.
+        # Another one's word does not outweigh the operator's.
+        return _fail(after, "unconfirmed", against(after)[-1].detail)
     if any(side.seat == audit.seat and side.silent for side in audit.sides):
         return _fail(after, "refused", "it opened the step, and did not show its leaf for a comparison")
     disputed = f"{len(against(after))} found otherwise" if against(after) else ""

@@ -26,9 +26,8 @@ from protocol.task import MAX_STAGES, Layers
 
 MIN_ROUNDS = 4  # More replicas than leave this many outer rounds average models that have hardly learned.
 MAX_OPEN_REPLICAS = 64  # Where the scheduler chooses; a document may ask for more.
-EFFORT = (
-    600  # Swaps tried for a plan: a tenth of a second at 64 nodes, since the coordinator plans between two messages.
-)
+# Swaps tried for a plan: a tenth of a second at 64 nodes, since the coordinator plans between two messages.
+EFFORT = 600
 ALL_WIDTHS = 16  # Numbers of replicas up to which each one is tried; of more, some between one and all.
 FULL_EFFORT = 256  # Seats up to which the whole effort is made.
 SAME_STAGES = 4  # Shapes with one number of stages that are tried.

@@ -14,15 +14,13 @@ from protocol.task import Layers
 
 FLOAT32 = 4
 _STATE = 3  # Vectors: parameters and two moments.
-BASE_MEMORY = (
-    450 * MEGABYTE
-)  # A trainer without a stage, and what its allocator keeps (`benchmarks/learning/stage_speed.py`).
+# A trainer without a stage, and what its allocator keeps (`benchmarks/learning/stage_speed.py`).
+BASE_MEMORY = 450 * MEGABYTE
 BASE_CARD = 600 * MEGABYTE  # On a graphics card: its context and libraries. Not measured.
 _AGAIN = 5  # Vectors: a second stage, on which an audited round is run again up to a state that was not kept.
 _ON_CARD = 6  # Vectors: parameters, gradients, two moments, which of them decay, and what an optimizer's step takes for a moment.
-_DOUBLES = (
-    1  # Vectors more, of a card: its gradients in double precision for their norm, when the optimizer's is not there.
-)
+# Vectors more, of a card: its gradients in double precision for their norm, when the optimizer's is not there.
+_DOUBLES = 1
 _EXCHANGE = 3  # Vectors: two replicas' gradients and their mean, where replicas exchange at every step.
 _OUTER = 6  # Vectors: anchors and momenta of the rounds before, what an outer step takes for a moment; an optimizer's takes none.
 

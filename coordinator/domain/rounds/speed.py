@@ -9,9 +9,8 @@ from collections.abc import Collection, Mapping
 from statistics import median
 
 SMOOTHING = 0.3  # Of the newest round: three rounds make two thirds of a change known.
-FURTHEST = (
-    16.0  # Times slower than its benchmark that a machine may be found; beyond, something else than speed is wrong.
-)
+# Times slower than its benchmark that a machine may be found; beyond, something else than speed is wrong.
+FURTHEST = 16.0
 QUICKEST = 2.0  # Times quicker: the benchmark is of a small model.
 BEYOND = 2.0  # Times the median of the network that somebody of a class which nobody knows may be planned with.
 

@@ -8,9 +8,8 @@ deadlines that fit nobody are a known complaint of averaging groups (hivemind #6
 import statistics
 from collections.abc import Sequence
 
-LATENESS = (
-    4.0  # Median absolute deviations; for a normal spread 2.7 standard deviations, past which are 0.7 % of the honest.
-)
+# Median absolute deviations; for a normal spread 2.7 standard deviations, past which are 0.7 % of the honest.
+LATENESS = 4.0
 LEAST_SLACK = 0.1  # Of the median: three that arrive together have no spread, and a fourth is not late by a moment.
 LEAST_SLACK_S = 1.0  # Messages of the same instant reach the coordinator a second apart on a busy home line.
 

@@ -37,19 +37,16 @@ class RateBudget:
     all_seconds: float
 
 
-CHANGES = RateBudget(
-    "changes", 300, 10, 10_000, 1
-)  # Each may write a line of the timeline, of the log and of the trail: 1 KB.
+# Each may write a line of the timeline, of the log and of the trail: 1 KB.
+CHANGES = RateBudget("changes", 300, 10, 10_000, 1)
 PRICES = RateBudget("prices", 120, 0.5, 400, 0.1)  # One is a run of the planner, 5 to 50 ms of a processor.
 CHECKS = RateBudget("checks of datasets", 30, 60, 300, 10)  # One is a process, and a report that is kept for a day.
 UPLOADS = RateBudget("uploads", 200, 30, 4_000, 2)
 TESTS = RateBudget("tests of notices", 10, 60, 100, 5)  # One is a request to wherever the account says.
-ADDRESSES = RateBudget(
-    "mail addresses", 3, 6 * 3600, 50, 120
-)  # Each gets a mail from us that it may not have asked for.
-ANSWERS = RateBudget(
-    "bytes of kept answers", 32 << 20, 1 / 512, 512 << 20, 1 / 8192
-)  # Of requests with an Idempotency-Key.
+# Each gets a mail from us that it may not have asked for.
+ADDRESSES = RateBudget("mail addresses", 3, 6 * 3600, 50, 120)
+# Of requests with an Idempotency-Key.
+ANSWERS = RateBudget("bytes of kept answers", 32 << 20, 1 / 512, 512 << 20, 1 / 8192)
 LOOKS = RateBudget("looks at the ledger", 60, 2, 600, 0.2)  # At an escrow; the ledger's endpoint counts, too.
 RATES = (CHANGES, PRICES, CHECKS, UPLOADS, TESTS, ADDRESSES, ANSWERS, LOOKS)
 
@@ -65,9 +62,8 @@ UNUSED_S = 30 * 86_400.0  # An account without anything of its own, in which nob
 
 MAX_UNPAID_JOBS = 32  # Of an account: not funded yet, or ended within a day without paying anybody.
 MAX_UNPAID_JOBS_OF_ALL = 4_096
-MAX_FAULTY_JOBS = (
-    3  # Of an account, failed by their own files within the time below: each had machines start for nothing.
-)
+# Of an account, failed by their own files within the time below: each had machines start for nothing.
+MAX_FAULTY_JOBS = 3
 FAULTY_S = 86_400.0
 FUND_S = 86_400.0  # A job that nobody funds ends after a day, and is gone a day later.
 MAX_PREPARED_AT_ONCE = 2  # Datasets that are tokenised: a process of up to 8 GB each.

@@ -15,9 +15,8 @@ from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import NoticeRecord, NoticeSettings
 from protocol.rest import api
 
-MAX_WAITING = (
-    20  # Tests and confirmations of an account that have not been delivered: nobody's mailbox is filled from here.
-)
+# Tests and confirmations of an account that have not been delivered: nobody's mailbox is filled from here.
+MAX_WAITING = 20
 MAX_ASKED, ASK_S = 3.0, 86_400.0  # Mails to one address, whoever asks for them: at once, and then one a day.
 MAIL_PAUSE = 300.0  # Seconds between two mails that ask an account to confirm an address.
 ALL: tuple[api.NoticeKind, ...] = cast(tuple[api.NoticeKind, ...], get_args(api.JobNotice))

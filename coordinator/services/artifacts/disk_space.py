@@ -11,9 +11,8 @@ from pathlib import Path
 
 from coordinator.errors import UnavailableError
 
-MIN_FREE_BYTES = (
-    1 << 30
-)  # For the database and what is made of running jobs' files; nobody's bytes are taken beyond it.
+# For the database and what is made of running jobs' files; nobody's bytes are taken beyond it.
+MIN_FREE_BYTES = 1 << 30
 JOBS_BYTES = 4 << 30  # Beside that: for states and openings of running jobs, which submitters' uploads leave alone.
 SHARE = 2  # Whoever's bytes are counted together has at most one part in so many of the room promised at a time.
 

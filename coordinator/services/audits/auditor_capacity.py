@@ -11,9 +11,8 @@ from protocol.job.job import TrainingSpec
 from protocol.models.model import ModelShape
 from protocol.task import Layers
 
-LONGEST = (
-    4.0  # Times ``Config.audit_seconds`` that running a segment again may take; longer, and looks would not keep up.
-)
+# Times ``Config.audit_seconds`` that running a segment again may take; longer, and looks would not keep up.
+LONGEST = 4.0
 
 
 class Watching:

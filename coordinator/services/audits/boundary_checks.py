@@ -59,9 +59,8 @@ class Boundaries:
             seat = f"stage {side.stage} of replica {side.replica}"
             work.note("audit", f"round {audit.round + 1}: {seat} {what} between it and {audit.place}")
             if work.run is not None and audit.round >= work.run.done - KEPT_ROUNDS:
-                await self._drawing.beside(
-                    work, audit, side
-                )  # Later, as where a prover was away, nobody has its records.
+                # Later, as where a prover was away, nobody has its records.
+                await self._drawing.beside(work, audit, side)
 
     async def judge(self, work: UnitOfWork, audit: Audit) -> None:
         """Say so where an audit that has just passed and one beside it leave nobody to blame."""

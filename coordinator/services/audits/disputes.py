@@ -99,9 +99,8 @@ class DisputeService:
         prover = work.leases[audit.lease]
         every = work.job.spec.training.commit_every
         first = audit.step - audit.step % every
-        last = (
-            min(first + every, audit.leaves) - 1
-        )  # A segment is disputed as a whole: the state after it binds the prover.
+        # A segment is disputed as a whole: the state after it binds the prover.
+        last = min(first + every, audit.leaves) - 1
         replay = msgspec.structs.replace(audit, auditor_lease=prover.id, step=last).command_for(prover.id)
         assert isinstance(replay, ReplayStep)
         deadline = self._deadlines.answer(work, audit, (audit.node, accuser))

@@ -76,9 +76,8 @@ from protocol.task import (
 
 ASKS, ASK_S = 8.0, 5.0  # Questions of a node about its money: at once, and then one in so many seconds.
 MAX_TOLD = 20  # Jobs whose nodes are told how their work stands, at a time.
-MAX_UNSAVED_METRICS = (
-    10_000  # Points of loss curves between two flushes, of all jobs; more are dropped, they are lossy.
-)
+# Points of loss curves between two flushes, of all jobs; more are dropped, they are lossy.
+MAX_UNSAVED_METRICS = 10_000
 
 
 def together(one: NodeMessage, other: NodeMessage) -> bool:

@@ -23,9 +23,8 @@ KEEP_S = 86_400.0  # Nobody repeats a request after a day.
 CLEAN_S = 600.0
 CLEAN_ROWS = 1_000
 ROW_BYTES = 512  # Of a key without its answer.
-MAX_KEPT_BYTES: Final = (
-    2 << 20
-)  # An answer that is longer is not kept; the longest, a job with its whole config, has one megabyte.
+# An answer that is longer is not kept; the longest, a job with its whole config, has one megabyte.
+MAX_KEPT_BYTES: Final = 2 << 20
 
 
 class Turn:

@@ -96,12 +96,7 @@ def _document_problems(spec: JobSpec) -> list[str]:
 
 
 def _priced(
-    spec: JobSpec,
-    shape: ModelShape,
-    found: Placement | None,
-    problems: list[str],
-    config: Config,
-    offer: _Offer,
+    spec: JobSpec, shape: ModelShape, found: Placement | None, problems: list[str], config: Config, offer: _Offer
 ) -> Quote:
     training = spec.training
     stages = len(found.layers) if found else spec.parallel.stages or 1

@@ -20,10 +20,8 @@ MAX_GREETING_EACH = 64  # Of one address; a house that comes back after an outag
 MAX_HERE_EACH = 2_048  # Nodes of one address; a company's machines share one.
 MAX_STRANGERS = 8_192  # Nodes that nobody knows: two fifths of all that fit.
 MAX_STRANGERS_EACH = 256  # Of one address, until their first rounds are verified.
-NEW_KEYS, NEW_KEY_S = (
-    256.0,
-    30.0,
-)  # Keys of an address that were never here: at once, and then one in so many seconds.
+# Keys of an address that were never here: at once, and then one in so many seconds.
+NEW_KEYS, NEW_KEY_S = 256.0, 30.0
 ALL_NEW_KEYS, ALL_NEW_KEY_S = 16_384.0, 2.0  # Keys of everybody that were never here: 1 KB each, for a week.
 MAX_ADDRESSES = 50_000
 AGAIN_S = 60.0

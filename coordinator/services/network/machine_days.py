@@ -102,10 +102,7 @@ async def add(tx: Transaction, node: str, now: float, seconds: int = 0, gigaflop
         return
     before = found[0]
     after = msgspec.structs.replace(
-        before,
-        seconds=before.seconds + seconds,
-        gigaflop=before.gigaflop + gigaflop,
-        earned=before.earned + earned,
+        before, seconds=before.seconds + seconds, gigaflop=before.gigaflop + gigaflop, earned=before.earned + earned
     )
     await tx.update(after)
 

@@ -90,11 +90,7 @@ class NodeSession:
     """
 
     def __init__(
-        self,
-        hello: Hello,
-        token: str,
-        send: Callable[[CoordinatorMessage], None],
-        close: Callable[[str], None],
+        self, hello: Hello, token: str, send: Callable[[CoordinatorMessage], None], close: Callable[[str], None]
     ) -> None:
         self.node = hello.node
         self.payout = hello.payout

@@ -35,21 +35,13 @@ from ledger.program.layout import Ruling
 from ledger.states import Asked, PreparedTransaction
 
 MAX_ATTEMPTS = 5  # An executed and refused transaction will be refused again; a few tries cover a changed balance.
-REFUSAL_S = (
-    120.0  # An endpoint may be behind, or on a fork that is left: what it says of accounts must stay so for long.
-)
+# An endpoint may be behind, or on a fork that is left: what it says of accounts must stay so for long.
+REFUSAL_S = 120.0
 REST_S = 2.0  # Before something is tried again that was refused beforehand.
 CONFIRM_POLLS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # Embedded: 5-8 ms. A cluster's answer is fetched at the next turn.
 
-_DURABLE = (
-    "accept",
-    "settle",
-    "promise",
-    "refund",
-    "slash",
-    "verdict",
-    "table",
-)  # Kinds that carry a nonce: all that only the coordinator signs, but memos.
+# Kinds that carry a nonce: all that only the coordinator signs, but memos.
+_DURABLE = ("accept", "settle", "promise", "refund", "slash", "verdict", "table")
 _PATIENT = ("settle", "promise", "refund", "table")  # What must not be given up because of one look at the ledger.
 
 LOG = logging.getLogger(__name__)
@@ -232,9 +224,8 @@ class Carrier:
             raise LedgerError(f"node {node} has no stake that may be slashed now")
         reason, challenger = bytes.fromhex(str(row.payload["reason"])), row.payload.get("challenger")
         accuser, audit = str(row.payload.get("accuser", "")), str(row.payload.get("audit", ""))
-        if accuser and await self._waits(
-            accuser, audit
-        ):  # Who accused has bonded: the verdict takes the stake with it.
+        # Who accused has bonded: the verdict takes the stake with it.
+        if accuser and await self._waits(accuser, audit):
             decided = await self._chain.prepare_verdict(accuser, audit, reason, upheld=True, slash=amount, nonce=nonce)
             return decided, amount
         who = None if challenger is None else str(challenger)

@@ -12,14 +12,7 @@ from coordinator.domain.job import LIVE, Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.rounds.run import Run
 from coordinator.services.views import job_summary
-from coordinator.store.records import (
-    CommitRecord,
-    EventRecord,
-    MetricRecord,
-    NodeRecord,
-    OutboxRecord,
-    RoundRecord,
-)
+from coordinator.store.records import CommitRecord, EventRecord, MetricRecord, NodeRecord, OutboxRecord, RoundRecord
 from protocol.job.job import total_steps
 from protocol.rest import api
 from protocol.task import Traffic

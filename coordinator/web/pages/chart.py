@@ -10,9 +10,8 @@ from markupsafe import Markup, escape
 
 from coordinator.client.text import amount
 
-MAX_POINTS = (
-    400  # Of a line: more than the pixels of a phone, fewer than would weigh on a page that is fetched every second.
-)
+# Of a line: more than the pixels of a phone, fewer than would weigh on a page that is fetched every second.
+MAX_POINTS = 400
 MAX_DOTS = 60
 _MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN_TOP, _MARGIN_BOTTOM = 52, 14, 12, 28
 

@@ -13,9 +13,8 @@ from typing import Final
 from aiohttp import hdrs, web
 
 LIVE_HEADER: Final = "X-Cottage-Live"
-SECONDS = (
-    0.8  # Less than a page waits between news and its fetch (live.js), so that what it gets was begun after the news.
-)
+# Less than a page waits between news and its fetch (live.js), so that what it gets was begun after the news.
+SECONDS = 0.8
 MAX_KEPT = 256  # Pages; more are watched by so few readers that it does not matter.
 GZIP_LEVEL = 4  # Of 100 kB a tenth is left in 1 ms; higher levels save 3 % for twice the time.
 

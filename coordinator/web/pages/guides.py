@@ -122,9 +122,8 @@ def _read(path: Path, kind: str, below: str, names: Mapping[str, str]) -> Guide:
         title = _words(tokens[1])
         del tokens[:3]  # The page has it already: its start, its text, its end.
     html = markdown.renderer.render(tokens, markdown.options, {})
-    html = html.replace(
-        "<pre>", '<pre tabindex="0" role="region" aria-label="Commands or code">'
-    )  # It scrolls sideways.
+    # It scrolls sideways.
+    html = html.replace("<pre>", '<pre tabindex="0" role="region" aria-label="Commands or code">')
     html = re.sub(r"<table>(.*?)</table>", _scrolling, html, flags=re.DOTALL)
     return Guide(path.stem, kind, title, _short(summary), Markup(html), tuple(headings))  # noqa: S704 - html: off
 

@@ -44,9 +44,8 @@ from protocol.rest.dataset import Check, CheckRequest
 
 MAX_FIELDS = 100
 MAX_TEXT_BYTES = 1 << 20
-MAX_FORM_FILE = (
-    256 << 20
-)  # A file in a plain form cannot resume; larger ones go through the page's script or `cottage submit`.
+# A file in a plain form cannot resume; larger ones go through the page's script or `cottage submit`.
+MAX_FORM_FILE = 256 << 20
 CHUNK_BYTES = 1 << 18
 REPORT_S = 1.0  # A part of the page waits so long for a check to end; then it says how far it is.
 FUNDS_S = 2.0  # The price does not wait longer for the ledger to say what a wallet holds.

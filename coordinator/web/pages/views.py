@@ -26,12 +26,7 @@ class Views:
 
     def register(self, app: web.Application) -> None:
         """Add the pages to ``app``."""
-        for path, handler in (
-            ("/", self.home),
-            ("/jobs", self.jobs),
-            ("/compare", self.compare),
-            ("/runs", self.runs),
-        ):
+        for path, handler in (("/", self.home), ("/jobs", self.jobs), ("/compare", self.compare), ("/runs", self.runs)):
             app.router.add_get(path, handler)
 
     @public

@@ -61,9 +61,8 @@ class AtLogin:
         try:
             return cls(home, Path(named) if named else home_folder() / ".config")
         except NoHomeError:
-            return cls(
-                home, home.path / ".config"
-            )  # Where no system looks: such a user has nothing that starts at login.
+            # Where no system looks: such a user has nothing that starts at login.
+            return cls(home, home.path / ".config")
 
     def has_unit(self) -> bool:
         """A systemd of this user runs, and knows the agent's unit, which is for the usual home folder."""

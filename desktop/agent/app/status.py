@@ -38,9 +38,8 @@ from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest, PeerTest
 
 ASK_TIMEOUT_S = 5.0
-LONG_TIMEOUT_S = (
-    90.0  # A test of the line takes under ten seconds, and one may run before it; the ledger confirms in sixty.
-)
+# A test of the line takes under ten seconds, and one may run before it; the ledger confirms in sixty.
+LONG_TIMEOUT_S = 90.0
 
 
 DOWNLOAD_TIMEOUT_S = 3600.0  # Of 70 MB over a slow line; what came is kept.

@@ -102,9 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="go on when lending is off: the switch of the window, remembered, says when to lend",
     )
-    run.add_argument(
-        "--trial", action="store_true", help=argparse.SUPPRESS
-    )  # Of a new version: answer, do nothing else.
+    # Of a new version: answer, do nothing else.
+    run.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
     run.add_argument("--log-json", action="store_true", help="log one JSON object for each event")
     run.set_defaults(run=_run)
     check = words.add_parser("selftest", help="see whether this machine can run jobs, and what it can do")

@@ -35,9 +35,8 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--purge-keys", action="store_true", help="ALSO DELETE THE KEY: what its wallet holds is lost without a backup"
     )
     gone.add_argument("--yes", action="store_true", help="do not ask")
-    gone.add_argument(
-        "--everybody", action="store_true", help=argparse.SUPPRESS
-    )  # Of the Debian package's remover, as root.
+    # Of the Debian package's remover, as root.
+    gone.add_argument("--everybody", action="store_true", help=argparse.SUPPRESS)
     gone.set_defaults(run=_uninstall)
     image = words.add_parser("image", help="have the engine take the signed image that jobs run in")
     image.add_argument(

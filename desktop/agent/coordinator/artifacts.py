@@ -36,9 +36,8 @@ CHUNK = 1 << 20
 UNSENT = 64 << 10  # Bytes in the kernel that have not left: what waits there overtakes whatever comes first.
 STALL_S = 60.0  # Nothing received or taken for so long: the connection is dead.
 MAX_TRANSFERS = 4  # At once; a coordinator grants a node a few.
-MAX_FORBIDDEN = (
-    10  # Tries with a refused token: a restarted coordinator knows none until this node has said hello again.
-)
+# Tries with a refused token: a restarted coordinator knows none until this node has said hello again.
+MAX_FORBIDDEN = 10
 UNWANTED = 410  # The audit is over, or another member has brought the state.
 DAMAGED_TRIES = 3  # A transfer may be damaged once by chance; a store that always sends other bytes is broken.
 

@@ -80,14 +80,7 @@ class _ConnectionEndedError(AgentError):
     """This connection is over; the next one may work."""
 
 
-_BROKEN = (
-    aiohttp.ClientError,
-    OSError,
-    TimeoutError,
-    MessageError,
-    NotConnectedError,
-    _ConnectionEndedError,
-)
+_BROKEN = (aiohttp.ClientError, OSError, TimeoutError, MessageError, NotConnectedError, _ConnectionEndedError)
 
 
 @dataclass(frozen=True)

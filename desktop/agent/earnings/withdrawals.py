@@ -45,9 +45,8 @@ from protocol.wallets import any_address
 
 PATH = "/api/v1/withdrawals"
 ANSWER_BYTES = 64 << 10
-ANSWER_S = (
-    12.0  # The coordinator asks its ledger some questions meanwhile; twice, and the ledger has a minute to confirm.
-)
+# The coordinator asks its ledger some questions meanwhile; twice, and the ledger has a minute to confirm.
+ANSWER_S = 12.0
 UNDECIDED_S = 90  # Until what was signed is executed or void.
 
 _T = TypeVar("_T")
@@ -243,12 +242,7 @@ class _Coordinator:
         try:
             sent = await self._ask("POST", PATH, SentWithdrawal, signed)
         except WithdrawalError as error:
-            _deny(
-                "undecided",
-                f"{error}. It may have been sent: {_LOOK}",
-                found,
-                seconds=UNDECIDED_S,
-            )
+            _deny("undecided", f"{error}. It may have been sent: {_LOOK}", found, seconds=UNDECIDED_S)
         if sent.refused is not None:
             _refused(sent.refused, found)
         return sent

@@ -61,10 +61,8 @@ from protocol.worker import (
 MAX_PEER_PAYLOAD = 512 << 20  # What transport carries in one message.
 UNSENT = (512 << 20, 1024)  # Bytes and messages on their way to peers; then the worker's next send waits in the socket.
 UNDELIVERED = (512 << 20, 4096)  # The same towards the worker: what a busy worker has not read yet.
-EARLY = (
-    128 << 20,
-    1024,
-)  # Payloads of an epoch whose plan has not arrived: a second's worth; then the sender tries again.
+# Payloads of an epoch whose plan has not arrived: a second's worth; then the sender tries again.
+EARLY = (128 << 20, 1024)
 UNREPORTED = (1 << 30, 64)  # Reports and checkpoints on their way to the coordinator.
 MAX_COMMANDS = 256  # The coordinator sends a command again if it has no effect; a worker that reads none is stuck.
 DELIVERY_WAIT_S = 20.0  # A peer's message waits so long for a busy worker, then the peer keeps it and tries again.

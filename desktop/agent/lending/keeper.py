@@ -24,6 +24,7 @@ from protocol.codec import MessageError, convert, decode_json, encode_json
 
 LOOK_S = 0.75  # A game is seen within a second, and two seconds are promised.
 MAX_PAUSE_S = 30 * 86400.0
+# For machines that do nothing else, and for the demo.
 UNBOUND = Rules(
     idle_minutes=0,
     on_battery=True,
@@ -33,7 +34,7 @@ UNBOUND = Rules(
     on_metered=True,
     free_disk=0,
     own_vram=10_000,
-)  # For machines that do nothing else, and for the demo.
+)
 
 
 class Readings(Protocol):

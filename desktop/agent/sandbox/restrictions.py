@@ -17,9 +17,8 @@ HOME_LABEL = "network.cottage.home"
 LEASE_LABEL = "network.cottage.lease"
 OPEN_FILES = 4096
 SHARED_MB = 64  # /dev/shm; in memory, and counted as such.
-WEIGHT = (
-    256  # Of processor time where it is short, a quarter of the default: enough to start within the agent's patience.
-)
+# Of processor time where it is short, a quarter of the default: enough to start within the agent's patience.
+WEIGHT = 256
 LOG_BYTES = "1m"  # A worker that prints without end must not fill the owner's disk.
 PROFILE = files("desktop.agent.sandbox").joinpath("seccomp.json").read_text()
 

@@ -27,9 +27,8 @@ def fault(said: str | None) -> str:
     if match is None:
         return f"{PROGRAM} does not say its version ({said.strip()[:80]!r}): {advice}"
     version = tuple(int(number) for number in match.groups()[:3])
-    early = bool(
-        re.match(r"[-~]?(rc|alpha|beta)", match[4])
-    )  # Of the very version that mends it, perhaps without the mend.
+    # Of the very version that mends it, perhaps without the mend.
+    early = bool(re.match(r"[-~]?(rc|alpha|beta)", match[4]))
     if version < MINIMUM or (version == MINIMUM and early):
         shown = ".".join(match.groups()[:3]) + match[4]
         return (

@@ -158,9 +158,8 @@ def _load(archive: Path, image: SandboxImage, name: str, told: Callable[[int, in
     import requests
     from docker.errors import DockerException
 
-    from desktop.agent.sandbox.docker import (
-        connect,
-    )  # Takes a third of a second, which `cottage node status` can spare.
+    # Takes a third of a second, which `cottage node status` can spare.
+    from desktop.agent.sandbox.docker import connect
 
     try:
         client: Any = connect(LOAD_S)

@@ -379,9 +379,8 @@ def table_of(summary: EarningsSummary) -> str:
     writer.writerow(("job", "name", "began", "seconds", "verified", "paid", "standing", "why"))
     for job in summary.jobs:
         plain_name = untrusted(job.name)
-        name = (
-            f"'{plain_name}" if plain_name.startswith(("=", "+", "-", "@")) else plain_name
-        )  # A spreadsheet would run it.
+        # A spreadsheet would run it.
+        name = f"'{plain_name}" if plain_name.startswith(("=", "+", "-", "@")) else plain_name
         writer.writerow(
             (
                 job.job,

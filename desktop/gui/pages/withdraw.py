@@ -155,9 +155,8 @@ class WithdrawSheet(QDialog):
 
     def _send(self) -> None:
         target, cost = self.target.text().strip(), self._cost
-        exact = (
-            f"{cost.amount // UNIT}.{cost.amount % UNIT:06d}"  # Not "all": more may have come in since it was shown.
-        )
+        # Not "all": more may have come in since it was shown.
+        exact = f"{cost.amount // UNIT}.{cost.amount % UNIT:06d}"
         self._sending = True
         self._typing.stop()
         self._judge()

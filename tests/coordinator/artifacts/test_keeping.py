@@ -13,15 +13,7 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Base, Run, RunPoint
 from coordinator.services.artifacts.artifacts import ArtifactStore
-from coordinator.services.artifacts.retention import (
-    DAY,
-    ENDED_S,
-    FILE_S,
-    FRESH_S,
-    PASSED_S,
-    UNPAID_S,
-    Keeping,
-)
+from coordinator.services.artifacts.retention import DAY, ENDED_S, FILE_S, FRESH_S, PASSED_S, UNPAID_S, Keeping
 from coordinator.store.records import DeliveryRecord, FileRecord, RunRecord
 from protocol.ids import Digest
 from protocol.plan import Layers, Member, Plan
@@ -116,20 +108,10 @@ async def test_what_is_stored_again_is_new_again(cellar: Cellar) -> None:
             {"model": sha("model of j")},
             {"dataset", "train.bin", "tokenizer.json", "config.json", "model"},
         ),
-        (
-            JobState.SETTLED,
-            ENDED_S + 60,
-            {"model": sha("model of j")},
-            {"tokenizer.json", "config.json", "model"},
-        ),
+        (JobState.SETTLED, ENDED_S + 60, {"model": sha("model of j")}, {"tokenizer.json", "config.json", "model"}),
         (JobState.FAILED, ENDED_S - 60, {}, {"dataset", "train.bin", "tokenizer.json", "config.json"}),
         (JobState.FAILED, ENDED_S + 60, {}, set()),
-        (
-            JobState.CANCELLED,
-            UNPAID_S - 60,
-            {"escrow": 0},
-            {"dataset", "train.bin", "tokenizer.json", "config.json"},
-        ),
+        (JobState.CANCELLED, UNPAID_S - 60, {"escrow": 0}, {"dataset", "train.bin", "tokenizer.json", "config.json"}),
         (JobState.CANCELLED, UNPAID_S + 60, {"escrow": 0}, set()),
     ],
 )

@@ -19,12 +19,7 @@ from tests.coordinator.rerun import digest
 SEATS = [(stage, replica) for replica in range(2) for stage in range(3)]
 PLAN = Plan(1, tuple(Layers(n, n + 1) for n in range(3)), tuple(Member(s, p, f"{s}{p}" * 16) for s, p in SEATS))
 PLAIN: dict[str, Any] = {"tokens": 4096, "sequence": 32, "batch": 4, "micro_batches": 2, "inner_steps": 4}
-KINDS = [
-    {"clip_norm": None},
-    {"clip_norm": 1.0},
-    {"activations": "aq4"},
-    {"outer": "gradients"},
-]
+KINDS = [{"clip_norm": None}, {"clip_norm": 1.0}, {"activations": "aq4"}, {"outer": "gradients"}]
 AUDITED = (1, 0)
 OTHER_END = {"activation": 1, "gradient": -1}
 

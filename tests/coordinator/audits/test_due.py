@@ -45,9 +45,8 @@ def test_a_home_has_time_for_a_step_and_an_outer_step_of_many_parameters_with_ha
 ) -> None:
     shape, whole = llama(width, layers), Layers(0, layers)
     assert answer_time.parameters_of(shape, whole, layers) // 10**6 == millions
-    size = (
-        4 * answer_time.FLOAT32 * answer_time.parameters_of(shape, whole, layers)
-    )  # The state before, and the anchor.
+    # The state before, and the anchor.
+    size = 4 * answer_time.FLOAT32 * answer_time.parameters_of(shape, whole, layers)
     size += answer_time.outer_bytes(shape, whole, layers, 2)
     takes = size / HOME_UP
     assert takes > LEAST, "what was allowed before was no home's upload"

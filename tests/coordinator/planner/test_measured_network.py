@@ -333,11 +333,8 @@ def between(candidates: Sequence[Candidate], rtt: Callable[[str, str], float]) -
 
 
 def test_an_order_that_some_memory_cannot_hold_is_not_taken() -> None:
-    quick, small, slow = (
-        node(1, 9e9, 60_000),
-        node(2, 5e9, 1_200),
-        node(3, 1e9, 60_000),
-    )  # 1,200 MB do not hold the head.
+    # 1,200 MB do not hold the head.
+    quick, small, slow = node(1, 9e9, 60_000), node(2, 5e9, 1_200), node(3, 1e9, 60_000)
     bad = {frozenset((quick.node, small.node))}
 
     def rtt(a: str, b: str) -> float:

@@ -19,12 +19,7 @@ def _raw(_context: schemathesis.SerializationContext, value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-CHECKS = [
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-]
+CHECKS = [status_code_conformance, content_type_conformance, response_headers_conformance, response_schema_conformance]
 
 
 def ask(url: str, cases: int, token: str | None = None, known: Mapping[str, str] | None = None) -> Counter[int]:

@@ -205,12 +205,9 @@ async def test_what_cannot_be_uploaded_is_refused_with_its_reason(
         (["model.safetensors", "--purpose", "weights"], 1, "safetensors"),
         (["model.safetensors", "--resume", "0" * 32], 1, "no upload"),
         (["cut.parquet"], 1, "Parquet"),
-        (
-            ["lines.parquet"],
-            2,
-            "is plain text, whatever its ending says",
-        ),  # Its content says otherwise than its ending,
-        (["lines.parquet", "--format", "parquet"], 2, "not Parquet"),  # and the command decides.
+        # Its content says otherwise than its ending, and the command decides.
+        (["lines.parquet"], 2, "is plain text, whatever its ending says"),
+        (["lines.parquet", "--format", "parquet"], 2, "not Parquet"),
     ):
         assert await cottage("upload", str(tmp_path / argv[0]), *argv[1:]) == status, argv
         assert says in capsys.readouterr().err

@@ -101,12 +101,7 @@ async def test_a_dataset_is_sent_as_what_it_is(
             (),
             "lines.csv can be csv (a table (CSV)) or text (plain text): choose",
         ),
-        (
-            "a.json",
-            b'[{"body": "a"}]',
-            ("--format", "jsonl"),
-            "a.json is one JSON document, not JSON lines: choose",
-        ),
+        ("a.json", b'[{"body": "a"}]', ("--format", "jsonl"), "a.json is one JSON document, not JSON lines: choose"),
         ("a.pdf", b"%PDF-1.7", (), "a.pdf: this is a PDF: extract its text first"),
         ("a.pdf", b"%PDF-1.7", ("--format", "text"), "a.pdf: this is a PDF: extract its text first"),
     ],

@@ -48,11 +48,7 @@ class Program:
 
 
 def agent_program(
-    home: Path,
-    url: str,
-    *arguments: str,
-    program: Path | None = PROGRAM,
-    environment: Mapping[str, str] = os.environ,
+    home: Path, url: str, *arguments: str, program: Path | None = PROGRAM, environment: Mapping[str, str] = os.environ
 ) -> AbstractAsyncContextManager[Program]:
     @contextlib.asynccontextmanager
     async def run() -> AsyncIterator[Program]:

@@ -111,9 +111,8 @@ async def test_an_agent_that_is_killed_comes_back_lending_and_one_that_is_stoppe
         async with asyncio.timeout(PATIENCE_S):
             while manager.ctl("is-active", UNIT) != "failed":
                 await asyncio.sleep(0.1)
-    assert (
-        manager.ctl("show", "--property=NRestarts", "--value", UNIT) == "0"
-    )  # Beside another agent it does not try again.
+    # Beside another agent it does not try again.
+    assert manager.ctl("show", "--property=NRestarts", "--value", UNIT) == "0"
 
 
 @needs_systemd

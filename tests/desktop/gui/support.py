@@ -91,9 +91,8 @@ def listener(path: Path, behave: Behaviour) -> Iterator[None]:
         server.close()
         for caller in callers:
             with contextlib.suppress(OSError):
-                caller.shutdown(
-                    socket.SHUT_RDWR
-                )  # It may wait for a question from a window that waits for this thread.
+                # It may wait for a question from a window that waits for this thread.
+                caller.shutdown(socket.SHUT_RDWR)
         thread.join(10)
         assert not thread.is_alive()
 

@@ -6,16 +6,7 @@ from contextlib import AsyncExitStack
 from desktop.agent.jobs.routing import RoutingVerdict
 from protocol.codec import encode
 from protocol.node import Command
-from protocol.task import (
-    ApplyRound,
-    BeginRound,
-    KeptState,
-    Progress,
-    RoundApplied,
-    RoundHolding,
-    TaskReady,
-    Traffic,
-)
+from protocol.task import ApplyRound, BeginRound, KeptState, Progress, RoundApplied, RoundHolding, TaskReady, Traffic
 from protocol.worker import PeerHeader, TensorName
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double

@@ -133,15 +133,7 @@ async def test_a_tensor_that_was_changed_is_fetched_again_and_at_last_refused(
     await artifacts.aclose()
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        b"{}",
-        b"\xff",
-        described(1, 0, 4),
-        described(0, 8, 4),
-    ],
-)
+@pytest.mark.parametrize("index", [b"{}", b"\xff", described(1, 0, 4), described(0, 8, 4)])
 async def test_an_index_that_cannot_be_is_refused(
     coordinator: Double, artifacts: Artifacts, tmp_path: Path, index: bytes
 ) -> None:

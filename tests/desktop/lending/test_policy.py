@@ -8,17 +8,7 @@ import msgspec
 import pytest
 
 from desktop.agent.lending.facts import Facts
-from desktop.agent.lending.policy import (
-    GB,
-    HOLD_S,
-    LINGER_S,
-    Cause,
-    Decision,
-    HeldCause,
-    PolicyMemory,
-    State,
-    decide,
-)
+from desktop.agent.lending.policy import GB, HOLD_S, LINGER_S, Cause, Decision, HeldCause, PolicyMemory, State, decide
 from desktop.agent.lending.rules import ALWAYS, OwnerWish, Rules
 from desktop.agent.lending.words import because, describe
 

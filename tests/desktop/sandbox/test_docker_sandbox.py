@@ -198,9 +198,8 @@ async def test_where_processor_time_is_short_the_owners_programs_come_first(
 async def test_an_engine_that_takes_no_job_at_its_root_runs_it_where_it_runs_all_others(
     docker_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(
-        docker_sandbox, "group_of", lambda *_: "/cgroup.procs"
-    )  # A file of the kernel's: no folder can be in it.
+    # A file of the kernel's: no folder can be in it.
+    monkeypatch.setattr(docker_sandbox, "group_of", lambda *_: "/cgroup.procs")
     sandbox = sandbox_for(tmp_path, "python3")
     try:
         await sandbox.check()

@@ -41,14 +41,7 @@ def test_an_escrow_that_is_as_asked_for_is_accepted_and_told(world: World) -> No
 
 
 @pytest.mark.parametrize(
-    "better",
-    [
-        {"deadline": DEADLINE + 1},
-        {"cap": 901},
-        {"cap": 2**64 - 1},
-        {"amount": 1001},
-        {"max_payees": 9},
-    ],
+    "better", [{"deadline": DEADLINE + 1}, {"cap": 901}, {"cap": 2**64 - 1}, {"amount": 1001}, {"max_payees": 9}]
 )
 def test_more_than_was_asked_for_is_accepted_too(world: World, better: dict[str, Any]) -> None:
     escrow = _opened(world, **better)

@@ -120,12 +120,7 @@ def test_nobody_but_the_coordinator_promises(world: World, escrow: Pubkey, who: 
 
 @pytest.mark.parametrize(
     ("total", "period", "error"),
-    [
-        (550, 0, MarketError.STALE),
-        (901, 1, MarketError.PAY_CAP),
-        (2**64 - 1, 1, MarketError.PAY_CAP),
-        (900, 1, None),
-    ],
+    [(550, 0, MarketError.STALE), (901, 1, MarketError.PAY_CAP), (2**64 - 1, 1, MarketError.PAY_CAP), (900, 1, None)],
 )
 def test_no_more_is_promised_than_may_be_paid(
     world: World, escrow: Pubkey, total: int, period: int, error: MarketError | None

@@ -71,9 +71,8 @@ def flip(at: int) -> Callable[[], Meddle]:
             assert isinstance(written[0], Tensor)
             flat, size = written[0].untyped_storage(), written[0].element_size()
             start = written[0].storage_offset() * size
-            byte, bit = (
-                (2, 0x40) if written[0].dtype is torch.float32 else (0, 1)
-            )  # Of a fraction the highest: no sum hides it.
+            # Of a fraction the highest: no sum hides it.
+            byte, bit = (2, 0x40) if written[0].dtype is torch.float32 else (0, 1)
             torch.empty(0, dtype=torch.uint8).set_(flat, start + byte, (1,), (1,)).bitwise_xor_(bit)
 
     return lambda: change

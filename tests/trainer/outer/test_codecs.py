@@ -62,9 +62,8 @@ def test_what_is_decoded_is_near_what_was_encoded(codec: CodecName, tensor: torc
     elif codec == "int2-block":
         for row, decoded in zip(rows_of(tensor, codec, shape), rows_of(back, codec, shape), strict=True):
             assert bool((row.sign() * decoded.sign() >= 0).all())
-            assert (
-                row - decoded
-            ).norm() <= 1.01 * row.norm()  # With a scale for no more than one value, nothing is gained.
+            # With a scale for no more than one value, nothing is gained.
+            assert (row - decoded).norm() <= 1.01 * row.norm()
     else:
         for row, decoded in zip(rows_of(tensor, codec, shape), rows_of(back, codec, shape), strict=True):
             assert (row - decoded).abs().max() <= row.abs().max() * BOUNDS[codec]

@@ -7,13 +7,7 @@ import pytest
 from protocol.models.boundary_bytes import most_in_flight
 from tests.trainer.stage.makespan import gpipe, makespan
 from trainer.errors import ScheduleError
-from trainer.stage.schedule import (
-    ActionKind,
-    PipelineAction,
-    PipelineSchedule,
-    one_forward_one_backward,
-    zero_bubble,
-)
+from trainer.stage.schedule import ActionKind, PipelineAction, PipelineSchedule, one_forward_one_backward, zero_bubble
 
 BOTH = pytest.mark.parametrize("schedule", [one_forward_one_backward, gpipe])
 

@@ -85,10 +85,7 @@ async def test_two_symmetric_nats_share_one_relay_leg_of_either_relay(bed: Homes
 
 
 @pytest.mark.parametrize(
-    "bed",
-    [RelayProgram.COTTAGE, pytest.param(RelayProgram.COTURN, marks=pytest.mark.long)],
-    indirect=True,
-    ids=str,
+    "bed", [RelayProgram.COTTAGE, pytest.param(RelayProgram.COTURN, marks=pytest.mark.long)], indirect=True, ids=str
 )
 @pytest.mark.parametrize("transport", ["tcp", "tls"])
 @pytest.mark.parametrize(

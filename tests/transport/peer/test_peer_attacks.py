@@ -148,13 +148,7 @@ async def test_the_wrong_side_may_not_offer(switchboard: Switchboard, kind: Sign
     connection = RtcConnection((), loopback=True)
     clock = switchboard.nodes[a.address].net._context.clock
     offer = seal(
-        b.key,
-        kind,
-        a.address,
-        session=bytes(16),
-        now=clock.time(),
-        floor=1,
-        description=await connection.offer(),
+        b.key, kind, a.address, session=bytes(16), now=clock.time(), floor=1, description=await connection.offer()
     )
     await a.net.on_signal(b.address, offer)
     assert a.net.refused == {"role": 1}

@@ -144,9 +144,8 @@ async def test_a_frozen_peer_is_noticed_and_nothing_arrives_twice(switchboard: S
         net, address = other.node.net, other.key.address
         await net.send(address, Lane.CONTROL, b"0")
         jobs = [
-            asyncio.create_task(
-                net.send(address, Lane.ACTIVATIONS, str(i).encode(), bytes(3_000_000))
-            )  # More than fits in the window.
+            # More than fits in the window.
+            asyncio.create_task(net.send(address, Lane.ACTIVATIONS, str(i).encode(), bytes(3_000_000)))
             for i in range(1, 30)
         ]
         await until(lambda: len(other.got) > 3)

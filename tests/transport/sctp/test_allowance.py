@@ -10,16 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.sctp.allowance import (
-    BURST_S,
-    MAX_WAIT_S,
-    MIN_BURST,
-    MIN_WAIT_S,
-    MIN_WINDOW,
-    Allowance,
-    Usage,
-    month_of,
-)
+from transport.sctp.allowance import BURST_S, MAX_WAIT_S, MIN_BURST, MIN_WAIT_S, MIN_WINDOW, Allowance, Usage, month_of
 
 MBIT = 125_000.0  # Bytes a second.
 PACKET = 1440

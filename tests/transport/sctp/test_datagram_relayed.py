@@ -70,9 +70,8 @@ def way(request: pytest.FixtureRequest) -> str:
 async def sides(
     request: pytest.FixtureRequest, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[End, End]]:
-    monkeypatch.setattr(
-        "aioice.stun.RETRY_RTO", 0.05
-    )  # The peer's first check meets a relay that has no permission yet.
+    # The peer's first check meets a relay that has no permission yet.
+    monkeypatch.setattr("aioice.stun.RETRY_RTO", 0.05)
     async with relayed(way, request.param, tmp_path) as both:
         yield both
 

@@ -146,9 +146,8 @@ def test_forged_datagrams_read_together_with_genuine_ones_spoil_nothing(ends: tu
             forged[position] ^= 1 << chance.randrange(8)
             together.insert(chance.randrange(len(together) + 1), bytes(forged))
         joined.append(DatagramRun(b"".join(together), size))
-        joined.append(
-            DatagramRun(b"".join(together)[: -chance.randrange(1, size)], size)
-        )  # Repeated, and the last is cut.
+        # Repeated, and the last is cut.
+        joined.append(DatagramRun(b"".join(together)[: -chance.randrange(1, size)], size))
     assert opened(receiver, joined) == sent
     assert not receiver.closed
 

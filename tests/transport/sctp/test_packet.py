@@ -30,10 +30,7 @@ def test_data_reads_the_same_in_stock_aiortc(
 
 
 @given(
-    u32,
-    u32,
-    st.lists(st.tuples(st.integers(2, 65535), st.integers(2, 65535)), max_size=8),
-    st.lists(u32, max_size=5),
+    u32, u32, st.lists(st.tuples(st.integers(2, 65535), st.integers(2, 65535)), max_size=8), st.lists(u32, max_size=5)
 )
 def test_acknowledgements_come_back_as_they_were(
     cumulative: int, window: int, gaps: list[tuple[int, int]], doubles: list[int]

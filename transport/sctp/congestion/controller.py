@@ -56,9 +56,8 @@ NOISE_TARGETS = 4.0  # No queue shorter than so many differences between round t
 NOISE_MOST_S = 0.002  # up to this, which no household minds: on a local network schedulers are slower than the wire.
 WAKE_BURSTS = 2.6  # The queue must outlast a burst, which it holds itself, and what wakes up late after it,
 WAKE_SHARE = 0.16  # but never for longer than this part of the base: at 1 Gbit/s the share above leaves less.
-DENSE_SHARE = (
-    0.18  # The same where packets come so densely that the peer lets them gather: they are acknowledged later.
-)
+# The same where packets come so densely that the peer lets them gather: they are acknowledged later.
+DENSE_SHARE = 0.18
 FORWARD_LEAST = 1 / 8  # Of the queueing delay there and back is held to be on the way there, whatever the peer says.
 POLITE_TARGET_S = 0.025  # RFC 6817 allows 100 ms; a call in the same home should not hear it.
 POLITE_TARGET_SHARE = 0.5  # Of the target of others, so that a polite flow gives way to them as well.
@@ -77,9 +76,8 @@ MOST_DOUBLINGS = 4  # Then it is a new line, and the start-up measures it.
 STARTUP_HOLDS = 1.4  # A rate sample is a round trip's mean, while the rate doubles in it.
 STARTUP_PACE = 2.0  # A window a round trip on average, while the window doubles.
 WINDOW_PACE = 1.10  # The window decides; the pace only spreads.
-CRUISE_LEAST = (
-    0.25  # Of the window a round trip: a pace that follows what was delivered could otherwise only ever fall.
-)
+# Of the window a round trip: a pace that follows what was delivered could otherwise only ever fall.
+CRUISE_LEAST = 0.25
 CRUISE = 1.04  # In the steady state, of the rate delivered: acknowledgements in clumps must not make clumps of packets.
 RATE_EPOCHS = 3
 

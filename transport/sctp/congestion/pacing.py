@@ -1,8 +1,7 @@
 """When packets may leave: a bucket that fills at the pacing rate. Pure."""
 
-BURST_SHARE = (
-    1 / 32
-)  # Of the round trip: a burst adds this much to the queue, and saves a wake-up for each packet but the first.
+# Of the round trip: a burst adds this much to the queue, and saves a wake-up for each packet but the first.
+BURST_SHARE = 1 / 32
 LEAST_BURST_S, MOST_BURST_S = 0.001, 0.004  # Event loops wake up no more often than once a millisecond.
 GREATEST_BURSTS = 2.0  # What was missed is made up for in bursts of so many.
 LEAST_REST_TRIP_S = 0.008  # Of shorter round trips a rest would be too large a part.

@@ -5,9 +5,8 @@ from collections import deque
 from transport.sctp.congestion.control import AckSample
 from transport.sctp.congestion.filters import Epoch
 
-GROWTH = (
-    1.25  # Less than this an epoch, for FLAT_EPOCHS epochs: the line is full (draft-ietf-ccwg-bbr, section 5.3.1.2).
-)
+# Less than this an epoch, for FLAT_EPOCHS epochs: the line is full (draft-ietf-ccwg-bbr, section 5.3.1.2).
+GROWTH = 1.25
 FLAT_EPOCHS = 3
 LOSS = 0.10  # Lost of an epoch: the queue is too short to show as a delay.
 ARRIVALS = 64  # Acknowledgements that are remembered: at 1 Gbit/s some twenty milliseconds.

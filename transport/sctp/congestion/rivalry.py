@@ -2,9 +2,8 @@
 
 from transport.sctp.congestion.competing import CompetingWindow
 
-SUSPECT_TARGETS = (
-    1.5  # A queue of this many targets is suspect; flows that share a line see up to 1.26 while they even out.
-)
+# A queue of this many targets is suspect; flows that share a line see up to 1.26 while they even out.
+SUSPECT_TARGETS = 1.5
 SUSPECT_EPOCHS = 4  # It has answered to a smaller window by then if it is ours.
 SUSPECT_EPOCHS_LONG = 2  # Where the queue is longer than the path, waiting is worse than a drain too many.
 MEMORY_S = 30.0  # What a flow had is its fair claim for so long: three periods of CUBIC on a home line.

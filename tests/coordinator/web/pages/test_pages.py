@@ -113,12 +113,7 @@ async def test_a_wallet_of_ones_own_is_shown_the_exact_escrow(house: House, http
 
 
 async def test_people_get_pages_and_programs_get_problems(house: House, http: aiohttp.ClientSession) -> None:
-    for path in (
-        "/nothing",
-        "/jobs/xyz",
-        f"/jobs/{'0' * 32}",
-        "/jobs/%00",
-    ):
+    for path in ("/nothing", "/jobs/xyz", f"/jobs/{'0' * 32}", "/jobs/%00"):
         async with http.get(house.url + path, headers=HTML) as response:
             assert (response.status, response.content_type) == (404, "text/html")
         async with http.get(house.url + path) as response:
