@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cottage.demo.network import DemoNetwork
+from cottage.demo.options import Fault as FaultName
 from cottage.demo.screen import DemoScreen, place
 from protocol.rest import api
 
@@ -23,13 +24,14 @@ class Fault(Protocol):
 class KillNode:
     """Ends one working node, its agent and its worker, without a word."""
 
-    def __init__(self, network: DemoNetwork, screen: DemoScreen) -> None:
+    def __init__(self, network: DemoNetwork, screen: DemoScreen, after: int) -> None:
         self._network = network
         self._screen = screen
+        self._after = after
         self._victim: str | None = None
 
     async def consider(self, job: api.JobView, nodes: Sequence[api.JobNode]) -> None:
-        if self._victim is not None or job.rounds_done < FIRST_ROUND:
+        if self._victim is not None or job.rounds_done < self._after:
             return
         target = next((n for n in reversed(nodes) if n.state == "training" and n.stage is not None), None)
         if target is None:
@@ -47,13 +49,14 @@ class KillNode:
 class KillCoordinator:
     """Ends the coordinator without a word and starts it again a little later."""
 
-    def __init__(self, network: DemoNetwork, screen: DemoScreen) -> None:
+    def __init__(self, network: DemoNetwork, screen: DemoScreen, after: int) -> None:
         self._network = network
         self._screen = screen
+        self._after = after
         self._round: int | None = None
 
     async def consider(self, job: api.JobView, nodes: Sequence[api.JobNode]) -> None:
-        if self._round is not None or job.rounds_done < FIRST_ROUND:
+        if self._round is not None or job.rounds_done < self._after:
             return
         self._round = job.rounds_done + 1
         assert self._network.coordinator is not None
@@ -71,14 +74,6 @@ class KillCoordinator:
         )
 
 
-def fault_for(name: str | None, network: DemoNetwork, screen: DemoScreen) -> Fault | None:
-    """The fault of that name."""
-    match name:
-        case None:
-            return None
-        case "kill-node":
-            return KillNode(network, screen)
-        case "kill-coordinator":
-            return KillCoordinator(network, screen)
-        case _:
-            raise ValueError(f"there is no fault {name!r}")
+def fault_for(name: FaultName, network: DemoNetwork, screen: DemoScreen, after: int) -> Fault:
+    """The fault of that name, which strikes once ``after`` rounds are complete."""
+    return (KillNode if name == "kill-node" else KillCoordinator)(network, screen, after)

@@ -25,7 +25,7 @@ class DemoOptions:
     sandbox: Sandbox
     keep: bool
     json: bool
-    fault: Fault | None
+    faults: tuple[Fault, ...]
     folder: Path
     seed: int
     lie: str | None
@@ -60,7 +60,7 @@ def parse(argv: Sequence[str]) -> DemoOptions:
         sandbox=values.sandbox,
         keep=values.keep,
         json=values.json,
-        fault=values.fault,
+        faults=tuple(values.fault),
         folder=values.dir.resolve(),
         seed=values.seed,
         lie=values.lie,
@@ -93,7 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--keep", action="store_true", help="leave everything running and print the web address")
     parser.add_argument("--json", action="store_true", help="no screen; one JSON document at the end")
-    parser.add_argument("--fault", choices=("kill-node", "kill-coordinator"), help="kill -9 one in mid-run")
+    parser.add_argument(
+        "--fault",
+        choices=("kill-node", "kill-coordinator"),
+        action="append",
+        default=[],
+        help="kill -9 one in mid-run; may be given twice: the second strikes a round later",
+    )
     parser.add_argument("--dir", type=Path, default=Path("build/demo"), help="folder for data, logs and the model")
     parser.add_argument("--seed", type=whole, default=7, help="seed of weights and sample order (7)")
     parser.add_argument("--audits", type=whole, default=1, help="commitments audited each round (1)")

@@ -15,7 +15,7 @@ from common.untrusted_text import untrusted
 from coordinator.client import Client
 from coordinator.client.text import money, size
 from cottage.demo.corpus import write_corpus
-from cottage.demo.faults import Fault, fault_for
+from cottage.demo.faults import FIRST_ROUND, Fault, fault_for
 from cottage.demo.network import LYING_AGENT, DemoNetwork
 from cottage.demo.options import DemoOptions
 from cottage.demo.processes import Household, output_of
@@ -53,7 +53,9 @@ class DemoRun:
         self.household = Household(options.folder / "logs")
         self.network = DemoNetwork(options, self.household)
         self.wallet = NodeKey.generate()
-        self.fault: Fault | None = fault_for(options.fault, self.network, screen)
+        self.faults: list[Fault] = [
+            fault_for(name, self.network, screen, after) for after, name in enumerate(options.faults, FIRST_ROUND)
+        ]
         self.liar: str | None = None
         self.started = 0.0
 
@@ -80,7 +82,7 @@ class DemoRun:
         self.screen.say("starting the coordinator")
         web = await self.network.start_coordinator()
         self.screen.say(f"web page: {web}")
-        count = self.options.nodes + (1 if self.options.fault == "kill-node" else 0)
+        count = self.options.nodes + self.options.faults.count("kill-node")
         if self.options.sandbox == "docker":
             self.screen.say("making the sandbox image (quick the second time)")
             await output_of(["-m", "installer.image.build", *(["--from-host"] if self.options.image_from_host else [])])
@@ -178,8 +180,8 @@ class DemoRun:
                 raise DemoError(
                     f"nothing has moved for {STALL_S:.0f} s; the job is {job.state}, round {job.rounds_done}"
                 )
-            if self.fault is not None:
-                await self.fault.consider(job, nodes)
+            for fault in self.faults:
+                await fault.consider(job, nodes)
             self.household.check()
             await asyncio.sleep(POLL_S)
 
@@ -205,7 +207,7 @@ class DemoRun:
             web=self.network.web,
             liar=self.liar,
             auditors=frozenset(node.node for node in await client.network_nodes() if node.auditor),
-            faults=() if self.fault is None else (self.fault.story(),),
+            faults=tuple(fault.story() for fault in self.faults),
         )
 
     async def _money(self, ledger: Ledger, job: api.JobView) -> Money:
@@ -228,21 +230,24 @@ class DemoRun:
         prepare = ["-m", "trainer", "prepare", "--dataset", str(self.options.folder / "corpus.txt"), "--format", "text"]
         prepare += ["--tokenizer", str(tokenizer), "--heldout", str(HELDOUT)]
         await output_of([*prepare, "--sequence", str(spec.training.sequence), "--out", str(folder)])
-        single = None
-        if self.options.reference:
-            self.screen.say("training the same model in one process on the same samples, to compare")
-            result = folder / "single.json"
-            words = ["-m", "trainer", "single", "--job", str(self.options.folder / "job.json"), "--folder", str(folder)]
-            # One thread, as each node has: two wait for each other wherever something else computes, too.
-            words += ["--replicas", str(self.options.replicas), "--threads", "1", "--out", str(result)]
-            await output_of(words)
-            single = float(json.loads(result.read_text())["loss_after"])
         self.screen.say("opening the model folder with transformers")
         evaluate = ["-m", "trainer", "evaluate", "--model", str(model), "--heldout", str(folder / "heldout.bin")]
         evaluate += ["--sequence", str(spec.training.sequence)]
         sample = ["-m", "trainer", "sample", "--model", str(model), "--prompt", PROMPT, "--tokens", "80", "--seed", "1"]
-        loss, text = await asyncio.gather(output_of(evaluate), output_of(sample))
+        loss, text, single = await asyncio.gather(output_of(evaluate), output_of(sample), self._single(folder))
         return single, float(json.loads(loss)["loss"]), text.strip()
+
+    async def _single(self, folder: Path) -> float | None:
+        """The loss after the same training in one process."""
+        if not self.options.reference:
+            return None
+        self.screen.say("training the same model in one process on the same samples, to compare")
+        result = folder / "single.json"
+        words = ["-m", "trainer", "single", "--job", str(self.options.folder / "job.json"), "--folder", str(folder)]
+        # One thread, as each node has: two wait for each other wherever something else computes, too.
+        words += ["--replicas", str(self.options.replicas), "--threads", "1", "--out", str(result)]
+        await output_of(words)
+        return float(json.loads(result.read_text())["loss_after"])
 
 
 def _curve(points: Sequence[api.Metric]) -> list[float]:
