@@ -14,7 +14,7 @@ from common.own_folders import make_folder
 from common.untrusted_text import untrusted
 from coordinator.client import Client
 from coordinator.client.text import money, size
-from cottage.demo.corpus import write_corpus
+from cottage.demo.corpus import CORPUS_BYTES, write_corpus
 from cottage.demo.faults import FIRST_ROUND, Fault, fault_for
 from cottage.demo.network import LYING_AGENT, DemoNetwork
 from cottage.demo.options import DemoOptions
@@ -46,6 +46,8 @@ class DemoError(RuntimeError):
 
 class DemoRun:
     """One demo. An async context: leaving it ends every process."""
+
+    corpus_bytes = CORPUS_BYTES
 
     def __init__(self, options: DemoOptions, screen: DemoScreen) -> None:
         self.options = options
@@ -114,7 +116,7 @@ class DemoRun:
 
     async def _submit(self, client: Client, ledger: Ledger) -> api.JobView:
         corpus = self.options.folder / "corpus.txt"
-        written = await asyncio.to_thread(write_corpus, corpus)
+        written = await asyncio.to_thread(write_corpus, corpus, self.corpus_bytes)
         self.screen.say(f"uploading {size(written)} of text: the source of this Python's own library")
         upload = await client.upload(corpus)
         if upload.artifact is None:

@@ -9,7 +9,7 @@ from coordinator.client import Client
 from protocol.rest import api
 from tests.chaos.storm import ENDED, Storm, Weather
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 # A minute's lease: on a machine so busy that a node is lost by mistake, the run would rightly be another one.
 WEATHER = Weather(

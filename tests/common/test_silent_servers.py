@@ -96,6 +96,15 @@ async def _ask_ledger(url: str) -> tuple[float, str]:
         await ledger.aclose()
 
 
+async def _ask_by_session(url: str) -> float:
+    async with open_session() as http:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with http.get(url) as answer:
+                await answer.read()
+        return time.monotonic() - began
+
+
 @pytest.mark.slow
 async def test_no_server_holds_a_question_for_longer_than_anybody_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     async with contextlib.AsyncExitStack() as servers:
@@ -104,23 +113,15 @@ async def test_no_server_holds_a_question_for_longer_than_anybody_would_wait(mon
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{ports['nothing']}")
         urls = [f"http://127.0.0.1:{port}" for port in (*ports.values(), full)]
         urls += [f"https://127.0.0.1:{ports['nothing']}", "http://cottage.example"]  # TLS, and a proxy.
-        found = await asyncio.gather(*map(_ask, urls), *map(_ask_ledger, urls))
+        asked = asyncio.gather(*map(_ask, urls), *map(_ask_ledger, urls))
+        found, by_session = await asyncio.gather(asked, _ask_by_session(f"http://127.0.0.1:{ports['drip']}"))
+    assert by_session < ANSWER_S + 5, "a session of any room asks for no longer either"
     for url, (seconds, said) in zip(urls * 2, found, strict=True):
         assert seconds < ANSWER_S + 5, url
         assert url in said
         assert "does not answer" in said
         assert "no answer in time" in said
         assert "see whether" in said or "is the ledger running" in said or "does the proxy reach it" in said
-
-
-@pytest.mark.slow
-async def test_a_session_of_any_room_asks_for_no_longer_either() -> None:
-    async with answering(_drip) as port, open_session() as http:
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            async with http.get(f"http://127.0.0.1:{port}") as answer:
-                await answer.read()
-        assert time.monotonic() - began < ANSWER_S + 5
 
 
 async def test_an_answer_that_is_large_and_slow_is_no_drip(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,7 +240,8 @@ async def test_what_nobody_waits_for_any_more_is_given_up() -> None:
     assert begun == [2]
 
 
-async def test_every_loop_of_a_coordinator_waits_for_its_store(config: Config) -> None:
+async def test_every_loop_of_a_coordinator_waits_for_its_store(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_retry, "MAX_PAUSE", 0.1)
     made: list[Flaky] = []
 
     def over(store: Store) -> Store:

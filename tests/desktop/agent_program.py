@@ -67,7 +67,7 @@ if __name__ == "__main__":
         believe(os.environ["COTTAGE_PROGRAM"], os.environ["COTTAGE_VERSION"])
     if sys.argv[1] == "auditor":
         auditor_cli.LAST_WORDS_S = 2.0  # type: ignore[attr-defined]
-        auditor.RETRY_S, auditor.STUCK_S = 1.0, 15.0  # type: ignore[attr-defined]
+        auditor.RETRY_S, auditor.STUCK_S = 0.5, 8.0  # type: ignore[attr-defined]
         signal.signal(signal.SIGUSR1, stand_still)
         sys.exit(auditor_cli.main(sys.argv[2:]))
     sys.exit(cli.main())

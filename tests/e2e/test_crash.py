@@ -1,4 +1,4 @@
-"""A provider's computer that loses its power just when its round is drawn: back after 14 s, it shows it and is paid."""
+"""A provider's computer that loses its power just when its round is drawn: back after 10 s, it shows it and is paid."""
 
 import asyncio
 import time
@@ -15,14 +15,14 @@ from cottage.demo.screen import LineScreen
 from desktop.agent.base.activity import Activity
 from protocol.job.job import JobSpec
 from protocol.rest.api import AuditView, CommitView, JobEvent
-from tests.support.small_job import small_job
+from tests.support.small_job import CORPUS_BYTES, small_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 WORDS = ["--nodes", "3", "--stages", "1", "--no-reference", "--json"]  # Three replicas: two go on with the rounds.
-PACE_S = 0.3  # Of a micro-batch, so a step takes long enough to die in before what is drawn was shown.
-ROUNDS, STEPS = 8, 10
-DOWN_S = 14.0
+PACE_S = 0.15  # Of each pass of a micro-batch, so a step takes long enough to die in before what is drawn was shown.
+ROUNDS, STEPS = 5, 10
+DOWN_S = 10.0  # Longer than its lease.
 RETURN_S = 180.0  # Restarting takes a minute where two busy processors import PyTorch.
 POLL_S = 0.05
 PATIENCE_S = 400.0
@@ -52,6 +52,8 @@ class PacedNetwork(DemoNetwork):
 
 class PacedRun(DemoRun):
     """One job of a model of 0.1 M parameters."""
+
+    corpus_bytes = CORPUS_BYTES
 
     def _spec(self, artifact: str, budget: int) -> JobSpec:
         stages, replicas = self.options.stages, self.options.replicas

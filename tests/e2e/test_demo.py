@@ -100,7 +100,8 @@ def test_the_whole_path_trains_verifies_and_pays_though_a_node_and_its_coordinat
     assert (Path(document["model_dir"]) / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("lie", ["gradient", pytest.param("substitute", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lie", ["gradient", "substitute"])
 def test_a_node_that_lies_is_caught_and_loses_stake(tmp_path: Path, lie: str) -> None:
     document = demo(tmp_path, *SHORTEST, "--lie", lie, "--audits", "4")
     assert_money_adds_up(document)

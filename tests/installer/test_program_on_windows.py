@@ -27,6 +27,7 @@ READY = os.environ.get("COTTAGE_WINDOWS_BUNDLE")  # A folder with both executabl
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.long,
     pytest.mark.xdist_group("windows-bundle"),
     pytest.mark.skipif(bool(LACKS), reason=f"the program for Windows is built and tried with {', '.join(LACKS)}"),
 ]

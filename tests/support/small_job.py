@@ -4,6 +4,8 @@ from common.untrusted_text import untrusted
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 
 BATCH, SEQUENCE = 4, 32
+CORPUS_BYTES = 1_000_000
+"""Of text, which a coordinator prepares in a second."""
 MODEL = {
     "model_type": "llama",
     "hidden_size": 64,
