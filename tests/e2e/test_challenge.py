@@ -1,4 +1,4 @@
-"""Real nodes that lie: one that nobody drew and a stranger finds, with a bond on the ledger, and one that the coordinator draws."""
+"""Real nodes that lie: one that nobody drew and a stranger finds, by a bond on the ledger, and one that the coordinator draws."""
 
 import asyncio
 import sys

@@ -77,12 +77,13 @@ async def test_the_round_trip_is_that_of_the_line(bed: Bed, rtt_ms: float) -> No
     bed.homes.set_nat(1, Nat.PORT_CONE)
     bed.homes.set_link(1, Link(rtt_ms=rtt_ms))
     to_relay = rtt_ms / 2  # Between two homes the line is crossed twice as often.
-    measured: list[float] = []
-    while not measured or (min(measured) > to_relay + 2 and len(measured) < TRIES):
+    measured: list[tuple[float, float]] = []
+    while not measured or (min(measured) > (0, to_relay + 2) and len(measured) < TRIES):
         [relay] = (await bed.nettest("--no-speed"))["relays"]
-        assert relay["loss"] == 0
-        measured.append(relay["rtt_s"] * 1000)
-    assert to_relay <= min(measured) <= to_relay + 2
+        measured.append((relay["loss"], relay["rtt_s"] * 1000))
+    lost, best = min(measured)
+    assert lost == 0, measured
+    assert to_relay <= best <= to_relay + 2, measured
 
 
 async def test_losses_are_counted(bed: Bed) -> None:

@@ -37,7 +37,7 @@ raise SystemExit(pytest.main(sys.argv[2:]))
     ("names", "but", "least"),  # Of tests that run there; the others need Linux's own ways.
     [
         pytest.param(QUICK, LARGE, 150, id="quick"),
-        pytest.param((*QUICK, *OTHERS), "nothing", 210, id="all", marks=pytest.mark.long),
+        pytest.param((*QUICK, *OTHERS), "none_of_these", 210, id="all", marks=pytest.mark.long),
     ],
 )
 def test_the_transports_own_tests_pass_there(
