@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import msgspec
+import pytest
 
 from coordinator.domain.audits import dispute as disputes
 from coordinator.domain.audits.dispute import SIDES, Dispute, Side
@@ -86,6 +87,7 @@ async def test_one_wrong_bit_of_a_real_step_is_found_and_a_process_of_its_own_sa
     assert verdicts == {"prover": True, "challenger": False}
 
 
+@pytest.mark.long
 async def test_where_both_sides_do_what_they_say_the_step_is_run_again_to_see_whose_operation_it_is(
     folder: Path, tokens: TokenFile, tmp_path: Path
 ) -> None:

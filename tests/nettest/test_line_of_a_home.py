@@ -110,7 +110,7 @@ async def test_a_cut_line_is_told_within_the_promised_time_and_by_the_exit_code(
 @pytest.mark.parametrize(
     ("line", "share"),
     [
-        pytest.param(Link(up=20e6, down=100e6, rtt_ms=40), 0.15, id="20 up, 100 down"),
+        pytest.param(Link(up=20e6, down=100e6, rtt_ms=40), 0.15, id="20 up, 100 down", marks=pytest.mark.long),
         pytest.param(Link(up=20e6, down=100e6, rtt_ms=100, loss=0.01), 0.2, id="the same, far away and lossy"),
         pytest.param(Link(up=1e6, down=4e6, rtt_ms=40), 0.2, id="1 up, 4 down"),
     ],

@@ -1,9 +1,21 @@
 """Worlds of a test: some run each time, the others in ``make test-long``."""
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 import pytest
 from _pytest.mark.structures import ParameterSet
+
+T = TypeVar("T")
 
 
 def seeds(quick: int, of: int) -> list[int | ParameterSet]:
     """Seeds ``0..of-1``, of which those from ``quick`` on are long."""
     return [*range(quick), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(quick, of))]
+
+
+def every(nth: int, cases: Iterable[T]) -> list[T | ParameterSet]:
+    """Each ``nth`` of the cases, from the first on; the others are long."""
+    return [
+        case if not number % nth else pytest.param(case, marks=pytest.mark.long) for number, case in enumerate(cases)
+    ]

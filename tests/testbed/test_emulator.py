@@ -46,7 +46,7 @@ async def test_udp_gets_the_rate_that_was_set_and_the_rest_is_dropped(portable: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mbit", [100, 1000])
+@pytest.mark.parametrize("mbit", [pytest.param(100, marks=pytest.mark.long), 1000])
 async def test_udp_gets_the_rate_that_was_set_up_to_a_gigabit(mbit: int) -> None:
     await check_udp_rate(mbit, seconds=2.0, portable=False)
 

@@ -9,7 +9,7 @@ from tests.testbed.homes import missing
 from tests.transport.soak import problems, soak
 
 WHY_NOT = missing()
-SECONDS = float(os.environ.get("COTTAGE_SOAK_S", "20"))
+SECONDS = float(os.environ.get("COTTAGE_SOAK_S", "10"))
 # What is on its way varies by some of the greatest messages; a leak of 1 % of the traffic is more.
 MOST_GROWTH = 48 << 20
 

@@ -131,10 +131,25 @@ print(json.dumps(seen))
 """
 
 
-@pytest.mark.parametrize("language", ["en", "de"])
 @pytest.mark.parametrize(
-    ("width", "height", "scale"),
-    [(800, 600, 1), (1366, 768, 1), (1920, 1080, 1), (1920, 1080, 1.5), (1920, 1080, 2)],
+    ("language", "width", "height", "scale"),
+    [
+        ("de", 800, 600, 1),
+        ("en", 1366, 768, 1),
+        ("de", 1920, 1080, 1),
+        ("en", 1920, 1080, 1.5),
+        ("de", 1920, 1080, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("en", 800, 600, 1),
+                ("de", 1366, 768, 1),
+                ("en", 1920, 1080, 1),
+                ("de", 1920, 1080, 1.5),
+                ("en", 1920, 1080, 2),
+            )
+        ),
+    ],
 )
 def test_a_new_window_fits_its_screen_and_everything_in_it_is_reached(
     tmp_path: Path, width: int, height: int, scale: float, language: str

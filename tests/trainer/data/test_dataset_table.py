@@ -104,7 +104,7 @@ def test_what_is_packed_reads_as_what_is_not(packing: str, kind: Kind, tmp_path:
         read(path, kind)
 
 
-@each("larger than memory", long=("token ids, JSON lines", "JSON: an object with a list"))
+@each("larger than memory", long=("token ids, JSON lines", "JSON: an object with a list", "JSON: rows by name"))
 def test_a_file_is_read_in_a_fraction_of_its_size(kind: Kind, tmp_path: Path) -> None:
     if kind.form in TOKENISED:
         data, count = kind.write([np.arange(100_000) % 60_000] * 100), 10_000_000

@@ -20,6 +20,7 @@ from protocol.models import config_keys, hf_classes
 from protocol.models.families import FAMILY
 from protocol.models.model import ModelConfigError, resolve, tensors_of
 from tests.support import config_classes, config_table
+from tests.support.seeds import every
 from tests.trainer.files.test_families import exported, tokenizer
 from tests.trainer.small import FAMILY_CONFIGS, SEQUENCE, VOCABULARY, cuts, training
 from trainer.stage.model import Cut, build_module
@@ -264,7 +265,7 @@ def cell(case: tuple[str, str, Any]) -> str:
     return f"{family}-{key}-{str(value)[:40]}"
 
 
-@pytest.mark.parametrize("case", list(taken_cases()), ids=cell)
+@pytest.mark.parametrize("case", every(3, taken_cases()), ids=cell)
 def test_what_is_taken_computes_as_transformers_does_when_it_comes_in_and_when_it_goes_out(
     case: tuple[str, str, Any], tmp_path: Path, tokenizer: Path
 ) -> None:

@@ -22,7 +22,7 @@ WHOLE = Cut(0, 3, True, True)
 
 
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
-@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("stages", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_pipeline_and_one_process_agree_over_many_steps(family: str, stages: int, tokens: TokenFile) -> None:
     spec, steps = training(), 50 if family in ("llama", "gpt2") else 10
     line = pipeline(family, stages, tokens, spec)

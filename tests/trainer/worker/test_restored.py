@@ -77,7 +77,7 @@ async def openings(router: Router, place: Place, rounds: list[int], *, ending: b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("method", [*METHODS, "visits"])
 async def test_every_opening_is_byte_for_byte_the_one_of_the_worker_that_died(
     method: str, every: int, routed: MakeRouter

@@ -79,7 +79,7 @@ async def lost_within(program: Program, begin: float) -> float:
     ("nat", "sender"),
     [
         pytest.param(Nat.PORT_CONE, 0, id="direct, of the sender"),
-        pytest.param(Nat.PORT_CONE, 1, id="direct, of the receiver"),
+        pytest.param(Nat.PORT_CONE, 1, id="direct, of the receiver", marks=pytest.mark.long),
         pytest.param(Nat.SYMMETRIC, 0, id="relayed, of the sender"),
     ],
 )
@@ -118,7 +118,13 @@ async def test_the_second_relay_takes_over_when_the_first_vanishes(program: Rela
             await arrived_whole(left, right)
 
 
-@pytest.mark.parametrize("sender", [0, 1], ids=["of the offering side", "of the other"])
+@pytest.mark.parametrize(
+    "sender",
+    [
+        pytest.param(0, id="of the offering side"),
+        pytest.param(1, id="of the other", marks=pytest.mark.long),
+    ],
+)
 async def test_a_relayed_transfer_moves_over_to_a_direct_way_that_opens(bed: Homes, sender: int) -> None:
     bed.home(1).part(bed.home(2))
     async with nodes(bed.home(1), bed.home(2), bed.relay.servers("udp"), limits={"upgrade_s": 1.0}) as both:

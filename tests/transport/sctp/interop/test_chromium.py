@@ -66,6 +66,9 @@ def pair(request: pytest.FixtureRequest, ours: RtcEnd, chromium: End) -> tuple[E
     return (ours, chromium) if request.param == "ours offers" else (chromium, ours)
 
 
+@pytest.mark.parametrize(
+    "pair", [pytest.param("ours offers", marks=pytest.mark.long), "Chromium offers"], indirect=True
+)
 async def test_twenty_megabytes_in_both_directions_at_once_are_byte_identical(pair: tuple[End, End]) -> None:
     await join(*pair, {"data": {}})
     await both_ways(*pair, "data", MANY // (64 << 10), 64 << 10)
@@ -149,7 +152,7 @@ async def test_chromium_answers_the_probes_of_the_paths_mtu(chromium: End, ours:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NO_BED), reason=WHY_NO_BED or "the test-bed can be built")
-@pytest.mark.parametrize("offers", ["ours", "chromium"])
+@pytest.mark.parametrize("offers", ["ours", pytest.param("chromium", marks=pytest.mark.long)])
 async def test_over_a_lossy_line_every_byte_comes_and_what_may_be_lost_does_not_delay_it(
     tmp_path: Path, offers: str
 ) -> None:

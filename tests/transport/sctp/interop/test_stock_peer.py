@@ -16,8 +16,15 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
+EITHER = [("ours", "stock"), ("stock", "ours")]
+OURS_OFFERS = pytest.mark.parametrize(
+    "pair",
+    [pytest.param(EITHER[0], id="ours offers"), pytest.param(EITHER[1], id="stock offers", marks=pytest.mark.long)],
+    indirect=True,
+)
 
-@pytest.fixture(params=[("ours", "stock"), ("stock", "ours")], ids=["ours offers", "stock offers"])
+
+@pytest.fixture(params=EITHER, ids=["ours offers", "stock offers"])
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[End, End]]:
     """The offerer and the answerer, each at home."""
     first, second = request.param
@@ -31,6 +38,7 @@ async def test_every_byte_comes_in_order_whatever_the_line_does(pair: tuple[End,
     await both_ways(*pair, "data", 12, 50_000)
 
 
+@OURS_OFFERS
 async def test_what_may_be_lost_is_not_sent_again_and_delays_nothing(pair: tuple[End, End]) -> None:
     await join(*pair, {"data": {}, "news": {"ordered": False, "maxRetransmits": 0}})
     for sender, receiver in (pair, pair[::-1]):
@@ -38,6 +46,7 @@ async def test_what_may_be_lost_is_not_sent_again_and_delays_nothing(pair: tuple
         assert len(set(numbers)) == len(numbers) < 80  # Five packets each: about one message in twenty is lost.
 
 
+@OURS_OFFERS
 async def test_what_may_be_lost_keeps_its_order(pair: tuple[End, End], request: pytest.FixtureRequest) -> None:
     await join(*pair, {"data": {}, "row": {"maxRetransmits": 0}})
     ours_first = "ours offers" in request.node.name
