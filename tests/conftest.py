@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common import gc_tuning
 from tests.support import docker as docker_support
 from tests.support import session, together
 from tests.support.proxy import VARIABLES
@@ -15,6 +16,8 @@ TESTS = Path(__file__).parent
 WALL_CLOCK = {"testbed", "transport", "relay", "nettest"}
 """Folders in which lines are emulated in real time."""
 FURTHER_TRIES = 2
+MANY = 200
+"""Tests that weigh so much."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +35,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("wall_clock") and config.pluginmanager.hasplugin("rerunfailures"):
             item.add_marker(pytest.mark.flaky(reruns=FURTHER_TRIES))
     together.refuse_strays(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What twelve thousand tests import stays for the whole run: collections of garbage need not walk it again."""
+    if len(session.items) > MANY:
+        gc_tuning.settle()
 
 
 @pytest.hookimpl(optionalhook=True)
