@@ -31,6 +31,7 @@ from trainer.outer.inner_update import update
 from trainer.stage.model import Cut
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.steps import Recorded, accumulate
+from trainer.stage.storage import ALIGNMENT
 
 REPLICAS = 4
 SEQUENCE, BATCH, VOCABULARY = 128, 4, 259
@@ -189,20 +190,20 @@ class Runner:
         """Rounds of inner steps; ``plan`` says where each begins and how many steps each replica takes in it."""
         training = self._setting.spec(recipe)
         stages = [self.stage(training) for _ in range(REPLICAS)]
-        method = outer_method(training, stages[0].slots, stages[0].parameters.numel())
-        state = OuterState(stages[0].state().parameters, torch.zeros_like(stages[0].parameters))
+        method = outer_method(training, stages[0].slots, stages[0].size)
+        state = OuterState(stages[0].values().clone(), torch.zeros(stages[0].size))
         local: list[Local] = [method.fresh(state) for _ in stages]
         chance = np.random.Generator(np.random.Philox(key=training.seed))
         sent, curve, losses = 0, [], 0
         for index, (first, steps) in enumerate(plan):
             contributions: dict[int, bytes] = {}
             for replica, stage in enumerate(stages):
-                stage.parameters.copy_(method.start(state, local[replica], index))
+                stage.load(method.start(state, local[replica], index))
                 for step in range(steps[replica]):
                     at = first + (step if recipe.how != "timed" else int(step / SPEEDS[replica]))
                     self.gradients(stage, training, first + step, replica, 1)
                     update(stage, Position(0, 1), NOBODY, at, total)
-                made = method.contribution(state.anchor, stage.parameters, local[replica], index)
+                made = method.contribution(state.anchor, stage.values(), local[replica], index)
                 sent += len(made.data) if replica == 0 else 0
                 if chance.random() >= recipe.lost or (replica == REPLICAS - 1 and not contributions):
                     contributions[replica], local[replica] = made.data, made.local
@@ -211,9 +212,9 @@ class Runner:
                 self._tell((index + (replica + 1) / REPLICAS) / len(plan))
             state = method.apply(state, contributions, index)
             if (index + 1) * CURVE_POINTS // len(plan) > index * CURVE_POINTS // len(plan):
-                stages[0].parameters.copy_(state.anchor)
+                stages[0].load(state.anchor)
                 curve.append((first + max(steps), self._loss(stages[0], CURVE_WINDOWS)))
-        stages[0].parameters.copy_(state.anchor)
+        stages[0].load(state.anchor)
         tokens = sum(sum(steps) for _, steps in plan) // REPLICAS * BATCH * SEQUENCE
         figures = self._figures(stages[0], curve, sent, total, tokens, REPLICAS, True)
         return figures | {"round_steps": [max(steps) for _, steps in plan], "lost_contributions": losses}
@@ -225,7 +226,7 @@ class Runner:
         shape = SIZES[self._setting.size]
         stage = Stage(shape.config(), Cut(0, shape.layers, True, True), training)
         if self._setting.warm:
-            stage.restore(self.warm_start())
+            continue_from(stage, self.warm_start())
         return stage
 
     def warm_start(self) -> StageState:
@@ -311,6 +312,18 @@ def _identity(setting: Setting, recipe: Recipe) -> Figures:
     }
 
 
+def continue_from(stage: Stage, state: StageState) -> None:
+    """Put a stage into a state of float32 vectors, rounded to how it keeps them."""
+    for slot in stage.slots:
+        span = slice(slot.start, slot.start + -(-slot.count // ALIGNMENT) * ALIGNMENT)
+        part = stage.storage.read(slot, span)
+        part.values.copy_(state.parameters[span])
+        part.first.copy_(state.first_moment[span])
+        part.second.copy_(state.second_moment[span][: part.second.numel()])
+        stage.storage.write(slot, span, part, state.adam_steps)
+    stage.adam_steps = state.adam_steps
+
+
 def rounds_of(training: TrainingSpec) -> Iterator[tuple[int, int]]:
     """First step and steps of each round."""
     plan = schedule(training, REPLICAS)
@@ -323,6 +336,6 @@ def judge(stage: Stage, parts: Sequence[Windows]) -> float:
     with torch.no_grad():
         for windows in parts:
             rows = torch.from_numpy(windows)
-            total += float(stage.loss(stage.forward(rows[:, :-1]), rows[:, 1:]))
+            total += float(stage.summed_loss(rows[:, :-1], rows[:, 1:]))
             tokens += rows.shape[0] * (rows.shape[1] - 1)
     return total / tokens

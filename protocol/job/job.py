@@ -204,9 +204,19 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Further micro-batches in flight for each stage that follows, against the time on the link."""
     recompute: bool = False
     """Keep only each layer's input for the backward pass: less memory for a third more work."""
+    memory: Literal["float32", "lean"] = "float32"
+    """How a stage keeps what it trains, see ``trainer.stage.storage``. ``lean``: half the bytes and fewer, for large models;
+    it computes in bf16 and recomputes each layer."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether layers run again in the backward pass."""
+        return self.recompute or self.memory == "lean"
 
     def __post_init__(self) -> None:
         """Refuse what does not learn."""
+        if self.memory == "lean":
+            self._check_lean()
         if self.outer == "sparseloco" and self.outer_momentum > 0:
             raise ValueError(
                 f"outer: sparseloco with outer_momentum {self.outer_momentum:g} learns less than one replica alone, since what "
@@ -226,6 +236,20 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.outer in TOGETHER and self.precision == "fp16":
             raise ValueError(
                 f"outer: {self.outer} sends every step's gradients, and those of fp16 overflow at times: set precision to bf16"
+            )
+
+    def _check_lean(self) -> None:
+        if self.precision != "bf16":
+            raise ValueError(f"memory: lean computes in bf16, and precision is {self.precision}: set precision to bf16")
+        if self.outer in ("demo", "dgc"):
+            raise ValueError(
+                f"outer: {self.outer} keeps float32 vectors of its own where memory: lean has 8-bit moments: set memory to "
+                "float32, or outer to diloco"
+            )
+        if self.subspace is not None:
+            raise ValueError(
+                f"subspace {self.subspace} holds parameters in place with two float32 vectors: set memory to float32, or leave "
+                "subspace out"
             )
 
 

@@ -173,7 +173,7 @@ def choose_crossing(shape: ModelShape, training: TrainingSpec, edge: Edge) -> Pi
         gradients = "int4" if narrow else training.boundary_gradients
         spec = msgspec.structs.replace(training, activations=kind, boundary_gradients=gradients)
         busy = 8 * max(boundary_bytes(shape, spec, training.batch * training.sequence)) / edge.bits_per_second
-        for recompute in (training.recompute, True):
+        for recompute in (training.recomputes, True):
             found += [_timed(spec, edge, busy, micros, recompute) for micros in _counts(training.batch)]
         found = [choice for choice in found if choice.seconds < math.inf]
         if found and busy <= _LINK_SHARE * edge.stage_seconds:
@@ -194,7 +194,7 @@ def _counts(batch: int) -> list[int]:
 
 def _timed(training: TrainingSpec, edge: Edge, busy: float, micros: int, recompute: bool) -> PipelineChoice:
     """One way to run a step; infinitely slow where it does not fit into memory."""
-    compute = edge.stage_seconds * (_RECOMPUTED if recompute and not training.recompute else 1.0)
+    compute = edge.stage_seconds * (_RECOMPUTED if recompute and not training.recomputes else 1.0)
     part, transfer = compute / micros, edge.latency + busy / micros
     lookahead = 0
     if edge.stages > 1:

@@ -240,7 +240,7 @@ def commit_round(
     position = Position.of(stage, len(line.stages), line.stages[0].training)
     own, spec = line.stages[stage], line.stages[stage].training
     micros = crossings(spec)
-    anchor = own.state().parameters
+    anchor = own.values().clone()
     method = outer_method(spec, own.slots, anchor.numel())
     carried_in = method.fresh(OuterState(anchor, torch.zeros_like(anchor))) if local is None else local
     trace = RoundTrace(first_step, anchor, 1, carried_in, segment=spec.commit_every)
@@ -266,7 +266,7 @@ def commit_round(
         )
         trace.add(leaf, recorder.received)
         sent.append(recorder.sent)
-        given = method.contribution(trace.anchor, own.parameters, trace.local, 0)
+        given = method.contribution(trace.anchor, own.values(), trace.local, 0)
         if index == made_after(spec, steps):
             bound = hashlib.sha256(given.data).hexdigest()
     trace.after_steps(own, keeper)

@@ -28,6 +28,7 @@ from trainer.errors import OpeningError
 from trainer.files.tensors import file_in_pieces
 from trainer.outer.method import Local, local_digest
 from trainer.stage.stage import StageState
+from trainer.stage.storage import StateLayout
 
 MAX_HEAD = 16 << 20  # 66 leaves of 1280 + 512 digests, each with a proof of 32 hashes.
 
@@ -142,7 +143,7 @@ def read_opening(
     step: int,
     position: Position,
     micros: int,
-    size: int,
+    layout: StateLayout,
     carries: Sequence[str] = (),
     made: int | None = None,
     every: int = 1,
@@ -153,7 +154,7 @@ def read_opening(
     Args:
         root: Merkle root of the round, in hexadecimal; ``leaves`` under it.
         step: within the round.
-        micros: micro-batches of a step; ``size``: length of the stage's flat vectors.
+        micros: micro-batches of a step; ``layout``: of the stage's states.
         carries: names of the vectors that the method carries from round to round.
         made: as in ``write_opening``; ``every``: steps of a segment.
         ending: it must be there, and what was committed to.
@@ -163,19 +164,20 @@ def read_opening(
     tensors, head = _parse(data)
     first, stop = segment(step, every, leaves)
     _prove(head, root, leaves, range(first, stop))
-    state = _state(tensors, "", size, head.adam_steps)
+    state = _state(tensors, "", layout, head.adam_steps)
     if state.digest() != head.leaves[0].before:
         raise OpeningError("the state is not the one that the leaf begins with")
     payloads = _received(tensors, head, position, micros)
     shown = Opening(first, head.leaves, head.paths, head.previous, head.last, head.last_path, state, payloads, None, {})
     if ending:
-        shown = replace(shown, ending=_ending(tensors, head, position, micros, size))
+        shown = replace(shown, ending=_ending(tensors, head, position, micros, layout))
     if not _anchored(first, stop, leaves - 1, carries, made):
         return shown
-    local = {name: _vector(tensors, f"local.{name}", size) for name in carries}
+    wide = (torch.float32, layout.size)
+    local = {name: _vector(tensors, f"local.{name}", *wide) for name in carries}
     if local_digest(local) != head.leaves[0].local:
         raise OpeningError("what the replica carried into the round is not what the leaf names")
-    return replace(shown, anchor=_vector(tensors, "anchor", size), local=local)
+    return replace(shown, anchor=_vector(tensors, "anchor", *wide), local=local)
 
 
 def _received(
@@ -206,10 +208,12 @@ def _payloads(
     return tuple(payloads)
 
 
-def _ending(tensors: dict[str, Tensor], head: _Head, position: Position, micros: int, size: int) -> SegmentEnd:
+def _ending(
+    tensors: dict[str, Tensor], head: _Head, position: Position, micros: int, layout: StateLayout
+) -> SegmentEnd:
     if head.ending_steps is None:
         raise OpeningError("it does not show what the segment came to")
-    state = _state(tensors, "ending.", size, head.ending_steps)
+    state = _state(tensors, "ending.", layout, head.ending_steps)
     if state.digest() != head.leaves[-1].after:
         raise OpeningError("the state after the segment is not the one that the leaf ends with")
     return SegmentEnd(state, _payloads(tensors, "sent", position.produced(micros), [leaf.sent for leaf in head.leaves]))
@@ -252,15 +256,17 @@ def _prove(head: _Head, root: str, leaves: int, steps: range) -> None:
         raise OpeningError(f"the leaf before does not stand at place {before} of {leaves} under root {root[:16]}")
 
 
-def _state(tensors: dict[str, Tensor], prefix: str, size: int, steps: int) -> StageState:
-    parameters, first, second = (_vector(tensors, prefix + name, size) for name in _VECTORS)
+def _state(tensors: dict[str, Tensor], prefix: str, layout: StateLayout, steps: int) -> StageState:
+    parameters, first, second = (
+        _vector(tensors, prefix + name, *kind) for name, kind in zip(_VECTORS, layout.vectors, strict=True)
+    )
     return StageState(parameters, first, second, steps)
 
 
-def _vector(tensors: dict[str, Tensor], name: str, size: int) -> Tensor:
+def _vector(tensors: dict[str, Tensor], name: str, dtype: torch.dtype, length: int) -> Tensor:
     value = tensors.get(name)
-    if value is None or value.dtype != torch.float32 or tuple(value.shape) != (size,):
-        raise OpeningError(f"{name} is missing, or not {size:,} float32 values")
+    if value is None or value.dtype != dtype or tuple(value.shape) != (length,):
+        raise OpeningError(f"{name} is missing, or not {length:,} {str(dtype).removeprefix('torch.')} values")
     return value.clone()
 
 

@@ -1,7 +1,7 @@
 """Re-running a committed segment and saying whether it was done as committed: bit for bit, or near enough across classes."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ class OpeningReplayer:
             OpeningError: see ``read_opening``.
         """
         position = position_of(command.plan, command.stage, command.replica, self._training)
-        micros, size = crossings(self._training), stage.parameters.numel()
+        micros, size = crossings(self._training), stage.size
         method = outer_method(self._training, stage.slots, size)
         carries = tuple(sorted(method.fresh(OuterState(torch.zeros(size), torch.zeros(size)))))
         opened = read_opening(
@@ -139,7 +139,7 @@ class OpeningReplayer:
             command.step,
             position,
             micros,
-            size,
+            stage.layout,
             carries,
             made_after(self._training, command.leaves),
             self._training.commit_every,
@@ -217,7 +217,7 @@ class OpeningReplayer:
                 return Compared(False, f"the step cannot be done with what it received: {error}", {})
             distances.add_step(rerun.windows(step)[0], sent, redone.payloads, leaf.loss, redone.loss)
             idle = idle or rerun.vain(redone)
-        distances.add_state(opened.state, opened.ending.state, stage.state())
+        distances.add_state(opened.state, opened.ending.state, stage.own_state())
         return replace(distances.compared(), vain=idle)
 
     def _operations(self, opened: Opening, stage: Stage) -> int:
@@ -227,7 +227,7 @@ class OpeningReplayer:
         """Run an outer step again and compare."""
         cut = cut_of(command.plan, command.stage)
         stage = Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
-        return judge_outer(outer_method(self._training, stage.slots, stage.parameters.numel()), stage, command, opening)
+        return judge_outer(outer_method(self._training, stage.slots, stage.size), stage, command, opening)
 
     def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> tuple[str, str]:
         """The first difference in words, empty where there is none, and how it was in vain."""
@@ -242,7 +242,7 @@ class OpeningReplayer:
                 return f"the step cannot be done with what it received: {error}", idle
             idle = idle or rerun.vain(redone)
             found = self._compare_step(leaf, redone) or _compare_contribution(
-                command, opened, redone.step, stage, stage.parameters, method
+                command, opened, redone.step, stage, stage.values, method
             )
             if found:
                 return found, idle
@@ -281,7 +281,7 @@ class OpeningReplayer:
 
     def _initial(self, cut: Cut) -> str:
         """Digest of the parameters that the job begins with: the anchor of the first round, which no round before gives."""
-        return vector_digest(Stage(self._config, cut, self._training, self._weights, self._device).state().parameters)
+        return vector_digest(Stage(self._config, cut, self._training, self._weights, self._device).values())
 
 
 def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) -> str:
@@ -298,18 +298,18 @@ def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) ->
     if opened.local:
         assert opened.anchor is not None
         begun = vector_digest(method.start(OuterState(opened.anchor, opened.anchor), opened.local, command.round))
-    if vector_digest(opened.state.parameters) != begun:
+    if vector_digest(opened.state.values()) != begun:
         return "the round's first step does not begin with its anchor"
     return ""
 
 
 def _compare_contribution(
-    command: ReplayStep, opened: Opening, step: int, stage: Stage, parameters: Tensor, method: OuterMethod
+    command: ReplayStep, opened: Opening, step: int, stage: Stage, values: Callable[[], Tensor], method: OuterMethod
 ) -> str:
     """Make the contribution again after the step ``made``, and what is carried over after the last one.
 
     Args:
-        parameters: after ``step``, flat ``[n]``.
+        values: of the parameters after ``step``, flat ``[n]``.
     """
     leaf, last = opened.leaves[step - opened.first], command.leaves - 1
     made = made_after(stage.training, command.leaves)
@@ -319,7 +319,7 @@ def _compare_contribution(
         return "the leaf of the step that made the pseudo-gradient binds another one than the last leaf"
     if opened.anchor is None:  # The method carries nothing, and the contribution was made in another segment.
         return "" if leaf.carried is None else "something is carried into the next round where nothing can be"
-    given = method.contribution(opened.anchor, parameters, opened.local, command.round)
+    given = method.contribution(opened.anchor, values(), opened.local, command.round)
     if step == made and hashlib.sha256(given.data).hexdigest() != leaf.pseudo_gradient:
         return "the pseudo-gradient is not what the round gives"
     if step == last and local_digest(given.local) != leaf.carried:
@@ -333,7 +333,7 @@ def _compare_shown(command: ReplayStep, opened: Opening, stage: Stage, method: O
     last = opened.first + len(opened.leaves) - 1
     if last != command.leaves - 1:
         return ""
-    return _compare_contribution(command, opened, last, stage, opened.ending.state.parameters, method)
+    return _compare_contribution(command, opened, last, stage, opened.ending.state.values, method)
 
 
 def _other_class(opened: Opening, env_class: str) -> str | None:

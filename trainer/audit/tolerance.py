@@ -95,9 +95,10 @@ class Distances:
 
     def add_state(self, before: StageState, theirs: StageState, ours: StageState) -> None:
         """The state after the segment."""
-        self._note("parameters", distance(theirs.parameters, ours.parameters, before.parameters))
-        self._note("first moment", distance(theirs.first_moment, ours.first_moment, before.first_moment))
-        self._note("second moment", distance(theirs.second_moment, ours.second_moment, before.second_moment))
+        vectors = (self._stage.decoded(state) for state in (theirs, ours, before))
+        quantities: tuple[Quantity, ...] = ("parameters", "first moment", "second moment")
+        for name, (their, our, first) in zip(quantities, zip(*vectors, strict=True), strict=True):
+            self._note(name, distance(their, our, first))
         if theirs.adam_steps != ours.adam_steps and self._stage.training.precision != "fp16":
             self._note("parameters", math.inf)  # In fp16 a step that overflows on one machine only is left out there.
 

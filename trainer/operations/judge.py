@@ -27,14 +27,15 @@ ALIGNED = 64  # Bytes; torch's allocations begin at multiples of it, and kernels
 _ALLOWED = """
 _local_scalar_dense _log_softmax _log_softmax_backward_data _scaled_dot_product_flash_attention_for_cpu
 _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data _to_copy abs add add_
-addcdiv_ addcmul_ addmm all amax amin aminmax any arange baddbmm bitwise_and bitwise_not bitwise_or bmm cat
+addcdiv_ addcmul_ addmm all amax amin aminmax any arange baddbmm bitwise_and bitwise_and_ bitwise_left_shift
+bitwise_left_shift_ bitwise_not bitwise_or bitwise_or_ bitwise_right_shift bitwise_right_shift_ bitwise_xor_ bmm cat
 clamp clamp_ clamp_min clone constant_pad_nd copy_ cos cumsum div div_ embedding embedding_dense_backward empty
-empty_like empty_strided eq erf exp fill_ full full_like ge gelu gelu_backward gt index index_add_ index_put
+empty_like empty_strided eq erf exp fill_ floor_ full full_like ge gelu gelu_backward gt index index_add_ index_put
 index_put_ index_select le lerp lerp_ linalg_vector_norm logical_and logical_not logical_or lt masked_fill
 masked_fill_ max maximum mean min minimum mm mul mul_ native_layer_norm native_layer_norm_backward ne neg
-new_empty new_full new_ones new_zeros nll_loss_backward nll_loss_forward nonzero ones ones_like pow reciprocal
+new_empty new_full new_ones new_zeros nll_loss_backward nll_loss_forward nonzero ones ones_like pow pow_ reciprocal
 round rsqrt rsub scalar_tensor scatter scatter_ scatter_add scatter_add_ select_backward sigmoid
-sigmoid_backward sign silu silu_backward sin slice_backward sort sqrt stack sub sub_ sum tanh tanh_backward topk
+sigmoid_backward sign silu silu_backward sin slice_backward sort sqrt sqrt_ stack sub sub_ sum tanh tanh_backward topk
 tril triu var_mean where zero_ zeros zeros_like
 """
 ALLOWED = frozenset(_ALLOWED.split())

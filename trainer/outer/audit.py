@@ -40,7 +40,7 @@ def judge_outer(method: OuterMethod, stage: Stage, command: ReplayOuter, opening
     An outer step gives the same bits on every processor, so there is no environment class to compare.
     """
     try:
-        state, contributions = _read(opening, command, stage.parameters.numel())
+        state, contributions = _read(opening, command, stage.size)
     except OpeningError as error:
         return AuditReport(command.audit, "malformed", untrusted(error))
     try:

@@ -13,7 +13,7 @@ from trainer.outer.diloco import DiLoCo
 from trainer.outer.every_step import Gradients, StepMethod
 from trainer.outer.method import Layout, OuterMethod
 from trainer.outer.streaming import Streaming
-from trainer.stage.stage import Slot
+from trainer.stage.storage import Slot
 
 SPARSE_FEEDBACK = 0.95  # SparseLoCo, arXiv 2508.15706, section 4.
 FEEDBACK = 1.0  # Of codecs that lose half of a vector's length and more: all of it is sent later.

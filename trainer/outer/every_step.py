@@ -77,7 +77,7 @@ class Gradients:
 
     def message(self, stage: Stage, at: Moment) -> bytes:
         """As ``StepMethod.message``."""
-        return encode(stage.gradients, GRADIENT_CODEC)
+        return encode(stage.gradients.float(), GRADIENT_CODEC)
 
     def limit(self, stage: Stage, at: Moment) -> int:
         """As ``StepMethod.limit``."""

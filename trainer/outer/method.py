@@ -18,7 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trainer.stage.stage import ALIGNMENT, Slot, vector_digest
+from trainer.stage.stage import vector_digest
+from trainer.stage.storage import ALIGNMENT, Slot
 
 Local = Mapping[str, Tensor]
 """Flat ``[n]`` float32 vectors by name that a replica carries from round to round; most methods have none."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from trainer.codecs import Codec, CodecName, decode, encode, encoded_size
 from trainer.outer.checks import PLAIN, Combining
 from trainer.outer.method import Contribution, Layout, Local, OuterState, nesterov
-from trainer.stage.stage import Slot
+from trainer.stage.storage import Slot
 
 PARAMETERS = "parameters"
 _LAYER = re.compile(r"\.(\d+)\.")

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -100,10 +101,45 @@ def forward(module: nn.Module, cut: Cut, inputs: Tensor) -> Tensor:
     Returns:
         Logits ``[b, t, v]`` on the last stage, hidden states ``[b, t, d]`` on the others.
     """
-    keyword = "input_ids" if cut.is_first else "inputs_embeds"
     if cut.is_last:
+        keyword = "input_ids" if cut.is_first else "inputs_embeds"
         return cast(Tensor, module(**{keyword: inputs}, use_cache=False).logits)
+    return hidden_states(module, cut, inputs)
+
+
+def hidden_states(module: nn.Module, cut: Cut, inputs: Tensor) -> Tensor:
+    """As ``forward``, without the head of the last stage."""
+    keyword = "input_ids" if cut.is_first else "inputs_embeds"
     return cast(Tensor, _base(module)(**{keyword: inputs}, use_cache=False).last_hidden_state)
+
+
+def head(module: nn.Module, hidden: Tensor) -> Tensor:
+    """Logits ``[b, t, v]`` of what ``hidden_states`` gave on the last stage: all that the family does behind its layers."""
+    whole = cast(Any, module)
+    base = getattr(whole, whole.base_model_prefix)
+    setattr(whole, whole.base_model_prefix, _Given(hidden))
+    try:
+        return cast(Tensor, whole(inputs_embeds=hidden, use_cache=False).logits)
+    finally:
+        setattr(whole, whole.base_model_prefix, base)
+
+
+@dataclass
+class _Shown(BaseModelOutputWithPastAndCrossAttentions):
+    """What any family's layers give."""
+
+    router_logits: tuple[Tensor, ...] | None = None
+
+
+class _Given(nn.Module):
+    """Stands for a family's layers whose result is there already."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self._hidden = hidden
+
+    def forward(self, *_: object, **__: object) -> _Shown:
+        return _Shown(last_hidden_state=cast(Any, self._hidden))
 
 
 def full_name(local: str, cut: Cut) -> str:

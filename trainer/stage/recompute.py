@@ -22,6 +22,19 @@ def recompute_layers(layers: nn.ModuleList) -> None:
         layer.forward = _Layer(layer.forward)
 
 
+def summed_in_parts(part: Callable[[slice], Run], rows: Tensor, count: int) -> Tensor:
+    """The sum of scalars that ``part(span)`` makes of so many ``rows`` at a time; of each only its rows are kept.
+
+    A head and its cross-entropy over a large vocabulary take gigabytes otherwise. Source: Cut Your Losses, arXiv 2411.09009,
+    in plain torch.
+    """
+    spur, total = torch.zeros(0, requires_grad=torch.is_grad_enabled()), torch.zeros((), device=rows.device)
+    for start in range(0, len(rows), count):
+        span = slice(start, min(start + count, len(rows)))
+        total = total + _apply(part(span), rows[span], spur)
+    return total
+
+
 class _Layer:
     """Stands for a layer's ``forward``."""
 

@@ -1,4 +1,4 @@
-"""One pipeline stage in memory: parameters, gradients and AdamW moments, each one flat float32 vector.
+"""One pipeline stage in memory: parameters, gradients and AdamW moments, each one flat vector (``trainer.stage.storage``).
 
 Flat vectors make the state one thing to hash, snapshot, compress and send. Each parameter begins at a multiple of 64
 values: blocks of the int8 codec never span two tensors, and matrix kernels see the same alignment in every process,
@@ -7,7 +7,7 @@ without which the same product may round differently. The padding is zero and st
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,38 +24,54 @@ from trainer.files.tensors import bytes_of
 from trainer.stage.background import Aside
 from trainer.stage.boundary_codec import Crossing
 from trainer.stage.lora import adapt
-from trainer.stage.model import Cut, build_module, forward, full_name, initial_values, is_of_a_layer, layers_of
+from trainer.stage.model import (
+    Cut,
+    build_module,
+    forward,
+    full_name,
+    head,
+    hidden_states,
+    initial_values,
+    is_of_a_layer,
+    layers_of,
+)
 from trainer.stage.moe_balance import Balance
 from trainer.stage.muon import direction
-from trainer.stage.precision import computing, scaled
-from trainer.stage.recompute import recompute_layers
+from trainer.stage.precision import compute_wide, computing, scaled
+from trainer.stage.recompute import recompute_layers, summed_in_parts
 from trainer.stage.split_backward import LateWeights
+from trainer.stage.storage import (
+    ALIGNMENT,
+    Float32Storage,
+    LeanStorage,
+    Part,
+    Slot,
+    StateLayout,
+    Storage,
+    check_moments,
+    joined,
+    lean_parameters,
+)
 from trainer.stage.subspace import Subspace
 
-ALIGNMENT = 64
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 CACHED = 1 << 18  # Values: four vectors of them stay in a processor's cache, and temporary ones of them in the heap.
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Place of one parameter in the flat vectors."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    count: int
+LEAN_PART = 1 << 24  # Values of which a graphics card makes float32 for a moment.
 
 
 @dataclass(frozen=True)
 class StageState:
-    """What an inner step changes: parameters and moments, flat ``[n]`` float32 on the CPU, and steps since they were zero."""
+    """What an inner step changes: parameters and moments on the CPU, as the stage keeps them, and steps since they were zero."""
 
     parameters: Tensor
     first_moment: Tensor
     second_moment: Tensor
     adam_steps: int
+
+    def values(self) -> Tensor:
+        """The parameters, flat ``[n]`` float32."""
+        return joined(self.parameters)
 
     def digest(self) -> str:
         """SHA-256 over all of it."""
@@ -68,8 +84,8 @@ class StageState:
 class Stage:
     """Layers of a model with their training state.
 
-    ``parameters``, ``gradients`` and the moments are flat ``[n]`` float32 vectors on ``device``; ``slots`` says where
-    each named parameter lies in them.
+    ``parameters``, ``gradients`` and the moments are flat vectors on ``device``, as ``storage`` keeps them; ``slots`` says where
+    each of the ``size`` values of named parameters lies.
     """
 
     def __init__(
@@ -97,20 +113,22 @@ class Stage:
         check_subspace(self.shape, training, cut.last if not cut.is_last else None, weights is not None)
         if training.lora is not None:
             adapt(self.module, training.lora)
-        self.slots = _layout(self.module, cut)
-        size = self.slots[-1].start + _padded(self.slots[-1].count)
-        self.parameters = torch.zeros(size, device=self.device)
-        self.gradients = torch.zeros(size, device=self.device)
-        self.first_moment = torch.zeros(size, device=self.device)
-        self.second_moment = torch.zeros(size, device=self.device)
+        self.slots = _slots(self.module, cut, training)
+        size = self.size = self.slots[-1].start + _padded(self.slots[-1].count)
+        self._lean = training.memory == "lean"
+        storage: Storage = (
+            LeanStorage(self.slots, size, self.device) if self._lean else Float32Storage(size, self.device)
+        )
+        self.storage, self.parameters, self.gradients = storage, storage.parameters, storage.gradients
+        self.first_moment, self.second_moment = storage.first_moment, storage.second_moment
         self.adam_steps = 0
-        self._decay = torch.zeros(size, device=self.device)
+        self._decay = torch.zeros(0 if self._lean else size, device=self.device)
         given = initialise or training.lora is not None
         values = {} if beside is None else beside.frozen()
         if given and beside is None:
             values = initial_values(self.module, cut, config, training, weights)
         self._bind(values)
-        self._muon_slots = tuple(slot for slot in self.slots if training.optimizer == "muon" and is_hidden_matrix(slot))
+        self._muon_slots = tuple(slot for slot in self.slots if slot.orthogonal)
         self._adam_spans = _between(self._muon_slots, size)
         self._subspace = Subspace.of(config, self.shape, self.slots, size, training, self.device)
         if self._subspace is not None:
@@ -118,13 +136,14 @@ class Stage:
         self.crossing = Crossing(training, self.shape.hidden, self._subspace.fixed if self._subspace else None)
         self._balance = Balance(self.module, self.shape.layers)
         self.aside: Aside | None = Aside()
-        if training.recompute:
+        if training.recomputes:
             recompute_layers(layers_of(self.module))
         if training.schedule == "zero-bubble":
             self.late_weights = LateWeights(self.module)
         if initialise:
             self.load_named(values)
-            self.constrain(self.parameters)
+            if self._subspace is not None:
+                self.constrain(self.parameters)
 
     def frozen(self) -> dict[str, Tensor]:
         """The parameters that never change, by full name."""
@@ -147,22 +166,36 @@ class Stage:
         for local, declared in list(self.module.named_parameters()):
             owner, _, leaf = local.rpartition(".")
             if not declared.requires_grad:
-                value = values[full_name(local, self.cut)].to(self.device)
+                value = values[full_name(local, self.cut)].to(self.device, self.storage.weights.dtype)
                 setattr(owners[owner], leaf, nn.Parameter(value, requires_grad=False))
                 continue
             slot = next(slots)
             span = slice(slot.start, slot.start + slot.count)
-            parameter = nn.Parameter(self.parameters[span].view(slot.shape))
+            parameter = nn.Parameter(self.storage.weights[span].view(slot.shape))
             parameter.grad = self.gradients[span].view(slot.shape)
             setattr(owners[owner], leaf, parameter)
-            if len(slot.shape) > 1:
+            if len(slot.shape) > 1 and not self._lean:
                 self._decay[span] = self.training.weight_decay  # Norms and biases are not decayed.
         self.module.to(self.device).train()
+        if self._lean:
+            compute_wide(self.module)
 
     def load_named(self, values: Mapping[str, Tensor]) -> None:
         """Copy values by full parameter name."""
         for slot in self.slots:
-            self.parameters[slot.start : slot.start + slot.count] = values[slot.name].reshape(-1).to(self.device)
+            span = slice(slot.start, slot.start + slot.count)
+            self.storage.load(span, values[slot.name].reshape(-1).to(self.device))
+
+    def values(self) -> Tensor:
+        """The parameters, flat ``[size]`` float32, to be read only: the stage's own where it keeps them so."""
+        return self.storage.values()
+
+    def load(self, values: Tensor) -> None:
+        """Set all parameters from ``[size]`` float32; gradients begin at zero."""
+        for slot in self.slots:
+            for part in self.parts(slice(slot.start, slot.start + _padded(slot.count))):
+                self.storage.load(part, values[part].to(self.device))
+        self.gradients.zero_()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Run the stage: token ids or hidden states in, hidden states or logits out."""
@@ -182,6 +215,24 @@ class Stage:
         return functional.cross_entropy(
             scaled(logits, self.training).flatten(0, 1), labels.to(self.device).flatten(), reduction="sum"
         )
+
+    def summed_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """``loss`` of what ``forward`` gives on the last stage. A lean stage never holds all logits at once."""
+        if not self._lean:
+            return self.loss(self.forward(inputs), labels)
+        with computing(self.training, self.device):
+            hidden = hidden_states(self.module, self.cut, inputs.to(self.device)).float()
+        rows, ids = hidden.flatten(0, 1), labels.to(self.device).flatten()
+
+        def part(span: slice) -> Callable[[Tensor], Tensor]:
+            def loss(states: Tensor) -> Tensor:
+                with computing(self.training, self.device):
+                    logits = head(self.module, states.unsqueeze(0))
+                return self.loss(logits, ids[span].unsqueeze(0))
+
+            return loss
+
+        return summed_in_parts(part, rows, max(1, LEAN_PART // self.shape.vocabulary))
 
     def constrain(self, vector: Tensor) -> None:
         """Put parameters ``[n]`` that are not learnt (``trainer.stage.subspace``) back to what they are for ever, in place."""
@@ -205,31 +256,51 @@ class Stage:
                 f"gradients became NaN or infinite at learning rate {learning_rate:g}: lower training.learning_rate"
             )
         self.adam_steps += 1
-        self.decay_parameters(learning_rate)
-        for span in self._adam_spans:
-            self._adam(span, learning_rate)
+        if not self._lean:
+            self.decay_parameters(learning_rate)
+        for slot, span in self._adam_parts():
+            part = self.storage.read(slot, span)
+            self._decay_part(slot, part.values, learning_rate)
+            self._adam(part, learning_rate)
+            self.storage.write(slot, span, part, self.adam_steps)
         for slot in self._muon_slots:
+            span = slice(slot.start, slot.start + _padded(slot.count))
+            part = self.storage.read(slot, span)
+            self._decay_part(slot, part.values, learning_rate)
             values, gradient, momentum = (
-                vector[slot.start : slot.start + slot.count].view(slot.shape)
-                for vector in (self.parameters, self.gradients, self.first_moment)
+                vector[: slot.count].view(slot.shape) for vector in (part.values, part.gradients, part.first)
             )
             values.sub_(direction(gradient, momentum), alpha=learning_rate)
+            self.storage.write(slot, span, part, self.adam_steps)
         self.gradients.zero_()
 
+    def _adam_parts(self) -> Iterator[tuple[Slot | None, slice]]:
+        """What AdamW goes over; what is kept lean parameter by parameter, of which each is converted in its own way."""
+        if not self._lean:
+            yield from ((None, part) for span in self._adam_spans for part in self.parts(span))
+            return
+        for slot in self.slots:
+            if not slot.orthogonal:
+                yield from ((slot, part) for part in self.parts(slice(slot.start, slot.start + _padded(slot.count))))
+
     def parts(self, span: slice) -> Iterator[slice]:
-        """A span of the vectors in parts of which several stay in a processor's cache; a GPU takes it whole."""
-        most = CACHED if self.device.type == "cpu" else max(1, span.stop - span.start)
+        """A span of the vectors in parts of which several stay in a processor's cache; a GPU takes it whole, or large parts."""
+        most = LEAN_PART if self._lean else max(1, span.stop - span.start)
+        if self.device.type == "cpu":
+            most = CACHED
         for start in range(span.start, span.stop, most):
             yield slice(start, min(start + most, span.stop))
 
-    def _adam(self, span: slice, learning_rate: float) -> None:
+    def _adam(self, part: Part, learning_rate: float) -> None:
         beta_1, beta_2 = BETAS
-        for part in self.parts(span):
-            gradients, first, second = self.gradients[part], self.first_moment[part], self.second_moment[part]
-            first.lerp_(gradients, 1 - beta_1)
-            second.mul_(beta_2).addcmul_(gradients, gradients, value=1 - beta_2)
-            denominator = second.sqrt().div_(math.sqrt(1 - beta_2**self.adam_steps)).add_(EPSILON)
-            self.parameters[part].addcdiv_(first, denominator, value=-learning_rate / (1 - beta_1**self.adam_steps))
+        part.first.lerp_(part.gradients, 1 - beta_1)
+        part.second.mul_(beta_2).addcmul_(part.gradients, part.gradients, value=1 - beta_2)
+        denominator = part.second.sqrt().div_(math.sqrt(1 - beta_2**self.adam_steps)).add_(EPSILON)
+        part.values.addcdiv_(part.first, denominator, value=-learning_rate / (1 - beta_1**self.adam_steps))
+
+    def _decay_part(self, slot: Slot | None, values: Tensor, learning_rate: float) -> None:
+        if slot is not None and self._lean and len(slot.shape) > 1:
+            values.mul_(1 - learning_rate * self.training.weight_decay)
 
     def decay_parameters(self, learning_rate: float) -> None:
         """Decoupled weight decay alone, for optimizers that are not the stage's own."""
@@ -243,19 +314,49 @@ class Stage:
 
     def state(self, into: StageState | None = None) -> StageState:
         """A copy of the training state on the CPU; ``into``: one that is not needed any more, whose memory it takes."""
-        vectors = (self.parameters, self.first_moment, self.second_moment)
         if into is not None:
-            for old, vector in zip((into.parameters, into.first_moment, into.second_moment), vectors, strict=True):
+            for old, vector in zip((into.parameters, into.first_moment, into.second_moment), self.vectors, strict=True):
                 old.copy_(vector.detach())
             return replace(into, adam_steps=self.adam_steps)
-        parameters, first, second = (vector.detach().to("cpu", copy=True) for vector in vectors)
+        parameters, first, second = (vector.detach().to("cpu", copy=True) for vector in self.vectors)
         return StageState(parameters, first, second, self.adam_steps)
 
     def own_state(self) -> StageState:
         """The training state itself, without a copy where the stage is on the CPU: it changes with the stage."""
-        vectors = (self.parameters, self.first_moment, self.second_moment)
-        parameters, first, second = (vector.detach().cpu() for vector in vectors)
+        parameters, first, second = (vector.detach().cpu() for vector in self.vectors)
         return StageState(parameters, first, second, self.adam_steps)
+
+    @property
+    def vectors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What a state consists of, on the stage's device."""
+        return self.parameters, self.first_moment, self.second_moment
+
+    @property
+    def layout(self) -> StateLayout:
+        """Of a state."""
+        return self.storage.layout
+
+    def state_of(
+        self, values: Tensor, first: Tensor | None = None, second: Tensor | None = None, adam_steps: int = 0
+    ) -> StageState:
+        """The state of a stage with such parameters (``[size]`` float32) and moments (as a state has them; None: zero).
+
+        Raises:
+            CodecError: no stage keeps such moments.
+        """
+        found = []
+        for given, (dtype, length) in zip((first, second), self.layout.vectors[1:], strict=True):
+            vector = torch.zeros(length, dtype=dtype) if given is None else given
+            if vector.dtype != dtype or vector.shape != (length,):
+                raise CodecError(f"a moment of {vector.numel():,} {vector.dtype}, this stage has {length:,} {dtype}")
+            found.append(vector)
+        check_moments(self.layout, *found)
+        parameters = lean_parameters(values) if self._lean else values.clone()
+        return StageState(parameters, found[0], found[1], adam_steps)
+
+    def decoded(self, state: StageState) -> tuple[Tensor, Tensor, Tensor]:
+        """Parameters and moments of a state, ``[size]`` float32 each; second moments that are not kept are zero."""
+        return self.storage.decoded(state.parameters, state.first_moment, state.second_moment)
 
     def state_digest(self) -> str:
         """``state().digest()`` without the copy."""
@@ -267,20 +368,19 @@ class Stage:
         Raises:
             CodecError: the vectors have another length.
         """
-        if state.parameters.numel() != self.parameters.numel():
+        if state.parameters.shape != self.parameters.shape or state.parameters.dtype != self.parameters.dtype:
             raise CodecError(
                 f"a state of {state.parameters.numel():,} values for a stage of {self.parameters.numel():,}"
             )
-        self.parameters.copy_(state.parameters)
-        self.first_moment.copy_(state.first_moment)
-        self.second_moment.copy_(state.second_moment)
+        for own, vector in zip(self.vectors, (state.parameters, state.first_moment, state.second_moment), strict=True):
+            own.copy_(vector)
         self.adam_steps = state.adam_steps
         self.gradients.zero_()
 
 
-def is_hidden_matrix(slot: Slot) -> bool:
+def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
     """Whether a parameter is a matrix (or a stack of them) of a layer's attention or feed-forward part; a router is not."""
-    return len(slot.shape) > 1 and is_of_a_layer(slot.name) and not slot.name.endswith(".mlp.gate.weight")
+    return len(shape) > 1 and is_of_a_layer(name) and not name.endswith(".mlp.gate.weight")
 
 
 def vector_digest(vector: Tensor) -> str:
@@ -298,11 +398,13 @@ def _between(slots: Sequence[Slot], size: int) -> tuple[slice, ...]:
     return tuple(slice(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if first < last)
 
 
-def _layout(module: nn.Module, cut: Cut) -> tuple[Slot, ...]:
+def _slots(module: nn.Module, cut: Cut, training: TrainingSpec) -> tuple[Slot, ...]:
     slots, start = [], 0
     for local, value in module.named_parameters():
         if not value.requires_grad:
             continue
-        slots.append(Slot(full_name(local, cut), tuple(value.shape), start, value.numel()))
+        name, shape = full_name(local, cut), tuple(value.shape)
+        orthogonal = training.optimizer == "muon" and is_hidden_matrix(name, shape)
+        slots.append(Slot(name, shape, start, value.numel(), orthogonal))
         start += _padded(value.numel())
     return tuple(slots)

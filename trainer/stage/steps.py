@@ -193,14 +193,13 @@ def heldout_loss(
             # Outside no_grad: while this waits, the thread may re-run a step for an audit, with gradients.
             inputs = stage.crossing.activations(boundary.receive("activation", micro), ids, "exact")
         with torch.no_grad():
-            outputs = stage.forward(inputs)
-            if stage.cut.is_last:
-                part = float(stage.loss(outputs, rows[:, 1:]))
-                total += part
-                if sums is not None:
-                    sums.append(part)
+            outputs = stage.summed_loss(inputs, rows[:, 1:]) if stage.cut.is_last else stage.forward(inputs)
         if stage.cut.is_last:
+            part = float(outputs)
+            total += part
             tokens += ids.numel()
+            if sums is not None:
+                sums.append(part)
         else:
             payload = stage.crossing.encode(outputs, "exact")
             boundary.send("activation", micro, payload, stage.crossing.naive(ids))
@@ -263,12 +262,12 @@ class _Passes:
         stage.weigh(inputs.numel() / self._averaged_over)
         if not stage.cut.is_first:
             inputs = self._receive("activation", micro).to(stage.device).requires_grad_()
-        outputs = stage.forward(inputs)
         if stage.cut.is_last:
-            summed = stage.loss(outputs, rows[:, 1:])
+            summed = stage.summed_loss(inputs, rows[:, 1:])
             self.total += float(summed.detach())
             outputs = summed / self._averaged_over
         else:
+            outputs = stage.forward(inputs)
             self._send("activation", micro, outputs.detach())
         self._open[micro] = (inputs, outputs)
 

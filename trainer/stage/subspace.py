@@ -34,7 +34,7 @@ _POSITIONS = "wpe.weight"
 
 
 class ParameterPlace(Protocol):
-    """Where a parameter lies in flat vectors, see ``trainer.stage.stage.Slot``."""
+    """Where a parameter lies in flat vectors, see ``trainer.stage.storage.Slot``."""
 
     @property
     def name(self) -> str:

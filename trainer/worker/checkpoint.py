@@ -13,9 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from trainer.errors import WeightsError
+from trainer.errors import CodecError, WeightsError
 from trainer.outer import OuterState
-from trainer.stage.stage import Slot, Stage, StageState
+from trainer.stage.stage import Stage, StageState
+from trainer.stage.storage import Slot
 
 ANCHOR, MOMENTUM, ROUND = "anchor.", "momentum.", "round"
 STEPS, FIRST, SECOND = "adam_steps", "first_moment", "second_moment"
@@ -53,7 +54,7 @@ def read_checkpoint(data: bytes, slots: Sequence[Slot], size: int) -> tuple[Oute
 
 
 def write_moments(of: Stage | StageState, next_round: int) -> bytes:
-    """The moments of a seat's optimizer, flat ``[n]`` float32; ``next_round`` is the round that begins with them."""
+    """The moments of a seat's optimizer, as its stage keeps them; ``next_round`` is the round that begins with them."""
     return save(
         {
             ROUND: torch.tensor([next_round]),
@@ -64,8 +65,11 @@ def write_moments(of: Stage | StageState, next_round: int) -> bytes:
     )
 
 
-def read_moments(data: bytes, anchor: Tensor, round_index: int, *, signed: bool = False) -> StageState:
-    """The state of a seat that begins ``round_index`` at ``anchor``; ``signed``: its second moments may be negative.
+def read_moments(data: bytes, stage: Stage, values: Tensor, round_index: int, *, signed: bool = False) -> StageState:
+    """The state of a seat that begins ``round_index`` with such parameters, ``[size]`` float32.
+
+    Args:
+        signed: its second moments may be negative.
 
     Raises:
         WeightsError: broken, of another round or size, or not finite.
@@ -80,17 +84,26 @@ def read_moments(data: bytes, anchor: Tensor, round_index: int, *, signed: bool 
     of_round, steps = (int(tensors[name][0]) for name in (ROUND, STEPS))
     if of_round != round_index or steps < 0:
         raise WeightsError("wrong-shape", f"the moments are of round {of_round}, round {round_index} begins")
-    first, second = (_checked(tensors, name, (anchor.numel(),)) for name in (FIRST, SECOND))
+    first, second = (
+        _checked(tensors, name, (length,), dtype)
+        for name, (dtype, length) in zip((FIRST, SECOND), stage.layout.vectors[1:], strict=True)
+    )
     if not signed and bool((second < 0).any()):
         raise WeightsError("not-finite", "a second moment is negative")
-    return StageState(anchor.clone(), first, second, steps)
+    try:
+        return stage.state_of(values, first, second, steps)
+    except CodecError as error:
+        raise WeightsError("not-finite", str(error)) from error
 
 
-def _checked(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+def _checked(
+    tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Tensor:
     value = tensors.get(name)
-    if value is None or value.dtype != torch.float32 or tuple(value.shape) != shape:
+    if value is None or value.dtype != dtype or tuple(value.shape) != shape:
         found = "nothing" if value is None else f"{value.dtype} {tuple(value.shape)}"
-        raise WeightsError("wrong-shape", f"the checkpoint has {found} for {name}, this stage needs float32 {shape}")
+        wanted = str(dtype).removeprefix("torch.")
+        raise WeightsError("wrong-shape", f"the checkpoint has {found} for {name}, this stage needs {wanted} {shape}")
     if not bool(torch.isfinite(value).all()):
         raise WeightsError("not-finite", f"{name} of the checkpoint holds NaN or infinite values")
     return value.reshape(-1)

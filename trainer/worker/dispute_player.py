@@ -141,8 +141,7 @@ class Player:
 
 def traced(rerun: Rerun, stage: Stage, step: int, tracer: Tracer) -> list[bytes]:
     """Run the next step of a segment under ``tracer``; its leaves, the step's result at the end."""
-    vectors = (stage.parameters, stage.first_moment, stage.second_moment)
-    named = dict(zip(("parameters", "first_moment", "second_moment"), vectors, strict=True))
+    named = dict(zip(("parameters", "first_moment", "second_moment"), stage.vectors, strict=True))
     buffers = {f"buffer {name}": buffer for name, buffer in stage.module.named_buffers()}
     try:
         try:
@@ -151,7 +150,7 @@ def traced(rerun: Rerun, stage: Stage, step: int, tracer: Tracer) -> list[bytes]
         except CodecError:
             tracer.finish_impossible(IMPOSSIBLE, sent_digest(()))
         else:
-            tracer.finish(stage.adam_steps, vectors, stage.state_digest(), sent_digest(redone.sent), redone.loss)
+            tracer.finish(stage.adam_steps, stage.vectors, stage.state_digest(), sent_digest(redone.sent), redone.loss)
     except TraceEndedError:
         pass
     return tracer.leaves

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from protocol.audit import StepLeaf, state_interval
@@ -158,8 +159,8 @@ class StageMember:
         self._caches = Caches.empty()
         self._layers = plan.layers
         self.stage = Stage(files.config, cut_of(plan, stage), spec.training, files.weights, device)
-        size = self.stage.parameters.numel()
-        self._outer = OuterState(self.stage.state().parameters, self.stage.state().first_moment.zero_())
+        size = self.stage.size
+        self._outer = OuterState(self.stage.values().to("cpu", copy=True), torch.zeros(size))
         self._method = outer_method(spec.training, self.stage.slots, size)
         self._local = self._method.fresh(self._outer)
         self._pending: Local | None = None
@@ -202,7 +203,7 @@ class StageMember:
         if stage != self._position.stage or replica == self._replica or name.micro != replica:
             return
         try:  # No method sends more than the values themselves.
-            self._inbox.payload(name, unwrap(data, encoded_size((self.stage.parameters.numel(),), "fp32")))
+            self._inbox.payload(name, unwrap(data, encoded_size((self.stage.size,), "fp32")))
         except CodecError:
             return
 
@@ -216,7 +217,7 @@ class StageMember:
 
     def made(self, command: BeginRound, trace: RoundTrace) -> Made:
         """The contribution of the steps in ``trace``."""
-        given = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round)
+        given = self._method.contribution(trace.anchor, self.stage.values(), trace.local, command.round)
         return Made(hashlib.sha256(given.data).hexdigest(), given.data, given.local)
 
     def say(self, report: TaskReport) -> None:
@@ -257,7 +258,7 @@ class StageMember:
         if command.plan.layers != self._layers:
             raise RoundError("the layers of this stage changed: the new cut needs a new worker")
         if command.replaces_state:
-            size = self.stage.parameters.numel()
+            size = self.stage.size
             state, own = (payload[:split], payload[split:]) if split else (payload, b"")
             self._outer, self._anchor_round = read_checkpoint(state, self.stage.slots, size)
             self._local = self._method.fresh(self._outer)
@@ -282,7 +283,7 @@ class StageMember:
     def _moments(self, data: bytes) -> StageState | None:
         """Those of who held this seat before; they begin at zero where that left something unusable."""
         try:
-            return read_moments(data, self.stage.state().parameters, self._anchor_round)
+            return read_moments(data, self.stage, self.stage.values().cpu(), self._anchor_round)
         except WeightsError as error:
             LOG.warning("the optimizer's moments begin at zero: %s", error)
             return None
@@ -292,7 +293,7 @@ class StageMember:
             self._inbox, self._outbox, key, command.first_step, self._position.stage, self._replica, validation=True
         )
         parts = heldout_parts(self._files.heldout, self._training)
-        own = self.stage.parameters.clone()  # Between the exchanges of its parts a replica is not at the anchor.
+        own = self.stage.values().clone()  # Between the exchanges of its parts a replica is not at the anchor.
         sums: list[float] = []
         began = time.perf_counter()
         self._load(self._outer.anchor)
@@ -406,7 +407,7 @@ class StageMember:
         if (
             early is not None
         ):  # The steps since then are no part of what was sent, but of what the replica goes on with.
-            local = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round).local
+            local = self._method.contribution(trace.anchor, self.stage.values(), trace.local, command.round).local
         carried = local_digest(local)
         trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
         root = trace.tree().root
@@ -492,11 +493,10 @@ class StageMember:
             self.stage.restore(self._start)
 
     def _load(self, parameters: Tensor) -> None:
-        self.stage.parameters.copy_(parameters)
-        self.stage.gradients.zero_()
+        self.stage.load(parameters)
 
     def _state_interval(self, steps: int) -> int:
-        state_bytes = 12 * self.stage.parameters.numel()
+        state_bytes = self.stage.layout.bytes
         tokens = self._training.batch * self._training.sequence
         payload_bytes = recorded_bytes(self.stage.shape, self._training, tokens)
         return state_interval(steps, state_bytes, payload_bytes, self._training.commit_every)

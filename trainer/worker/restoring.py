@@ -37,7 +37,7 @@ def _restore(openings: OpeningService, stage: Stage, key: RoundKey, parts: Parts
             openings.keep_outer(key, beginning.outer, read_outer_record(parts["outer"], beginning))
             kept += 1
         if "steps" in parts:
-            method = outer_method(stage.training, stage.slots, stage.parameters.numel())
+            method = outer_method(stage.training, stage.slots, stage.size)
             openings.keep(key, *read_steps(parts["steps"], beginning, method, key[1]))
             kept += 1
     except RoundRecordError as error:

@@ -66,6 +66,7 @@ class RoundBeginning:
 
     outer: OuterState
     moments: bytes
+    stage: Stage
 
     @classmethod
     def read(cls, stage: Stage, state: bytes, moments: bytes, round_index: int) -> "RoundBeginning":
@@ -74,24 +75,24 @@ class RoundBeginning:
         Raises:
             RoundRecordError: it is no state of this stage and round.
         """
-        size = stage.parameters.numel()
+        size = stage.size
         if not state:
-            return cls(OuterState(stage.state().parameters, torch.zeros(size)), moments)
+            return cls(OuterState(stage.values().to("cpu", copy=True), torch.zeros(size)), moments, stage)
         try:
             outer, number = read_checkpoint(state, stage.slots, size)
         except WeightsError as error:
             raise RoundRecordError(f"the state that round {round_index} began with cannot be read: {error}") from error
         if number != round_index:
             raise RoundRecordError(f"the state is that of round {number}, the record is of round {round_index}")
-        return cls(outer, moments)
+        return cls(outer, moments, stage)
 
     def states(self, method: OuterMethod, local: Local, round_index: int) -> Iterator[StageState]:
         """What may be the state before the round's first step: with the moments, and as of a worker that had no use for them."""
         parameters = method.start(self.outer, local, round_index)
         if self.moments:
             with suppress(WeightsError):
-                yield read_moments(self.moments, parameters, round_index, signed=True)
-        yield StageState(parameters.clone(), torch.zeros_like(parameters), torch.zeros_like(parameters), 0)
+                yield read_moments(self.moments, self.stage, parameters, round_index, signed=True)
+        yield self.stage.state_of(parameters)
 
 
 def write_steps(trace: RoundTrace, total_steps: int, position: Position) -> list[memoryview]:

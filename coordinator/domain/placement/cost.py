@@ -89,7 +89,7 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
         density = training.density or DGC_DENSITY
         scalar += training.inner_steps * STEP_BYTES.get(training.outer, density * DGC_ENTRY_BYTES)
     forward, backward = boundary_bytes(shape, training, int(micro))
-    again = RECOMPUTED if training.recompute else 1.0
+    again = RECOMPUTED if training.recomputes else 1.0
     return Load(
         layers=shape.layers,
         layer_operations=again * micro * shape.stage_operations(0, 1, False, training.sequence) / COMPUTE_SHARE,
@@ -113,7 +113,7 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
 
 def operations_of(shape: ModelShape, training: TrainingSpec, layers: Layers, is_last: bool, tokens: int) -> float:
     """Operations that a stage does for so many tokens, forward and backward, as ``load_of`` counts them."""
-    again = RECOMPUTED if training.recompute else 1.0
+    again = RECOMPUTED if training.recomputes else 1.0
     own = shape.stage_operations(layers.first, layers.last, False, training.sequence)
     return tokens * (again * own + (shape.stage_operations(0, 0, True, training.sequence) if is_last else 0))
 

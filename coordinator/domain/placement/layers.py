@@ -183,7 +183,7 @@ def _carried_vectors(training: TrainingSpec) -> int:
 def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int, card: bool = False) -> int:
     micro = -(-training.batch // training.micro_batches)
     in_flight = min(training.micro_batches, most_in_flight(stages, stage, training.lookahead))
-    if training.recompute:  # Of those under way the layers' inputs, of one micro-batch everything.
+    if training.recomputes:  # Of those under way the layers' inputs, of one micro-batch everything.
         kept = FLOAT32 * layers * shape.hidden * micro * in_flight * training.sequence
         in_flight = 1
     else:

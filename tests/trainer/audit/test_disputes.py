@@ -43,6 +43,7 @@ from trainer.worker.dispute_player import IMPOSSIBLE, Player
 DISPUTE = "d" * 32
 TOTAL = 12
 EVERY = 3
+LEAN = {"memory": "lean", "precision": "bf16"}
 
 
 def committed(tokens: TokenFile, stage: int, family: str = "llama", steps: int = EVERY, **changes: Any) -> Committed:
@@ -156,18 +157,20 @@ def judged(arguments: list[str], code: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("family", "stage", "stride"),
+    ("family", "stage", "stride", "changes"),
     [
-        pytest.param("gpt2", 0, 1, marks=pytest.mark.long),
-        pytest.param("llama", 0, 2, marks=pytest.mark.long),
-        ("gpt2", 1, 7),
-        ("llama", 1, 11),
+        pytest.param("gpt2", 0, 1, {}, marks=pytest.mark.long),
+        pytest.param("llama", 0, 2, {}, marks=pytest.mark.long),
+        pytest.param("llama", 1, 2, LEAN, marks=pytest.mark.long),
+        ("gpt2", 1, 7, {}),
+        ("llama", 1, 11, {}),
+        ("gemma2", 1, 41, LEAN | {"optimizer": "muon"}),
     ],
 )
 def test_a_changed_bit_in_any_operation_is_found_there_and_judged(
-    family: str, stage: int, stride: int, folder: Path, tokens: TokenFile
+    family: str, stage: int, stride: int, changes: dict[str, Any], folder: Path, tokens: TokenFile
 ) -> None:
-    done = committed(tokens, stage, family, steps=1)
+    done = committed(tokens, stage, family, steps=1, **changes)
     player = side(done, folder, family)
     leaves = leaves_of(player)
     caught = caught_of(player, leaves)

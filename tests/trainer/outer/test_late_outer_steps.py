@@ -10,7 +10,7 @@ import torch
 from trainer.outer import Layout, OuterState
 from trainer.outer.diloco import DiLoCo
 from trainer.outer.streaming import PARAMETERS, Streaming
-from trainer.stage.stage import Slot
+from trainer.stage.storage import Slot
 
 SLOTS = tuple(Slot(f"model.layers.{layer}.weight", (64,), 64 * layer, 64) for layer in range(4))
 SIZE, REPLICAS, ROUNDS = 256, 3, 60

@@ -16,7 +16,8 @@ from trainer.outer.diloco import RESIDUAL, DiLoCo
 from trainer.outer.every_step import Gradients, Moment, StepMethod
 from trainer.outer.streaming import PARAMETERS, Streaming, cut_fragments
 from trainer.stage.model import Cut
-from trainer.stage.stage import Slot, Stage
+from trainer.stage.stage import Stage
+from trainer.stage.storage import Slot
 
 SLOTS = (
     Slot("embed.weight", (100, 64), 0, 6400),

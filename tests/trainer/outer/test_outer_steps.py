@@ -11,7 +11,7 @@ from trainer.codecs import decode
 from trainer.data.data import TokenFile
 from trainer.errors import CodecError, NonFiniteError, RoundError
 from trainer.outer import OuterMethod, OuterState, outer_method
-from trainer.stage.stage import Slot
+from trainer.stage.storage import Slot
 
 SIZE = 640
 

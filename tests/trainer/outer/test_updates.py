@@ -18,7 +18,7 @@ from trainer.errors import CodecError, NonFiniteError
 from trainer.outer.inner_update import update
 from trainer.stage.model import Cut
 from trainer.stage.muon import direction, orthogonal
-from trainer.stage.stage import Stage, is_hidden_matrix
+from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, Recorder, accumulate
 
 WHOLE = Cut(0, 3, True, True)
@@ -225,12 +225,12 @@ def test_muon_moves_hidden_matrices_and_adamw_the_rest(tokens: TokenFile) -> Non
         for stage in (adamw, muon):
             accumulate(stage, Position(0, 1), windows, Recorded({}))
             stage.adam_step(1e-3)
-        kinds = {slot.name.split(".")[-2]: is_hidden_matrix(slot) for slot in muon.slots}
+        kinds = {slot.name.split(".")[-2]: slot.orthogonal for slot in muon.slots}
         assert not any(kinds.get(name) for name in ("embed_tokens", "lm_head", "norm", "gate", "wte", "wpe"))
         for slot in muon.slots:
             span = slice(slot.start, slot.start + slot.count)
             same = torch.equal(adamw.parameters[span], muon.parameters[span])
-            assert same != is_hidden_matrix(slot), slot.name
+            assert same != slot.orthogonal, slot.name
 
 
 def test_muon_learns(tokens: TokenFile) -> None:

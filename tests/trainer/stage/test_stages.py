@@ -15,8 +15,9 @@ from tests.trainer.small import FAMILY_CONFIGS, SEQUENCE, VOCABULARY, config_of,
 from trainer.data.data import TokenFile
 from trainer.errors import CodecError, NonFiniteError, WeightsError
 from trainer.stage.model import Cut
-from trainer.stage.stage import ALIGNMENT, Stage
+from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, accumulate
+from trainer.stage.storage import ALIGNMENT
 
 WHOLE = Cut(0, 3, True, True)
 

@@ -17,6 +17,7 @@ from tests.trainer.small import job
 PLAN = make_plan(CUTS, [0, 1])
 PLACES: list[Place] = [(0, 0), (1, 0), (0, 1), (1, 1)]
 STEPS, TOTAL = 4, 12
+OTHERS: dict[str, dict[str, Any]] = {"visits": {"activations": "aq4"}, "lean": {"memory": "lean", "precision": "bf16"}}
 
 MakeRouter = Callable[..., AbstractAsyncContextManager[Router]]
 
@@ -78,11 +79,11 @@ async def openings(router: Router, place: Place, rounds: list[int], *, ending: b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.long), 4])
-@pytest.mark.parametrize("method", [*METHODS, "visits"])
+@pytest.mark.parametrize("method", [*METHODS, *OTHERS])
 async def test_every_opening_is_byte_for_byte_the_one_of_the_worker_that_died(
     method: str, every: int, routed: MakeRouter
 ) -> None:
-    changes = {"activations": "aq4"} if method == "visits" else METHODS[method]
+    changes = (METHODS | OTHERS)[method]
     place: Place = (1, 1)
     async with routed(job(inner_steps=STEPS, commit_every=every, **changes)) as router:
         starts = await train(router, 2, place)

@@ -94,13 +94,14 @@ def test_moments_come_back_as_they_were() -> None:
     part.gradients.normal_(generator=torch.Generator().manual_seed(1))
     part.adam_step(0.01)
     before = part.state()
-    again = read_moments(write_moments(before, 7), before.parameters, 7)
+    again = read_moments(write_moments(before, 7), part, before.parameters, 7)
     assert again.digest() == before.digest()
 
 
 @pytest.mark.parametrize("spoil", ["round", "size", "nan", "negative", "bytes", "steps"])
 def test_moments_of_another_round_or_size_or_that_are_no_numbers_are_refused(spoil: str) -> None:
-    state = stage().state()
+    part = stage()
+    state = part.state()
     first, second, steps, of_round, data = state.first_moment, state.second_moment, 3, 7, b""
     if spoil == "round":
         of_round = 6
@@ -116,4 +117,4 @@ def test_moments_of_another_round_or_size_or_that_are_no_numbers_are_refused(spo
         data = b"no tensors"
     data = data or write_moments(StageState(state.parameters, first, second, steps), of_round)
     with pytest.raises(WeightsError):
-        read_moments(data, state.parameters, 7)
+        read_moments(data, part, state.parameters, 7)

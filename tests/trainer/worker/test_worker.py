@@ -287,9 +287,12 @@ async def test_neighbours_show_leaves_that_say_the_same_of_what_crossed_between_
         await router.until(lambda: router.of((0, 0), LeafShown, audit="e" * 32, leaf=None))
 
 
-async def test_coarse_updates_replay_with_what_was_carried_over(routed: MakeRouter) -> None:
-    async with routed(job(pseudo_gradient="coarse")) as router:
-        await router.start(TWO_BY_TWO, PLACES)
+@pytest.mark.parametrize(
+    "kept", [{}, {"memory": "lean", "precision": "bf16", "optimizer": "muon"}], ids=["float32", "lean"]
+)
+async def test_coarse_updates_replay_with_what_was_carried_over(kept: dict[str, Any], routed: MakeRouter) -> None:
+    async with routed(job(pseudo_gradient="coarse", **kept)) as router:
+        await router.start(TWO_BY_TWO, [*PLACES, "spare"])
         for round_index in range(2):
             await router.round(TWO_BY_TWO, round_index, 4, TOTAL)
         for stage in range(2):
@@ -298,6 +301,10 @@ async def test_coarse_updates_replay_with_what_was_carried_over(routed: MakeRout
             carried = [router.of((stage, 0), RoundCommit, round=index)[0].carried for index in range(2)]
             assert None not in carried
             assert carried[0] != carried[1]
+            for round_index, step in ((0, 0), (1, 3)):
+                name = f"{stage}{round_index}{step}".rjust(32, "0")
+                report = await audit(router, (stage, 0), round_index, step, name=name)
+                assert report.verdict == "match", report.detail
         last = await audit(router, (0, 1), 1, 3, auditor=(1, 0))
         assert last.verdict == "match", last.detail
 
