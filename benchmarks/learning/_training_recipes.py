@@ -27,6 +27,9 @@ class Recipe:
     scratch: bool = False
 
 
+_LEAN = {"memory": "lean", "precision": "bf16"}
+
+
 def _diloco(steps: int, codec: str, momentum: float = 0.9, rate: float = 0.7, **more: Any) -> dict[str, Any]:
     return {
         "inner_steps": steps,
@@ -93,4 +96,6 @@ RECIPES = (
     Recipe("H=20 Muon", "rounds", _diloco(20, "int4", 0.5, optimizer="muon"), "H=20, int4, Muon inside"),
     Recipe("H=50 Muon", "rounds", _diloco(50, "int4", 0.5, optimizer="muon"), "H=50, int4, Muon inside"),
     Recipe("400x Muon", "rounds", _diloco(15, "coarse", 0.5, optimizer="muon"), "H=15, coarse, Muon inside"),
+    Recipe("400x lean", "rounds", _diloco(15, "coarse", 0.5, **_LEAN), "400x with stages that are kept lean"),
+    Recipe("400x Muon lean", "rounds", _diloco(15, "coarse", 0.5, optimizer="muon", **_LEAN), "the same, Muon inside"),
 )

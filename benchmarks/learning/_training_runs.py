@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.learning._training_recipes import Recipe
+from benchmarks.learning._training_text import Corpus
 from protocol.boundary import Position
 from protocol.job.job import TrainingSpec
 from protocol.job.rounds import schedule
@@ -45,11 +46,12 @@ SPEEDS = (1.0, 0.8, 0.5, 0.25)
 PAYLOAD, PACKET = 1404, 1500  # docs: what IPv4, UDP, DTLS and SCTP leave of a packet.
 
 Figures = dict[str, Any]
+Family = Literal["llama", "gpt2"]
 
 
 @dataclass(frozen=True)
 class Size:
-    """A Llama of bytes."""
+    """A model of bytes."""
 
     hidden: int
     layers: int
@@ -59,8 +61,21 @@ class Size:
     warm_steps: int
     steps: int
 
-    def config(self) -> dict[str, Any]:
+    def config(self, family: Family = "llama") -> dict[str, Any]:
         """As in ``config.json``."""
+        if family == "gpt2":
+            return {
+                "model_type": "gpt2",
+                "vocab_size": VOCABULARY,
+                "n_embd": self.hidden,
+                "n_layer": self.layers,
+                "n_head": self.heads,
+                "n_positions": SEQUENCE,
+                "resid_pdrop": 0.0,
+                "embd_pdrop": 0.0,
+                "attn_pdrop": 0.0,
+                "tie_word_embeddings": False,
+            }
         return {
             "model_type": "llama",
             "vocab_size": VOCABULARY,
@@ -93,11 +108,18 @@ class Setting:
     seed: int
     folder: Path
     precision: Literal["fp32", "bf16"] = "fp32"
+    corpus: Corpus = "python"
+    family: Family = "llama"
 
     @property
     def warm_file(self) -> str:
         """Where the state after the warm start is kept."""
-        return f"warm-{self.size}-{SIZES[self.size].warm_steps}-{self.seed}-{self.precision}.pt"
+        about = f"{self.family}-{self.corpus}-{self.precision}"
+        return f"warm-{self.size}-{SIZES[self.size].warm_steps}-{self.seed}-{about}.pt"
+
+    def config(self) -> dict[str, Any]:
+        """The model's."""
+        return SIZES[self.size].config(self.family)
 
     def spec(self, recipe: Recipe | None = None) -> TrainingSpec:
         """The training section of a job document."""
@@ -224,7 +246,7 @@ class Runner:
     def stage(self, training: TrainingSpec) -> Stage:
         """The whole model as a run begins with it."""
         shape = SIZES[self._setting.size]
-        stage = Stage(shape.config(), Cut(0, shape.layers, True, True), training)
+        stage = Stage(self._setting.config(), Cut(0, shape.layers, True, True), training)
         if self._setting.warm:
             continue_from(stage, self.warm_start())
         return stage
@@ -236,7 +258,7 @@ class Runner:
         if not file.exists():
             cold = replace(setting, steps=shape.warm_steps, warm=False)
             training = cold.spec()
-            stage = Stage(shape.config(), Cut(0, shape.layers, True, True), training)
+            stage = Stage(setting.config(), Cut(0, shape.layers, True, True), training)
             for step in range(cold.steps):
                 for replica in range(REPLICAS):
                     windows, _ = self._train.sample(training.seed, step, replica, training.batch)
@@ -305,6 +327,8 @@ def _identity(setting: Setting, recipe: Recipe) -> Figures:
         "steps": setting.steps,
         "warm": SIZES[setting.size].warm_steps if setting.warm else 0,
         "seed": setting.seed,
+        "corpus": setting.corpus,
+        "family": setting.family,
         "how": recipe.how,
         "training": msgspec.to_builtins(setting.spec(recipe)),
         "lost": recipe.lost,

@@ -13,7 +13,7 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from rich.console import Console
@@ -29,11 +29,12 @@ from benchmarks.learning._training_runs import (
     REPLICAS,
     SEQUENCE,
     SIZES,
+    Family,
     Runner,
     Setting,
     remembered,
 )
-from benchmarks.learning._training_text import prepared
+from benchmarks.learning._training_text import Corpus, prepared
 from protocol.job.job import TrainingSpec
 
 Figures = dict[str, Any]
@@ -49,12 +50,13 @@ class Bench:
         self._progress = progress
         self._console = console
         HERE.mkdir(parents=True, exist_ok=True)
-        self._text = prepared(HERE, SEQUENCE)
+        self._text = prepared(HERE, SEQUENCE, options.corpus)
 
     def table(self, size: str, warm: bool, seed: int) -> list[Figures]:
         """Rows of one setting, DDP first."""
         steps = self._options.steps or SIZES[size].steps
-        setting = Setting(size, steps, warm, seed, HERE, self._options.precision)
+        about = self._options
+        setting = Setting(size, steps, warm, seed, HERE, about.precision, about.corpus, about.family)
         recipes = [recipe for recipe in RECIPES if recipe.name in self._options.methods and (warm or recipe.scratch)]
         name = f"{size}, {'warm' if warm else 'from scratch'}, seed {seed}"
         job = self._progress.add_task(name, total=len(recipes) + 1)
@@ -83,7 +85,7 @@ class Bench:
     def _peer(self, recipe: Recipe, setting: Setting) -> Figures:
         """A row of somebody else's program."""
         order = {
-            "config": SIZES[setting.size].config(),
+            "config": setting.config(),
             "training": msgspec.to_builtins(setting.spec(recipe)),
             "state": str(self._state(setting)) if setting.warm else None,
             "text": str(self._text),
@@ -143,6 +145,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--steps", type=int, default=0, help="steps of each replica; 0: the size's own")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument(
+        "--corpus", choices=get_args(Corpus), default="python", help="english: a Debian package, fetched"
+    )
+    parser.add_argument("--family", choices=get_args(Family), default="llama")
     parser.add_argument("--quick", action="store_true", help="a small model and few methods, in minutes")
     options = parser.parse_args()
     if options.quick:

@@ -5,9 +5,9 @@ Two spellings, both relative to the largest magnitude of the block::
     signed, unsigned   a small float, 4 bits of exponent and 3 or 4 of mantissa: AdamW divides moments value by value
     linear             127 equal steps: Muon makes matrices orthogonal as a whole
 
-Rounding by chance keeps a moving average moving. At 0.95 a step, a second moment falls by less than half a step of its spelling, and
-rounding to the nearest would hold it up for ever. The chance is a hash of where a value lies and of which step it is. It is made of
-whole numbers, so every processor draws the same, and a step can be run again bit for bit.
+Rounding by chance keeps a moving average moving. At 0.95 a step, a second moment falls by less than half a step of its
+spelling, and rounding to the nearest would hold it up for ever. The chance is a hash of where a value lies and of which step it
+is. It is made of whole numbers, so every processor draws the same, and a step can be run again bit for bit.
 
 Source: block-wise 8-bit optimizers, arXiv 2110.02861; Muon's momentum in 8 bits, arXiv 2509.23106. The hash is lowbias32 of
 nullprogram.com/blog/2018/07/31.
