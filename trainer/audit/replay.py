@@ -226,7 +226,7 @@ class OpeningReplayer:
     def judge_outer(self, command: ReplayOuter, opening: bytes) -> AuditReport:
         """Run an outer step again and compare."""
         cut = cut_of(command.plan, command.stage)
-        stage = Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
+        stage = Stage(self._config, cut, self._training, self._weights, initialise=False)
         return judge_outer(outer_method(self._training, stage.slots, stage.size), stage, command, opening)
 
     def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> tuple[str, str]:
@@ -281,7 +281,7 @@ class OpeningReplayer:
 
     def _initial(self, cut: Cut) -> str:
         """Digest of the parameters that the job begins with: the anchor of the first round, which no round before gives."""
-        return vector_digest(Stage(self._config, cut, self._training, self._weights, self._device).values())
+        return vector_digest(Stage(self._config, cut, self._training, self._weights).values())
 
 
 def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) -> str:

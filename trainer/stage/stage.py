@@ -8,6 +8,7 @@ without which the same product may round differently. The padding is zero and st
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ from trainer.stage.subspace import Subspace
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 CACHED = 1 << 18  # Values: four vectors of them stay in a processor's cache, and temporary ones of them in the heap.
-LEAN_PART = 1 << 24  # Values of which a graphics card makes float32 for a moment.
+LEAN_PART = 1 << 22  # Values of which a graphics card makes float32 for a moment.
+LEAN_LOGITS = 1 << 24  # Logits that are there at once.
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,8 @@ class Stage:
         self.slots = _slots(self.module, cut, training)
         size = self.size = self.slots[-1].start + _padded(self.slots[-1].count)
         self._lean = training.memory == "lean"
-        storage: Storage = (
-            LeanStorage(self.slots, size, self.device) if self._lean else Float32Storage(size, self.device)
-        )
-        self.storage, self.parameters, self.gradients = storage, storage.parameters, storage.gradients
-        self.first_moment, self.second_moment = storage.first_moment, storage.second_moment
+        self._learnt: list[tuple[Slot, nn.Parameter]] = []
+        self._keep(LeanStorage(self.slots, size, self.device) if self._lean else Float32Storage(size, self.device))
         self.adam_steps = 0
         self._decay = torch.zeros(0 if self._lean else size, device=self.device)
         given = initialise or training.lora is not None
@@ -174,11 +173,22 @@ class Stage:
             parameter = nn.Parameter(self.storage.weights[span].view(slot.shape))
             parameter.grad = self.gradients[span].view(slot.shape)
             setattr(owners[owner], leaf, parameter)
+            self._learnt.append((slot, parameter))
             if len(slot.shape) > 1 and not self._lean:
                 self._decay[span] = self.training.weight_decay  # Norms and biases are not decayed.
         self.module.to(self.device).train()
         if self._lean:
             compute_wide(self.module)
+
+    def _keep(self, storage: Storage) -> None:
+        """Train in this memory from now on: an empty one holds nothing."""
+        self.storage, self.parameters, self.gradients = storage, storage.parameters, storage.gradients
+        self.first_moment, self.second_moment = storage.first_moment, storage.second_moment
+        for slot, parameter in self._learnt:
+            span, shape = slice(slot.start, slot.start + slot.count), slot.shape if len(storage.weights) else (0,)
+            parameter.grad = None
+            parameter.data = storage.weights[span].view(shape)
+            parameter.grad = storage.gradients[span].view(shape)
 
     def load_named(self, values: Mapping[str, Tensor]) -> None:
         """Copy values by full parameter name."""
@@ -232,7 +242,7 @@ class Stage:
 
             return loss
 
-        return summed_in_parts(part, rows, max(1, LEAN_PART // self.shape.vocabulary))
+        return summed_in_parts(part, rows, max(1, LEAN_LOGITS // self.shape.vocabulary))
 
     def constrain(self, vector: Tensor) -> None:
         """Put parameters ``[n]`` that are not learnt (``trainer.stage.subspace``) back to what they are for ever, in place."""
@@ -357,6 +367,35 @@ class Stage:
     def decoded(self, state: StageState) -> tuple[Tensor, Tensor, Tensor]:
         """Parameters and moments of a state, ``[size]`` float32 each; second moments that are not kept are zero."""
         return self.storage.decoded(state.parameters, state.first_moment, state.second_moment)
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether another stage takes this one's place while a segment runs again: a lean card has no room for two."""
+        return self._lean and self.device.type != "cpu"
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Meanwhile the stage's vectors are in main memory, where it ``makes_room``; only between steps."""
+        if not self.makes_room:
+            yield
+            return
+        kept = self.state()
+        self.leave()
+        try:
+            yield
+        finally:
+            self.come_back()
+            self.restore(kept)
+
+    def leave(self) -> None:
+        """Give the memory of all vectors back, where the stage ``makes_room``; what is in them is lost."""
+        if self.makes_room:
+            self._keep(LeanStorage((), 0, self.device))
+
+    def come_back(self) -> None:
+        """Take memory again after ``leave``, for ``restore`` to fill; nothing happens where it was not given back."""
+        if self.makes_room:
+            self._keep(LeanStorage(self.slots, self.size, self.device))
 
     def state_digest(self) -> str:
         """``state().digest()`` without the copy."""

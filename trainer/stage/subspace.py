@@ -97,7 +97,7 @@ class Subspace:
 
     def hold(self, vector: Tensor) -> None:
         """Put everything in ``[n]`` parameters that stays back to what it was."""
-        vector.mul_(self.learnt).add_(self.kept)
+        vector.mul_(self.learnt.to(vector.device)).add_(self.kept.to(vector.device))
 
 
 def _staying(slot: ParameterPlace, shape: ModelShape, channels: int) -> tuple[slice, ...] | None:

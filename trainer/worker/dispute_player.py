@@ -56,10 +56,13 @@ class Player:
 
     def answer(self, query: BisectQuery) -> tuple[BisectAnswer, bytes]:
         """The answer to a question, and the artifact that it names."""
+        self._stage.come_back()
         try:
             answer, artifact = self._answer(query.ask)
         except TrainerError as error:
             return BisectAnswer(query.dispute, query.ask, NoAnswer(untrusted(error))), b""
+        finally:
+            self._stage.leave()
         return BisectAnswer(query.dispute, query.ask, answer), artifact
 
     def leaves(self, step: int, last: int) -> list[bytes]:

@@ -1,7 +1,7 @@
 """What has arrived for the computing thread: commands, audits and payloads, within bounds.
 
-The socket's loop puts, the one computing thread takes. While it waits for a payload it serves audits, so a
-stalled pipeline does not stall them. A wait ends with ``AbandonedError`` as soon as the round is given up.
+The socket's loop puts, the one computing thread takes. While it waits for a payload it serves audits, so a stalled pipeline does
+not stall them (``whole_steps``: where they wait for the step). A wait ends with ``AbandonedError`` once the round is given up.
 """
 
 import hashlib
@@ -52,6 +52,8 @@ class WorkerInbox:
         self._newest: RoundKey = (-1, -1)  # Begun or still queued: any older round is over.
         self._given_up: RoundKey = (-1, -1)
         self._closed = False
+        self.whole_steps = False
+        """Audits wait for the end of a step: a stage that makes room for another can do so only then."""
         self.waited = (
             0.0  # Seconds that the computing thread waited for payloads, audits that it served meanwhile included.
         )
@@ -176,7 +178,11 @@ class WorkerInbox:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._audits or self._interrupted() or any(name in self._payloads for name in names)
+                    lambda: (
+                        (self._audits and not self.whole_steps)
+                        or self._interrupted()
+                        or any(name in self._payloads for name in names)
+                    )
                 )
                 self._check()
                 for name in names:

@@ -114,10 +114,16 @@ class OpeningService:
 
     def _shown(self, kept: _Round, command: OpenStep) -> tuple[StageState, SegmentEnd | None]:
         """The state before the segment that was drawn, and what the segment came to where that is asked for."""
-        trace, stage, files = kept.trace, self._stage, self._files
+        trace, stage = kept.trace, self._stage
         first, _ = segment(command.step, trace.segment, len(trace.leaves))
         if first in trace.states and not command.ending:
             return trace.states[first], None
+        with stage.away():
+            return self._found_again(kept, command, first)
+
+    def _found_again(self, kept: _Round, command: OpenStep, first: int) -> tuple[StageState, SegmentEnd | None]:
+        """The same, by running the round again on a stage beside the member's own."""
+        trace, stage, files = kept.trace, self._stage, self._files
         scratch = Stage(
             files.config, stage.cut, stage.training, None, str(stage.device), initialise=False, beside=stage
         )

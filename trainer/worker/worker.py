@@ -7,6 +7,7 @@ The loop reads frames and sorts them: commands and payloads into the ``WorkerInb
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -158,6 +159,7 @@ class Worker:
                 if not rounds:
                     raise RoundRecordError("nothing could be restored from the records of a worker that died")
             self._member.openings.records = setup.records
+            self._inbox.whole_steps = self._member.stage.makes_room
         LOG.info("%s parameters are loaded on %s, %d threads", f"{parameters:,}", setup.device, setup.threads)
         outbox.report(TaskReady(name, parameters))
 
@@ -213,11 +215,14 @@ class Worker:
     def _serve_audit(self, command: Audit, payload: bytes) -> None:
         assert self._outbox is not None
         assert self._auditor is not None
+        away = nullcontext() if self._member is None else self._member.stage.away()
         match command:
             case ReplayStep():
-                self._outbox.report(self._auditor.judge(command, payload))
+                with away:
+                    self._outbox.report(self._auditor.judge(command, payload))
             case ReplayAcross():
-                self._outbox.report(self._auditor.judge_across(command, payload))
+                with away:
+                    self._outbox.report(self._auditor.judge_across(command, payload))
             case OpenStep() if self._member is not None:
                 self._member.openings.open_step(command)
             case OpenOuter() if self._member is not None:
@@ -232,7 +237,8 @@ class Worker:
             case ReplayOuter():
                 self._outbox.report(self._auditor.judge_outer(command, payload))
             case BisectQuery():
-                self._outbox.report(*self._play(self._auditor, command, payload))
+                with away:
+                    self._outbox.report(*self._play(self._auditor, command, payload))
 
     def _play(self, auditor: OpeningReplayer, query: BisectQuery, opening: bytes) -> tuple[BisectAnswer, bytes]:
         """An answer of ours in a dispute; the opening comes with the first question, and is kept until the next dispute."""

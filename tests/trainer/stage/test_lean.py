@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from protocol.audit import AskState, AskTrace, BisectQuery, StateAnswer, TraceAnswer
 from protocol.job.job import LoraSpec, ModelSpec, TrainingSpec
 from protocol.models.model import resolve
 from tests.trainer.audit.test_replay import auditor, command
@@ -22,6 +23,7 @@ from trainer.stage.model import Cut
 from trainer.stage.stage import Stage
 from trainer.stage.storage import joined, lean_parameters
 from trainer.worker.checkpoint import read_moments, write_moments
+from trainer.worker.dispute_player import Player
 
 CPU = torch.device("cpu")
 WHOLE = Cut(0, 3, True, True)
@@ -145,7 +147,7 @@ def test_a_loss_in_parts_is_the_loss_and_has_its_gradients(
     rows = torch.from_numpy(tokens.sample(7, 0, 0, 4)[0])
     found = []
     for part in (1 << 24, 5 * 300):
-        monkeypatch.setattr(stages, "LEAN_PART", part)
+        monkeypatch.setattr(stages, "LEAN_LOGITS", part)
         stage = Stage(config_of(family), WHOLE, lean())
         stage.backward(stage.summed_loss(rows[:, :-1], rows[:, 1:]))
         found.append((stage.summed_loss(rows[:, :-1], rows[:, 1:]), stage.gradients.float()))
@@ -160,7 +162,7 @@ def test_not_all_logits_are_there_at_once(tokens: TokenFile, monkeypatch: pytest
     rows = torch.from_numpy(tokens.sample(7, 0, 0, 4)[0])
     most = []
     for part in (1 << 24, 4 * 300):
-        monkeypatch.setattr(stages, "LEAN_PART", part)
+        monkeypatch.setattr(stages, "LEAN_LOGITS", part)
         stage = Stage(config_of(), WHOLE, lean())
         with Peak(4 * 300) as peak:
             stage.backward(stage.summed_loss(rows[:, :-1], rows[:, 1:]))
@@ -303,3 +305,36 @@ def test_an_opening_takes_less_than_a_third_of_float32s(tokens: TokenFile) -> No
 def test_what_cannot_be_lean_is_refused_with_a_way_out(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=words):
         msgspec.convert({"memory": "lean"} | changes, TrainingSpec)
+
+
+# --- a card with room for one -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stage, "makes_room", property(lambda stage: stage.training.memory == "lean"))
+
+
+@pytest.mark.usefixtures("as_on_a_card")
+def test_a_stage_that_is_away_holds_nothing_and_comes_back_as_it_was(tokens: TokenFile) -> None:
+    line = pipeline("llama", 1, tokens, lean())
+    twin = pipeline("llama", 1, tokens, lean())
+    for step in range(4):
+        if step == 2:
+            with line.stages[0].away():
+                assert held_bytes(line.stages[0]) < 0.1 * held_bytes(twin.stages[0])
+        assert line.step(step, 10) == twin.step(step, 10)
+    assert line.stages[0].state_digest() == twin.stages[0].state_digest()
+
+
+@pytest.mark.usefixtures("as_on_a_card")
+def test_a_dispute_leaves_no_second_stage_behind(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, lean(commit_every=3)), 1, 3, 12)
+    player = Player(auditor(folder, done.spec), command(done, 2), done.opening(2))
+    answers = [
+        player.answer(BisectQuery("d" * 32, command(done, 2), ask))[0].answer for ask in (AskState(1), AskTrace(1))
+    ]
+    assert isinstance(answers[0], StateAnswer)
+    assert isinstance(answers[1], TraceAnswer)
+    assert answers[0].chain != answers[0].state
+    assert held_bytes(player._stage) < 5000
