@@ -61,6 +61,14 @@ JOBS: dict[str, dict[str, Any]] = {
     "streaming": {"outer": "streaming", "fragments": 2, "mixing": 0.5, "overlap": 1},
     "gradients": {"outer": "gradients", "clip_norm": 1.0},
     "muon in bf16": {"optimizer": "muon", "precision": "bf16"},
+    "lean": {"memory": "lean", "precision": "bf16"},
+    "lean, muon, coarse": {
+        "memory": "lean",
+        "precision": "bf16",
+        "optimizer": "muon",
+        "pseudo_gradient": "coarse",
+        "outer_momentum": 0.5,
+    },
 }
 
 

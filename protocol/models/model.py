@@ -73,8 +73,12 @@ ENDS_WITH = config_keys.OWN + "ends_with"
 """In the config of a job: the token that ends its documents."""
 DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Types of published weights, as configs and as safetensors name them."""
-VECTORS = 13
+VECTORS = 13.0
 """Of a stage's length, in training, in the memory of its process."""
+LEAN_PART = 1 << 22
+"""Values of which a lean stage makes float32 for a moment, see ``trainer.stage.storage``."""
+LEAN_LOGITS = 1 << 24
+"""Logits that a lean stage computes at once."""
 _FLOAT32 = 4
 
 
@@ -123,7 +127,7 @@ class ModelShape(Sizes):
         return (last - first) * (6 * self.active_layer_parameters + attention // 2) + 6 * self.head_parameters * is_last
 
     def stage_memory_bytes(
-        self, parameters: int, is_last: bool, layers: int, batch_tokens: int, sequence: int = 0, vectors: int = VECTORS
+        self, parameters: int, is_last: bool, layers: int, batch_tokens: int, sequence: int = 0, vectors: float = VECTORS
     ) -> int:
         """Estimated memory of a stage in training, with ``batch_tokens`` tokens in flight.
 
@@ -137,7 +141,7 @@ class ModelShape(Sizes):
         """
         kept = self.kept_values + self.score_values * sequence
         per_token = layers * kept + (3 * self.vocabulary if is_last else 0)
-        return _FLOAT32 * (parameters * vectors + per_token * batch_tokens)
+        return int(_FLOAT32 * (parameters * vectors + per_token * batch_tokens))
 
     def check_sequence(self, sequence: int) -> None:
         """Refuse sequences longer than the positions that the model knows.

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from protocol.job.job import TrainingSpec
 from protocol.models.boundary_bytes import check_subspace
+from protocol.models.model import LEAN_LOGITS, LEAN_PART
 from trainer.errors import CodecError, NonFiniteError
 from trainer.files.inputs import InputFolder
 from trainer.files.tensors import bytes_of
@@ -58,8 +59,6 @@ from trainer.stage.subspace import Subspace
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 CACHED = 1 << 18  # Values: four vectors of them stay in a processor's cache, and temporary ones of them in the heap.
-LEAN_PART = 1 << 22  # Values of which a graphics card makes float32 for a moment.
-LEAN_LOGITS = 1 << 24  # Logits that are there at once.
 
 
 @dataclass(frozen=True)

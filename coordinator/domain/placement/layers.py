@@ -1,6 +1,7 @@
 """How many layers each stage gets: in proportion to speed, never more than memory holds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from coordinator.domain.placement.node import MEGABYTE, NoPlacementError
@@ -9,20 +10,44 @@ from protocol.boundary import comparable_across, shares_norm
 from protocol.job.job import TOGETHER, TrainingSpec
 from protocol.job.updates import UPDATES
 from protocol.models.boundary_bytes import most_in_flight, recorded_bytes
-from protocol.models.model import VECTORS, ModelShape
+from protocol.models.model import LEAN_LOGITS, LEAN_PART, VECTORS, ModelShape
 from protocol.task import Layers
 
 FLOAT32 = 4
-_STATE = 3  # Vectors: parameters and two moments.
 # A trainer without a stage, and what its allocator keeps (`benchmarks/learning/stage_speed.py`).
 BASE_MEMORY = 450 * MEGABYTE
 BASE_CARD = 600 * MEGABYTE  # On a graphics card: its context and libraries. Not measured.
-_AGAIN = 5  # Vectors: a second stage, on which an audited round is run again up to a state that was not kept.
-_ON_CARD = 6  # Vectors: parameters, gradients, two moments, which of them decay, and what an optimizer's step takes for a moment.
 # Vectors more, of a card: its gradients in double precision for their norm, when the optimizer's is not there.
 _DOUBLES = 1
 _EXCHANGE = 3  # Vectors: two replicas' gradients and their mean, where replicas exchange at every step.
 _OUTER = 6  # Vectors: anchors and momenta of the rounds before, what an outer step takes for a moment; an optimizer's takes none.
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Vectors of four bytes a parameter, by ``TrainingSpec.memory``.
+
+    Attributes:
+        process: as ``VECTORS``. ``state``: parameters and two moments.
+        again: a second stage, on which an audited round is run again up to a state that was not kept.
+        card: parameters, gradients, two moments, which of them decay, and what an optimizer's step takes for a moment.
+        frozen: of a parameter that does not learn.
+        moment: bytes that an optimizer's step and a loss take for a moment, of a stage of whatever size.
+    """
+
+    process: float
+    state: float
+    again: float
+    card: float
+    frozen: float = 1.0
+    moment: int = 0
+
+
+_KEPT: Mapping[str, _Kept] = {
+    "float32": _Kept(VECTORS, 3, 5, 6),
+    # A card makes room for the second stage; ten float32 of a part, and four of the logits that are there at once.
+    "lean": _Kept(9.5, 1.54, 2.04, 2.04, 0.5, FLOAT32 * (10 * LEAN_PART + 4 * LEAN_LOGITS)),
+}
 
 
 def stage_memory(
@@ -129,20 +154,23 @@ def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, car
     payloads = recorded_bytes(shape, training, training.batch * training.sequence)
     interval = _interval(shape, training, parameters)
     exchange = _EXCHANGE if training.outer in TOGETHER else 0
+    kept, lean = _KEPT[training.memory], training.memory == "lean"
     if card:
-        second = _AGAIN * _runs_again(shape, training, parameters)
-        return BASE_CARD + FLOAT32 * parameters * (second + exchange)
+        second = kept.again * (_runs_again(shape, training, parameters) and not lean)
+        return BASE_CARD + int(FLOAT32 * parameters * (second + exchange))
     states = -(-steps // interval)
     rounds = KEPT_ROUNDS + 1
-    showing = _AGAIN if interval != training.commit_every else _STATE
-    vectors = _OUTER + _carried_vectors(training) + rounds * states * _STATE + showing + exchange
-    return BASE_MEMORY + FLOAT32 * parameters * vectors + rounds * steps * payloads
+    showing = kept.again if interval != training.commit_every else kept.state
+    vectors = _OUTER + _carried_vectors(training) + rounds * states * kept.state + showing + exchange
+    return BASE_MEMORY + int(FLOAT32 * parameters * vectors) + rounds * steps * payloads
 
 
 def _interval(shape: ModelShape, training: TrainingSpec, parameters: int) -> int:
     """Steps between the states of a round that a worker keeps."""
     payloads = recorded_bytes(shape, training, training.batch * training.sequence)
-    return state_interval(training.inner_steps, _STATE * FLOAT32 * parameters, payloads, training.commit_every)
+    return state_interval(
+        training.inner_steps, int(_KEPT[training.memory].state * FLOAT32 * parameters), payloads, training.commit_every
+    )
 
 
 def _runs_again(shape: ModelShape, training: TrainingSpec, parameters: int) -> bool:
@@ -161,12 +189,20 @@ def needs(shape: ModelShape, training: TrainingSpec, counts: Sequence[int], stag
     """
     last, layers = stage == len(counts) - 1, counts[stage]
     learnt, frozen = shape.stage_learns(0, layers, stage == 0, last, training.lora)
-    vectors = (_ON_CARD + _DOUBLES * shares_norm(training)) if card else VECTORS
-    if card and _runs_again(shape, training, learnt):
+    kept, lean = _KEPT[training.memory], training.memory == "lean"
+    vectors = kept.process
+    if card:  # The norm of lean gradients is taken part by part.
+        vectors = kept.card + _DOUBLES * (shares_norm(training) and not lean)
+    if card and not lean and _runs_again(shape, training, learnt):
         tokens *= 2  # Those of the second stage, too.
-    grows = shape.stage_memory_bytes(learnt, last, layers, tokens, training.sequence, vectors)
-    grows += FLOAT32 * layers * shape.adapter_values(training.lora) * tokens
-    return fixed_memory(shape, training, learnt, card) + grows + FLOAT32 * frozen
+    at_once = 1 if training.recomputes else layers  # Whose values are there together.
+    grows = shape.stage_memory_bytes(learnt, last and not lean, at_once, tokens, training.sequence, vectors)
+    grows += FLOAT32 * at_once * shape.adapter_values(training.lora) * tokens
+    if lean and card:
+        grows += kept.moment
+    elif lean and last:
+        grows += FLOAT32 * min(3 * shape.vocabulary * tokens, 4 * LEAN_LOGITS)
+    return fixed_memory(shape, training, learnt, card) + grows + int(FLOAT32 * kept.frozen * frozen)
 
 
 def _carried_vectors(training: TrainingSpec) -> int:
@@ -183,7 +219,7 @@ def _carried_vectors(training: TrainingSpec) -> int:
 def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int, card: bool = False) -> int:
     micro = -(-training.batch // training.micro_batches)
     in_flight = min(training.micro_batches, most_in_flight(stages, stage, training.lookahead))
-    if training.recomputes:  # Of those under way the layers' inputs, of one micro-batch everything.
+    if training.recomputes:  # Of those under way the layers' inputs, of one layer of one micro-batch everything.
         kept = FLOAT32 * layers * shape.hidden * micro * in_flight * training.sequence
         in_flight = 1
     else:

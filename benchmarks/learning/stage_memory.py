@@ -1,0 +1,237 @@
+"""What a stage holds, in bytes a parameter: float32 and lean beside plain torch with AdamW and with torchao's 8-bit AdamW.
+
+Each way builds its model in a process of its own and does real steps. ``kept`` are the tensors that live from step to step,
+counted by their storages: weights, gradients, moments, and whatever else belongs to them. ``grown`` is by how much the process
+grew until after its last step, and ``peak`` until its largest moment, activations and loss included. A graphics card
+holds what is ``kept``, and for a moment what a step makes.
+
+``host`` is what the planner counts for a worker beside its stage: anchors, outer momenta, what is carried over, and rounds that
+can be audited, for ``diloco`` with ``coarse`` updates and 20 steps a round.
+
+    python -m benchmarks.learning.stage_memory [--sizes 5M,25M,135M,1.2B]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.common import publish
+from benchmarks.learning._replica import llama
+from coordinator.domain.placement.layers import fixed_memory
+from protocol.boundary import Position
+from protocol.job.job import ModelSpec, TrainingSpec
+from protocol.models.model import inspect_config, resolve
+from trainer.audit.environment import configure
+from trainer.outer.inner_update import update
+from trainer.stage.model import Cut, build_module
+from trainer.stage.stage import Stage
+from trainer.stage.steps import Recorded, accumulate
+
+STEPS = 2
+SEQUENCE, BATCH = 128, 2
+WAYS: Mapping[str, dict[str, Any] | None] = {
+    "float32": {},
+    "lean": {"memory": "lean", "precision": "bf16"},
+    "lean, Muon": {"memory": "lean", "precision": "bf16", "optimizer": "muon"},
+    "torch, AdamW": None,
+    "torch, torchao AdamW8bit on bf16": None,
+}
+_SMOLLM2 = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49_152,
+}
+_LLAMA_3_2_1B = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 128_256,
+}
+SIZES: Mapping[str, tuple[Callable[[], dict[str, Any]], int]] = {
+    "5M": (lambda: llama(256, 6), 1),
+    "25M": (lambda: llama(512, 8), 1),
+    "135M": (lambda: resolve(ModelSpec(config=_SMOLLM2), 49_152), 1),
+    "1.2B": (lambda: resolve(ModelSpec(config=_LLAMA_3_2_1B), 128_256), 2),
+}
+"""Configs, and stages; of two the last one is measured, which has the head."""
+
+
+class Ours:
+    """A stage as a worker holds it; it gets and gives random hidden states where it is not the only one."""
+
+    def __init__(self, config: dict[str, Any], cut: Cut, training: TrainingSpec) -> None:
+        self._stage = Stage(config, cut, training)
+        self.parameters = self._stage.parameter_count
+
+    def step(self, windows: np.ndarray[Any, Any], number: int) -> None:
+        """One whole step."""
+        stage = self._stage
+        if stage.cut.is_first:
+            accumulate(stage, Position(0, 1), windows, Recorded({}))
+        else:
+            rows = torch.from_numpy(windows)
+            hidden = torch.randn(*rows[:, 1:].shape, stage.shape.hidden).requires_grad_()
+            stage.backward(stage.summed_loss(hidden, rows[:, 1:]) / rows[:, 1:].numel())
+        update(stage, Position(0, 1), Recorded({}), number, STEPS)
+
+    def tensors(self) -> list[Tensor]:
+        """All that lives from step to step."""
+        stage = self._stage
+        own = [value for value in vars(stage).values() if isinstance(value, Tensor)]
+        return [*own, *stage.module.parameters(), *stage.module.buffers()]
+
+
+class Plain:
+    """The same layers as transformers has them, with an optimizer of somebody else's."""
+
+    def __init__(self, config: dict[str, Any], cut: Cut, eight_bits: bool) -> None:
+        self._module, shape = build_module(config, cut)
+        self._module.to_empty(device="cpu")
+        self._cut, self._hidden = cut, shape.hidden
+        for parameter in self._module.parameters():
+            nn.init.normal_(parameter, 0.0, 0.02)
+        if eight_bits:
+            from torchao.optim import AdamW8bit
+
+            torch.compiler.set_stance("force_eager")
+            self._module.bfloat16()
+            self._optimizer: torch.optim.Optimizer = AdamW8bit(
+                self._module.parameters(), lr=1e-4, bf16_stochastic_round=True
+            )
+        else:
+            self._optimizer = torch.optim.AdamW(self._module.parameters(), lr=1e-4)
+        self.parameters = sum(parameter.numel() for parameter in self._module.parameters())
+
+    def step(self, windows: np.ndarray[Any, Any], number: int) -> None:
+        """One whole step; gradients stay, as where several micro-batches add to them."""
+        rows = torch.from_numpy(windows)
+        width = next(self._module.parameters()).dtype
+        given: dict[str, Tensor] = {"input_ids": rows[:, :-1]}
+        if not self._cut.is_first:
+            given = {"inputs_embeds": torch.randn(*rows[:, 1:].shape, self._hidden, dtype=width)}
+        logits = self._module(**given, use_cache=False).logits
+        functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten()).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=False)
+
+    def tensors(self) -> list[Tensor]:
+        """All that lives from step to step."""
+        found = [*self._module.parameters(), *self._module.buffers()]
+        found += [p.grad for p in self._module.parameters() if p.grad is not None]
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                parts = [getattr(value, name) for name in getattr(value, "tensor_attrs", [])]
+                found += parts or [value]
+        return found
+
+
+def measured(size: str, way: str) -> dict[str, Any]:
+    """Figures of one way, of this process."""
+    configure(1)
+    make, stages = SIZES[size]
+    config = make()
+    shape = inspect_config(config)
+    cut = Cut(shape.layers // 2 if stages > 1 else 0, shape.layers, stages == 1, True)
+    begun = _memory("VmRSS")
+    more = WAYS[way]
+    if more is None:
+        model: Ours | Plain = Plain(config, cut, "torchao" in way)
+    else:
+        training = TrainingSpec(sequence=SEQUENCE, batch=BATCH, micro_batches=BATCH, clip_norm=1.0, **more)
+        model = Ours(config, cut, training)
+    built = _memory("VmHWM")
+    chance = np.random.default_rng(1)
+    for number in range(STEPS):
+        model.step(chance.integers(0, shape.vocabulary, (BATCH, SEQUENCE + 1), dtype=np.int64), number)
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in model.tensors()}
+    kept = sum(storages.values())
+    figures = {
+        "parameters": model.parameters,
+        "kept": kept,
+        "grown": _memory("VmRSS") - begun,
+        "peak": _memory("VmHWM") - begun,
+        "peak_of_loading": built - begun,
+    }
+    return figures | ({} if more is None else {"host": _host(config, model.parameters, more)})
+
+
+def _host(config: dict[str, Any], parameters: int, more: dict[str, Any]) -> int:
+    """What the planner counts beside a stage, the process itself and recorded payloads not counted."""
+    training = TrainingSpec(
+        sequence=SEQUENCE, batch=1, micro_batches=1, pseudo_gradient="coarse", outer_momentum=0.5, **more
+    )
+    shape = inspect_config(config)
+    return fixed_memory(shape, training, 2 * parameters, False) - fixed_memory(shape, training, parameters, False)
+
+
+def _memory(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def elsewhere(size: str, way: str) -> dict[str, Any]:
+    """Figures of one way, of a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.learning.stage_memory", "--sizes", size, "--way", way]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"failed": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def shown(rows: Mapping[str, dict[str, Any]]) -> Table:
+    """For people, in bytes a parameter."""
+    table = Table(title="bytes a parameter")
+    for column in ("", "kept", "grown", "peak", "host"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, row in rows.items():
+        if "failed" in row:
+            table.add_row(name, row["failed"])
+            continue
+        cells = [
+            f"{row[key] / row['parameters']:.2f}" if key in row else "" for key in ("kept", "grown", "peak", "host")
+        ]
+        table.add_row(name, *cells)
+    return table
+
+
+def main() -> None:
+    """Measure and publish."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="5M,25M,135M", help=f"of {','.join(SIZES)}; 1.2B takes 15 GB")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way:
+        print(json.dumps(measured(options.sizes, options.way)))
+        return
+    console = Console(stderr=True)
+    rows = {}
+    for size in options.sizes.split(","):
+        for way in WAYS:
+            with console.status(f"{size}, {way}"):
+                rows[f"{size}, {way}"] = elsewhere(size, way)
+    console.print(shown(rows))
+    publish("stage_memory", "a lean stage keeps at most 10 bytes a parameter on its card", {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
