@@ -46,8 +46,8 @@ from trainer.stage.storage import (
     ALIGNMENT,
     Float32Storage,
     LeanStorage,
-    Part,
     Slot,
+    StagePart,
     StateLayout,
     Storage,
     check_moments,
@@ -300,7 +300,7 @@ class Stage:
         for start in range(span.start, span.stop, most):
             yield slice(start, min(start + most, span.stop))
 
-    def _adam(self, part: Part, learning_rate: float) -> None:
+    def _adam(self, part: StagePart, learning_rate: float) -> None:
         beta_1, beta_2 = BETAS
         part.first.lerp_(part.gradients, 1 - beta_1)
         part.second.mul_(beta_2).addcmul_(part.gradients, part.gradients, value=1 - beta_2)

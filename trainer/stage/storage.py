@@ -71,7 +71,7 @@ class StateLayout:
 
 
 @dataclass
-class Part:
+class StagePart:
     """A piece of a stage as float32: what an optimizer reads and changes in place. ``second`` is empty where Muon trains it."""
 
     values: Tensor
@@ -101,10 +101,10 @@ class Storage(Protocol):
     def load(self, span: slice, values: Tensor) -> None:
         """Set parameters from float32."""
 
-    def read(self, slot: Slot | None, span: slice) -> Part:
+    def read(self, slot: Slot | None, span: slice) -> StagePart:
         """A piece as float32; ``slot``: the parameter that it is of, None where it may be of several."""
 
-    def write(self, slot: Slot | None, span: slice, part: Part, steps: int) -> None:
+    def write(self, slot: Slot | None, span: slice, part: StagePart, steps: int) -> None:
         """Keep what became of a piece in step ``steps``."""
 
     def decoded(self, parameters: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,11 +129,11 @@ class Float32Storage:
         """As ``Storage.load``."""
         self.parameters[span].copy_(values)
 
-    def read(self, slot: Slot | None, span: slice) -> Part:
+    def read(self, slot: Slot | None, span: slice) -> StagePart:
         """As ``Storage.read``."""
-        return Part(self.parameters[span], self.gradients[span], self.first_moment[span], self.second_moment[span])
+        return StagePart(self.parameters[span], self.gradients[span], self.first_moment[span], self.second_moment[span])
 
-    def write(self, slot: Slot | None, span: slice, part: Part, steps: int) -> None:
+    def write(self, slot: Slot | None, span: slice, part: StagePart, steps: int) -> None:
         """As ``Storage.write``: the part is the memory itself."""
 
     def decoded(self, parameters: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,17 +174,19 @@ class LeanStorage:
         self.parameters[: self._size][span] = high
         self.parameters[self._size :][span] = low
 
-    def read(self, slot: Slot | None, span: slice) -> Part:
+    def read(self, slot: Slot | None, span: slice) -> StagePart:
         """As ``Storage.read``; a piece is of one parameter."""
         assert slot is not None
         values = _joined(self.parameters[: self._size][span], self.parameters[self._size :][span])
         first = _Moment(self.first_moment, self._size, span)
-        part = Part(values, self.gradients[span].float(), first.read(_first(slot), self._tables), values.new_empty(0))
+        part = StagePart(
+            values, self.gradients[span].float(), first.read(_first(slot), self._tables), values.new_empty(0)
+        )
         if not slot.orthogonal:
             part.second = self._second(slot, span).read("unsigned", self._tables).square_()
         return part
 
-    def write(self, slot: Slot | None, span: slice, part: Part, steps: int) -> None:
+    def write(self, slot: Slot | None, span: slice, part: StagePart, steps: int) -> None:
         """As ``Storage.write``. Of second moments the root is kept: it has half the powers of two."""
         assert slot is not None
         self.load(span, part.values)

@@ -181,6 +181,11 @@ SELECTS = (
         (("1f1b", "one forward, one backward"), ("zero-bubble", "zero bubble")),
     ),
     Select(
+        "training.memory",
+        "Memory of a stage",
+        (("float32", "float32"), ("lean", "lean: less than half, with bfloat16 products, for large models")),
+    ),
+    Select(
         "training.recompute",
         "Memory of layers",
         (("false", "kept for the way back"), ("true", "computed again: less memory, a third more work")),

@@ -21,6 +21,7 @@ from trainer.data.data import TokenFile
 from trainer.data.folder import open_files
 from trainer.files.inputs import InputFolder
 from trainer.outer import OuterState
+from trainer.stage.stage import Stage, StageState
 from trainer.worker import opening_service
 from trainer.worker.opening_service import OpeningService
 
@@ -53,8 +54,8 @@ class Socket:
 class Shown:
     """Stage 1 of a pipeline with two stages, with rounds that it committed to."""
 
-    def __init__(self, folder: Path, tokens: TokenFile) -> None:
-        self.line = pipeline("llama", 2, tokens, training())
+    def __init__(self, folder: Path, tokens: TokenFile, **changes: Any) -> None:
+        self.line = pipeline("llama", 2, tokens, training(**changes))
         self.socket = Socket()
         stage = self.line.stages[1]
         self.openings = OpeningService(stage, open_files(InputFolder(folder), job()), 0, self.socket)  # type: ignore[arg-type]
@@ -124,6 +125,33 @@ def test_a_step_whose_state_was_not_kept_is_run_up_to_and_shown_all_the_same(sho
     shown.socket.room.set()
     shown.openings.open_step(OpenStep(AUDIT, 0, 0, 1, ending=ending))
     assert shown.socket.next()[1] == due
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_on_a_lean_card_it_is_run_up_to_in_the_stages_place(
+    folder: Path, tokens: TokenFile, monkeypatch: pytest.MonkeyPatch, *, ending: bool
+) -> None:
+    monkeypatch.setattr(Stage, "makes_room", property(lambda _: True))
+    shown, twin = (Shown(folder, tokens, memory="lean", precision="bf16", optimizer="muon") for _ in range(2))
+    done, _ = shown.round(0)
+    twin.round(0)
+    due = done.opening(1, ending=ending)
+    del done.trace.states[1]
+    stage, sizes, restore = shown.line.stages[1], [], Stage.restore
+
+    def watched(scratch: Stage, state: StageState) -> None:
+        sizes.append(stage.gradients.numel() if scratch is not stage else 0)
+        restore(scratch, state)
+
+    monkeypatch.setattr(Stage, "restore", watched)
+    shown.socket.room.set()
+    shown.openings.open_step(OpenStep(AUDIT, 0, 0, 1, ending=ending))
+    assert shown.socket.next()[1] == due
+    assert sizes[0] == 0
+    assert len(sizes) > 1, "the member's own stage was away, and is back"
+    monkeypatch.undo()
+    assert shown.line.step(2, TOTAL) == twin.line.step(2, TOTAL)
+    assert stage.state_digest() == twin.line.stages[1].state_digest()
 
 
 def test_an_outer_step_is_opened_the_same_way(shown: Shown) -> None:

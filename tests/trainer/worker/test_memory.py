@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from coordinator.domain.placement import stage_memory
 from coordinator.domain.placement.layers import BASE_CARD, BASE_MEMORY
 from protocol.job.job import LoraSpec, ModelSpec, TrainingSpec
-from protocol.models.model import inspect_config, resolve
+from protocol.models.model import LEAN_LOGITS, LEAN_PART, inspect_config, resolve
 from protocol.task import Layers
 from tests.trainer.files.test_families import published, theirs
 from tests.trainer.small import FAMILY_CONFIGS, training
@@ -207,3 +207,23 @@ def test_a_card_is_planned_with_what_lies_on_it() -> None:
     assert vectors(2) == pytest.approx(6 + 5), "showing what a segment came to takes a second stage"
     assert vectors(2, **alone | {"commit_every": 1}) == pytest.approx(6 + 5), "so does a state that was not kept"
     assert vectors(outer="gradients", commit_every=20) == pytest.approx(6 + 3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_lean_card_is_planned_with_what_lies_on_it(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = inspect_config(LLAMA_1B)
+    lean = msgspec.structs.replace(SMALL, memory="lean", precision="bf16", optimizer=optimizer, clip_norm=1.0)
+    one_layer = shape.stage_memory_bytes(0, False, 1, 512, 512)
+    inputs = 4 * shape.layers * shape.hidden * 512
+    moment = 4 * (10 * LEAN_PART + 4 * LEAN_LOGITS)
+    each = (planned(lean, True) * 1e9 - BASE_CARD - one_layer - inputs - moment) / shape.parameters
+    config = resolve(ModelSpec(config=FAMILY_CONFIGS["llama"] | {"hidden_size": 256, "intermediate_size": 640}), 300)
+    stage = Stage(config, Cut(0, 3, True, True), training(memory="lean", precision="bf16", optimizer=optimizer))
+    assert 0.99 < each / (held_bytes(stage) / stage.size) < (1.03 if optimizer == "adamw" else 1.16)
+    assert each < 10
+    monkeypatch.setattr(stages, "CACHED", 1 << 14)  # As a part on a card.
+    stage.gradients.fill_(0.5)
+    with Peak(1 << 12) as peak:
+        stage.adam_step(0.1)
+    if optimizer == "adamw":
+        assert peak.most < 4 * 10 * (1 << 14)
