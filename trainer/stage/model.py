@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers import masking_utils
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -39,6 +40,13 @@ _LAYER_KEY = re.compile(r"^(?P<head>.*?\.(?:layers|h)\.)(?P<index>\d+)(?P<tail>\
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in")
 _POSITIONS = "wpe"
 _NORMS = ("norm", "ln_f", "final_layer_norm")
+
+
+def _never_packed(_position_ids: Tensor) -> None:
+    """Windows are one sequence each. Looking for others makes the processor wait for the card at every forward pass."""
+
+
+masking_utils.find_packed_sequence_indices = _never_packed  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

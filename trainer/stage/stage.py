@@ -57,6 +57,7 @@ from trainer.stage.storage import (
 from trainer.stage.subspace import Subspace
 
 BETAS = (0.9, 0.95)
+DIGESTED = 1 << 24  # Values of a vector that are hashed at once.
 EPSILON = 1e-8
 CACHED = 1 << 18  # Values: four vectors of them stay in a processor's cache, and temporary ones of them in the heap.
 
@@ -397,8 +398,12 @@ class Stage:
             self._keep(LeanStorage(self.slots, self.size, self.device))
 
     def state_digest(self) -> str:
-        """``state().digest()`` without the copy."""
-        return self.own_state().digest()
+        """``state().digest()`` without the copy: of what is on a card, a part at a time is in main memory."""
+        hasher = hashlib.sha256(self.adam_steps.to_bytes(8, "little"))
+        for vector in self.vectors:
+            for part in torch.split(vector.detach(), DIGESTED):
+                hasher.update(bytes_of(part.cpu()))
+        return hasher.hexdigest()
 
     def restore(self, state: StageState) -> None:
         """Continue from a state; gradients begin at zero.

@@ -163,7 +163,7 @@ def accumulate(
     stage.mask_gradients()
     if not stage.cut.is_last:
         return None
-    return _mean(step.total, int(windows[:, 1:].size))
+    return _mean(sum(float(loss) for loss in step.losses), int(windows[:, 1:].size))
 
 
 def _mean(total: float, tokens: int) -> float:
@@ -228,7 +228,7 @@ class _Passes:
         self._arriving: dict[PayloadKey, Future[Tensor]] = {}
         self._names = [window_names(rows) for rows in parts] if position.cached and position.stages > 1 else []
         self._offered: list[bytes] = []
-        self.total = 0.0
+        self.losses: list[Tensor] = []  # Read once the step is over: each reading waits for a card.
 
     def run(self, actions: tuple[PipelineAction, ...]) -> None:
         """Do one action after the other; what has come for the next one is decoded meanwhile."""
@@ -264,7 +264,7 @@ class _Passes:
             inputs = self._receive("activation", micro).to(stage.device).requires_grad_()
         if stage.cut.is_last:
             summed = stage.summed_loss(inputs, rows[:, 1:])
-            self.total += float(summed.detach())
+            self.losses.append(summed.detach())
             outputs = summed / self._averaged_over
         else:
             outputs = stage.forward(inputs)
