@@ -195,7 +195,8 @@ def needs(shape: ModelShape, training: TrainingSpec, counts: Sequence[int], stag
         vectors = kept.card + _DOUBLES * (shares_norm(training) and not lean)
     if card and not lean and _runs_again(shape, training, learnt):
         tokens *= 2  # Those of the second stage, too.
-    at_once = 1 if training.recomputes else layers  # Whose values are there together.
+    # Whose values are there together. Of main memory the allocator keeps what the others had (`benchmarks.learning.stage_speed`).
+    at_once = 1 if training.recomputes and card else layers
     grows = shape.stage_memory_bytes(learnt, last and not lean, at_once, tokens, training.sequence, vectors)
     grows += FLOAT32 * at_once * shape.adapter_values(training.lora) * tokens
     if lean and card:
@@ -219,7 +220,9 @@ def _carried_vectors(training: TrainingSpec) -> int:
 def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int, card: bool = False) -> int:
     micro = -(-training.batch // training.micro_batches)
     in_flight = min(training.micro_batches, most_in_flight(stages, stage, training.lookahead))
-    if training.recomputes:  # Of those under way the layers' inputs, of one layer of one micro-batch everything.
+    if (
+        training.recomputes
+    ):  # Of those under way the layers' inputs, of one micro-batch everything, on a card of one layer.
         kept = FLOAT32 * layers * shape.hidden * micro * in_flight * training.sequence
         in_flight = 1
     else:
