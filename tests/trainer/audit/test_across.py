@@ -46,13 +46,20 @@ def judged(folder: Path, done: Committed, ending: bool = True, env: str = ENV, *
     return auditor(folder, done.spec).judge_across(across, done.opening(STEPS - 1, ending))
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param({}, id="float32"),
+        pytest.param({"memory": "lean", "precision": "bf16"}, id="lean", marks=pytest.mark.long),
+    ],
+)
 def test_a_processor_without_vector_instructions_finds_honest_work_right_and_lies_wrong(
-    folder: Path, tmp_path: Path
+    kept: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     """In a process that really rounds otherwise: it finds honest work wrong bit for bit."""
     for name in ("train.bin", "config.json"):
         (tmp_path / name).symlink_to(folder / name)
-    spec = spec_of(activations="int8", clip_norm=0.5)
+    spec = spec_of(activations="int8", clip_norm=0.5, **kept)
     for name, lie in {HONEST: honest, **{name: LIES[name] for name in SEEN}}.items():
         write(tmp_path, name, segment(folder, spec, lie))
     found = elsewhere(tmp_path, "judge", ATEN_CPU_CAPABILITY="default")
