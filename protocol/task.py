@@ -261,15 +261,16 @@ class StepChallenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     step: StepIndex
 
 
-FailureCause = Literal["machine", "inputs", "numbers"]
+FailureCause = Literal["machine", "memory", "inputs", "numbers"]
 
 
 class TaskFailed(Told, frozen=True, forbid_unknown_fields=True, tag="failed"):
     """The worker cannot go on: it ran out of memory, its input is unusable, its process died.
 
     ``tampered``: somebody on its computer reached into its sandbox, as the agent saw and says of its own owner. ``cause``: whose
-    fault the worker takes it for: the machine's, that of the job's own files, or of its numbers, which grew beyond what a float
-    holds and would on any machine. A worker that a job has taken over may say so, too: it spares its machine.
+    fault the worker takes it for: the machine's, that of its memory, which is too little for the stage, that of the job's own
+    files, or of its numbers, which grew beyond what a float holds and would on any machine. A worker that a job took over may
+    say so, too: it spares its machine.
     """
 
     reason: LongText

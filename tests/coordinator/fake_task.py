@@ -60,7 +60,7 @@ class FakeTask:
     ``noughts``: skips all steps, and gives the other stages of its replica nothing to compute; ``faint``:
     the same with something that only looks like work; ``replays``: sends what it, or a
     friend in its seat, had come to before from the same samples, where there is such a round, and works where there is none;
-    ``blames`` the job's files before it has read them.
+    ``blames`` the job's files before it has read them, or is too ``small`` for its stage.
 
     ``accuse``: finds every step that it re-runs wrong, and shows its leaves as a proof. ``blind``: finds every step right that
     it is to re-run, of everybody or of these nodes. ``choose``: says before each round what it will lie about.
@@ -99,6 +99,8 @@ class FakeTask:
     def start(self) -> list[TaskReport]:
         if self.lie == "blames":
             return [TaskFailed(BLAME, cause="inputs")]
+        if self.lie == "small":
+            return [TaskFailed("the stage does not fit", cause="memory")]
         return [TaskReady(self.env_class, 1000)]
 
     def act(self, command: TaskCommand) -> list[TaskReport]:

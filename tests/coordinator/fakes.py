@@ -444,6 +444,7 @@ Lie = Literal[
     "faint",
     "replays",
     "blames",
+    "small",
 ]
 FALSE_CONTRIBUTIONS = frozenset({"stale", "copied", "zero", "nan", "scaled", "flipped"})
 

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable
 
+import torch
+
 from common.errors import SealedFileError
 from common.untrusted_text import untrusted
 from protocol.codec import MessageError
@@ -12,6 +14,12 @@ from trainer.errors import InputError, NonFiniteError, TrainerError
 from trainer.worker.outbox import WorkerOutbox
 
 LOG = logging.getLogger("cottage.worker")
+
+LACKS_MEMORY = (
+    "the stage does not fit into this machine's memory; with training.memory lean, training.recompute, more "
+    "training.micro_batches or a shorter training.sequence it would take less"
+)
+_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"  # torch says so of main memory, in a RuntimeError.
 
 
 def guarded(outbox: WorkerOutbox, work: Callable[[], None]) -> bool:
@@ -23,9 +31,21 @@ def guarded(outbox: WorkerOutbox, work: Callable[[], None]) -> bool:
         return False
     except Exception as error:  # Nobody else would see it.
         LOG.exception("computing failed")
-        outbox.report(TaskFailed(untrusted(f"{type(error).__name__}: {error}")))
+        if lacks_memory(error):
+            outbox.report(TaskFailed(untrusted(LACKS_MEMORY), cause="memory"))
+        else:
+            outbox.report(TaskFailed(untrusted(f"{type(error).__name__}: {error}")))
         return False
     return True
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether a computation ended because a card, or main memory, had no more to give."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or _ALLOCATOR in str(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def cause_of(error: BaseException) -> FailureCause:

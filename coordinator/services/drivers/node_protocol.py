@@ -8,6 +8,7 @@ import msgspec
 from coordinator.domain import placement
 from coordinator.domain.job import LIVE, JobState
 from coordinator.domain.lease import Lease
+from coordinator.domain.placement import MEGABYTE
 from coordinator.domain.rounds.round import Round
 from coordinator.domain.rounds.run import training_of
 from coordinator.errors import StoreAwayError
@@ -37,7 +38,7 @@ from coordinator.services.payments import tallies
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.training.runs import Runs
-from coordinator.services.training.staffing import UNSEEN, shape_of
+from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import MetricRecord
 from protocol.job.job import without_settings
@@ -265,16 +266,34 @@ class Conversation:
             case BisectAnswer():
                 self._verification.bisected(work, lease, body)
             case TaskFailed():
-                work.note("fault", f"node {work.leases[lease].node} failed: {body.reason}")
-                if body.tampered:
-                    work.record(SandboxTampered(work.leases[lease]))
-                work.end(lease, "failed" if body.cause == "machine" or body.tampered else body.cause, body.reason)
+                self._failed(work, work.leases[lease], body)
             case StepChallenge():
                 pass  # Takes reading the round, so ``_store`` sees to it.
             case Progress() | Traffic() | WorkerLog():
                 self._lossy(work.leases[lease], report)
             case _:
                 assert_never(body)
+
+    def _failed(self, work: UnitOfWork, lease: Lease, body: TaskFailed) -> None:
+        work.note("fault", f"node {lease.node} failed: {body.reason}")
+        if body.tampered:
+            work.record(SandboxTampered(lease))
+        if body.cause == "memory":
+            self._lacks_memory(work, lease)
+        if body.tampered or body.cause == "machine" or body.cause == "memory":
+            work.end(lease.id, "failed", body.reason)
+        else:
+            work.end(lease.id, body.cause, body.reason)
+
+    def _lacks_memory(self, work: UnitOfWork, lease: Lease) -> None:
+        """A stage did not fit where the plan said that it would: until the node comes anew, it counts with less than that."""
+        session = self._nodes.session(lease.node)
+        if session is None or lease.seat is None or work.run is None:
+            return
+        needed = memory_needed(work)[session.profile.kind == "cuda"][lease.seat[0]] // MEGABYTE
+        less = max(1, min(session.profile.memory_mb, needed * 9 // 10))
+        work.note("fault", f"node {lease.node} gets no stage of {needed:,} MB any more: it counts with {less:,} MB")
+        session.profile = msgspec.structs.replace(session.profile, memory_mb=less)
 
     def _take_late(self, work: UnitOfWork, lease: str, body: TaskReport) -> None:
         """What the holder of a lease says that had run out before it came back: only what was drawn of it counts."""

@@ -42,6 +42,16 @@ def shape_of(work: UnitOfWork) -> ModelShape:
     return _shape(msgspec.json.encode(work.job.config))
 
 
+def memory_needed(work: UnitOfWork) -> placement.Needed:
+    """What each stage of a job's run takes."""
+    assert work.run is not None
+    layers, training = work.run.layers, training_of(work.run, work.job.spec.training)
+    return {
+        card: [placement.stage_memory(shape_of(work), training, layers, stage, card) for stage in range(len(layers))]
+        for card in (False, True)
+    }
+
+
 @lru_cache(maxsize=256)  # Jobs that are at work; each report of a node asks.
 def _shape(config: bytes) -> ModelShape:
     return inspect_config(msgspec.json.decode(config))
@@ -159,8 +169,8 @@ class Staffing:
         free = await self._payable(work, free)
         known = {c.node: c for c in self._nodes.everybody()}
         held = {seat: known[lease.node] for seat, lease in holders.items() if lease.node in known}
-        memory = self._memory(work)
-        filled = self._own_seats(work.run, missing, free)
+        memory = memory_needed(work)
+        filled = self._own_seats(work.run, missing, free, memory)
         returning = self._may_return(work)
         if not returning:
             rest = [seat for seat in missing if seat not in filled]
@@ -173,12 +183,13 @@ class Staffing:
             self._merge(work, [seat for seat in missing if seat not in filled], memory)
 
     def _own_seats(
-        self, run: Run, missing: Sequence[tuple[int, int]], free: Sequence[Candidate]
+        self, run: Run, missing: Sequence[tuple[int, int]], free: Sequence[Candidate], memory: placement.Needed
     ) -> dict[tuple[int, int], str]:
         """Missing seats whose last holder is free again: it still has their state, and the optimizer's moments."""
-        here = {candidate.node for candidate in free}
+        here = {candidate.node: candidate for candidate in free}
         last = {(own.stage, own.replica): own.kept.holders[0] for own in run.moments}
-        return {seat: last[seat] for seat in missing if seat in last and last[seat] in here}
+        held = [seat for seat in missing if seat in last and last[seat] in here]
+        return {seat: last[seat] for seat in held if here[last[seat]].holds(memory, seat[0])}
 
     async def _steady_first(self, work: UnitOfWork, free: Sequence[Candidate]) -> list[list[Candidate]]:
         """Nodes in the order of who is asked first; last those that took seats lately, and left before they had worked.
@@ -290,7 +301,7 @@ class Staffing:
         known = {c.node: c for c in self._nodes.everybody()}
         held = {s: known[lease.node] for s, lease in holders.items() if s not in leaving and lease.node in known}
         free = await self._payable(work, free)
-        found = placement.fill(sorted(leaving), held, free, self._memory(work))
+        found = placement.fill(sorted(leaving), held, free, memory_needed(work))
         if found and _awaits_openings(work) and work.now - work.run.advanced < OPENINGS_S:
             work.record(SeatsMoveNext())
             return True
@@ -330,7 +341,7 @@ class Staffing:
 
     def _hold_spares(self, work: UnitOfWork, free: Sequence[Candidate], spares: dict[str, Lease]) -> None:
         wanted = self._context.config.spares - len(spares)
-        memory = self._memory(work)
+        memory = memory_needed(work)
         stages = range(len(memory[False]))
         for candidate in [c for c in free if c.node not in spares][: max(0, wanted)]:
             if any(candidate.holds(memory, stage) for stage in stages):
@@ -348,7 +359,7 @@ class Staffing:
 
     def able(self, work: UnitOfWork) -> list[Candidate]:
         """Nodes that are here, busy or not, and could take one of the job's seats at its price."""
-        training, memory = work.job.spec.training, self._memory(work) if work.run is not None else None
+        training, memory = work.job.spec.training, memory_needed(work) if work.run is not None else None
         return [
             c
             for c in affordable(self._nodes.everybody(), work.job.quote.rate)
@@ -401,16 +412,6 @@ class Staffing:
                 "from now on only nodes of those accounts take seats",
             )
         return admitted
-
-    def _memory(self, work: UnitOfWork) -> placement.Needed:
-        assert work.run is not None
-        layers, training = work.run.layers, training_of(work.run, work.job.spec.training)
-        return {
-            card: [
-                placement.stage_memory(shape_of(work), training, layers, stage, card) for stage in range(len(layers))
-            ]
-            for card in (False, True)
-        }
 
 
 def _awaits_openings(work: UnitOfWork) -> bool:

@@ -74,6 +74,21 @@ async def test_a_blame_that_comes_first_waits_for_the_others_word(house: House) 
             assert view.state == "settled"
 
 
+async def test_who_has_too_little_memory_is_not_asked_again_and_counts_with_less(house: House) -> None:
+    async with nodes(house, 2, flops=1e12, lie="small") as small, nodes(house, 3, first=3):
+        job = await start(house, stages=1, replicas=2, rounds=2)
+        view = await ended(house, job)
+        assert view.state == "settled"
+        async with house.parts.context.store.transaction() as tx:
+            failed = await tx.find(Lease, col(Lease.job).equals(job), col(Lease.end).equals("failed"))
+        asked = [lease.node for lease in failed]
+        assert sorted(asked) == sorted(set(asked)) != [], "once each"
+        for node in small:
+            session = house.parts.nodes.session(node.key.address)
+            assert session is not None
+            assert (session.profile.memory_mb < profile("").memory_mb) == (node.key.address in asked)
+
+
 LIARS, THIRD, FOURTH, AUDITOR = ("eve", "mallory"), "third", "fourth", "auditor"
 
 
