@@ -127,7 +127,13 @@ class ModelShape(Sizes):
         return (last - first) * (6 * self.active_layer_parameters + attention // 2) + 6 * self.head_parameters * is_last
 
     def stage_memory_bytes(
-        self, parameters: int, is_last: bool, layers: int, batch_tokens: int, sequence: int = 0, vectors: float = VECTORS
+        self,
+        parameters: int,
+        is_last: bool,
+        layers: int,
+        batch_tokens: int,
+        sequence: int = 0,
+        vectors: float = VECTORS,
     ) -> int:
         """Estimated memory of a stage in training, with ``batch_tokens`` tokens in flight.
 
