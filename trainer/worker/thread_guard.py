@@ -19,6 +19,7 @@ LACKS_MEMORY = (
     "the stage does not fit into this machine's memory; with training.memory lean, training.recompute, more "
     "training.micro_batches or a shorter training.sequence it would take less"
 )
+SAID = 200  # Characters of what torch says: a card's complaint goes on for a page.
 _ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"  # torch says so of main memory, in a RuntimeError.
 
 
@@ -32,7 +33,8 @@ def guarded(outbox: WorkerOutbox, work: Callable[[], None]) -> bool:
     except Exception as error:  # Nobody else would see it.
         LOG.exception("computing failed")
         if lacks_memory(error):
-            outbox.report(TaskFailed(untrusted(LACKS_MEMORY), cause="memory"))
+            said = str(error)[:SAID] or type(error).__name__
+            outbox.report(TaskFailed(untrusted(f"{LACKS_MEMORY} ({said})"), cause="memory"))
         else:
             outbox.report(TaskFailed(untrusted(f"{type(error).__name__}: {error}")))
         return False

@@ -107,5 +107,6 @@ def test_a_workers_last_report_names_the_cause(kind: type[Exception]) -> None:
 
     assert not guarded(Box(), work)  # type: ignore[arg-type]
     [failed] = reports
-    whose = "inputs" if kind in OF_THE_JOB else "numbers" if kind in OF_ITS_NUMBERS else "machine"
+    others = "memory" if kind is MemoryError else "machine"
+    whose = "inputs" if kind in OF_THE_JOB else "numbers" if kind in OF_ITS_NUMBERS else others
     assert failed.cause == whose  # type: ignore[attr-defined]
