@@ -38,6 +38,7 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 --no-warn-unreachable -p desktop.agent -p desktop.gui
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin --no-warn-unreachable -p desktop.agent -p desktop.gui
 
 # All but those that take long or need root, which have a word of their own below.
 LONG := $(addprefix benchmarks/,links/home_links.py learning/training.py upkeep/chaos.py money/payouts.py links/utilisation.py upkeep/streams.py hostile/fuzz.py)

@@ -41,12 +41,29 @@ else:
     import socket
     import struct
 
-    MAX_PATH_BYTES = 106  # What Qt takes as the name of a socket; the kernel takes 107.
+    MAX_PATH_BYTES = 106  # What Qt takes as the name of a socket; Linux takes 107.
+    if sys.platform == "darwin":
+        import errno
+
+        MAX_PATH_BYTES = 103
+        _LEVEL, _CREDENTIALS, _PROCESS = 0, 1, 2  # SOL_LOCAL, LOCAL_PEERCRED and LOCAL_PEERPID of sys/un.h.
+        _XUCRED = 76  # Bytes of a struct xucred (sys/ucred.h): version, user, sixteen groups and how many they are.
+
+        def _seen(twin: socket.socket) -> tuple[int, int]:
+            _, uid = struct.unpack_from("=II", twin.getsockopt(_LEVEL, _CREDENTIALS, _XUCRED))
+            (pid,) = struct.unpack("=i", twin.getsockopt(_LEVEL, _PROCESS, 4))
+            return pid, uid
+
+    else:
+
+        def _seen(twin: socket.socket) -> tuple[int, int]:
+            pid, uid, _ = struct.unpack("3i", twin.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            return pid, uid
 
     def listener(connection: QLocalSocket) -> Peer:
         """Who listens at the other end of an open connection; raises OSError where the system does not say."""
         with socket.socket(fileno=os.dup(connection.socketDescriptor())) as twin:
-            pid, uid, _ = struct.unpack("3i", twin.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            pid, uid = _seen(twin)
         return Peer(pid, str(uid), uid == os.getuid())
 
     class SocketName:
@@ -56,6 +73,10 @@ else:
             """Open the folder where that is needed; raises OSError where there is none."""
             self.name, self._folder = str(path), -1
             if len(os.fsencode(path)) > MAX_PATH_BYTES:
+                if sys.platform == "darwin":  # Which has no way to a socket through an open folder.
+                    raise OSError(
+                        errno.ENAMETOOLONG, f"longer than {MAX_PATH_BYTES} bytes: name a folder nearer to /", str(path)
+                    )
                 self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
                 self.name = f"/proc/self/fd/{self._folder}/{path.name}"
 

@@ -148,7 +148,7 @@ class AddressWatch:
     def _listen(self) -> Callable[[], None] | None:
         """Have the kernel tell; None where it cannot, or where the event loop watches no sockets."""
         family = getattr(socket, "AF_NETLINK", None)
-        if sys.platform == "win32" or family is None:
+        if sys.platform != "linux" or family is None:
             return None
         loop = asyncio.get_running_loop()
         end = None

@@ -1,13 +1,15 @@
 """Unix sockets in deep folders: the kernel takes paths of 107 bytes, home folders may be longer."""
 
 import contextlib
+import errno
 import os
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-MAX_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) on Linux, less the closing zero.
+# sizeof(sockaddr_un.sun_path), less the closing zero.
+MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 BACKLOG = 16
 
 
@@ -23,6 +25,8 @@ def short_name(path: Path) -> Iterator[str]:
     if len(os.fsencode(path)) <= MAX_PATH_BYTES:
         yield str(path)
         return
+    if sys.platform == "darwin":  # Which has no way to a socket through an open folder.
+        raise OSError(errno.ENAMETOOLONG, f"longer than {MAX_PATH_BYTES} bytes: name a folder nearer to /", str(path))
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
