@@ -32,6 +32,7 @@ from coordinator.domain.placement.layers import fixed_memory
 from protocol.boundary import Position
 from protocol.job.job import ModelSpec, TrainingSpec
 from protocol.models.model import inspect_config, resolve
+from tests.support.published_configs import LLAMA_3_2_1B, SMOLLM2_135M
 from trainer.audit.environment import configure
 from trainer.outer.inner_update import update
 from trainer.stage.model import Cut, build_module
@@ -47,30 +48,11 @@ WAYS: Mapping[str, dict[str, Any] | None] = {
     "torch, AdamW": None,
     "torch, torchao AdamW8bit on bf16": None,
 }
-_SMOLLM2 = {
-    "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49_152,
-}
-_LLAMA_3_2_1B = {
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 128_256,
-}
 SIZES: Mapping[str, tuple[Callable[[], dict[str, Any]], int]] = {
     "5M": (lambda: llama(256, 6), 1),
     "25M": (lambda: llama(512, 8), 1),
-    "135M": (lambda: resolve(ModelSpec(config=_SMOLLM2), 49_152), 1),
-    "1.2B": (lambda: resolve(ModelSpec(config=_LLAMA_3_2_1B), 128_256), 2),
+    "135M": (lambda: resolve(ModelSpec(config=SMOLLM2_135M), 49_152), 1),
+    "1.2B": (lambda: resolve(ModelSpec(config=LLAMA_3_2_1B), 128_256), 2),
 }
 """Configs, and stages; of two the last one is measured, which has the head."""
 

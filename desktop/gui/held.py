@@ -56,82 +56,15 @@ if sys.platform == "win32":
 
     Held = HeldByHandle
     _FLAGS = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
-elif sys.platform == "darwin":
-    import contextlib
-    import os
-    import select
-    import signal
-
-    from PySide6.QtCore import QTimer
-
-    LOOK_EVERY_MS = 500  # Qt's notifier there takes sockets only.
-
-    class HeldByQueue(QObject):
-        """A process by a kernel queue (kqueue(2)) that tells its end; no signal is sent to its number after that."""
-
-        ended = Signal()
-
-        def __init__(self, pid: int, parent: QObject) -> None:
-            """Hold the process ``pid``; raises OSError where it is gone."""
-            super().__init__(parent)
-            self._pid, self._queue = pid, select.kqueue()
-            exits = select.kevent(
-                pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD | select.KQ_EV_ONESHOT, select.KQ_NOTE_EXIT
-            )
-            try:
-                self._queue.control([exits], 0)
-            except OSError:
-                self._queue.close()
-                raise
-            self._timer = QTimer(self, interval=LOOK_EVERY_MS)
-            self._timer.timeout.connect(self._look)
-            self._timer.start()
-
-        def ask_to_stop(self) -> bool:
-            """Ask it to end; ``ended`` follows. Raises OSError where this user may not."""
-            self._send(signal.SIGTERM)
-            return True
-
-        def kill(self) -> None:
-            """End it at once, whatever it does; ``ended`` follows. Raises OSError where this user may not."""
-            self._send(signal.SIGKILL)
-
-        def _send(self, number: signal.Signals) -> None:
-            self._look()
-            if self._timer.isActive():
-                with contextlib.suppress(ProcessLookupError):  # It has just ended; the queue says so.
-                    os.kill(self._pid, number)
-
-        def close(self) -> None:
-            """Hold it no longer; it runs on."""
-            self._timer.stop()
-            self._queue.close()
-
-        def _look(self) -> None:
-            if self._timer.isActive() and self._queue.control([], 1, 0):
-                self._timer.stop()
-                self.ended.emit()
-
-    Held = HeldByQueue
-    _FLAGS = 0
 else:
     import contextlib
     import os
     import signal
 
-    from PySide6.QtCore import QSocketNotifier
-
-    class HeldByDescriptor(QObject):
-        """A process by a descriptor (pidfd_open(2)), so that a signal can never reach another one that got its number."""
+    class _HeldBySignals(QObject):
+        """What Unix has in common; ``_send`` reaches this process and no other."""
 
         ended = Signal()
-
-        def __init__(self, pid: int, parent: QObject) -> None:
-            """Hold the process ``pid``; raises OSError where it is gone."""
-            super().__init__(parent)
-            self._handle = os.pidfd_open(pid)
-            self._notifier = QSocketNotifier(self._handle, QSocketNotifier.Type.Read, self)
-            self._notifier.activated.connect(self.ended)
 
         def ask_to_stop(self) -> bool:
             """Ask it to end; ``ended`` follows. Raises OSError where this user may not."""
@@ -143,16 +76,76 @@ else:
             self._send(signal.SIGKILL)
 
         def _send(self, number: signal.Signals) -> None:
-            with contextlib.suppress(ProcessLookupError):  # It has just ended; the notifier says so.
-                signal.pidfd_send_signal(self._handle, number)
+            raise NotImplementedError
 
-        def close(self) -> None:
-            """Hold it no longer; it runs on."""
-            self._notifier.setEnabled(False)
-            os.close(self._handle)
-
-    Held = HeldByDescriptor
     _FLAGS = 0
+    if sys.platform == "darwin":
+        import select
+
+        from PySide6.QtCore import QTimer
+
+        LOOK_EVERY_MS = 500  # Qt's notifier there takes sockets only.
+
+        class HeldByQueue(_HeldBySignals):
+            """A process by a kernel queue (kqueue(2)) that tells its end; no signal is sent to its number after that."""
+
+            def __init__(self, pid: int, parent: QObject) -> None:
+                """Hold the process ``pid``; raises OSError where it is gone."""
+                super().__init__(parent)
+                self._pid, self._queue = pid, select.kqueue()
+                exits = select.kevent(
+                    pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD | select.KQ_EV_ONESHOT, select.KQ_NOTE_EXIT
+                )
+                try:
+                    self._queue.control([exits], 0)
+                except OSError:
+                    self._queue.close()
+                    raise
+                self._timer = QTimer(self, interval=LOOK_EVERY_MS)
+                self._timer.timeout.connect(self._look)
+                self._timer.start()
+
+            def _send(self, number: signal.Signals) -> None:
+                self._look()
+                if self._timer.isActive():
+                    with contextlib.suppress(ProcessLookupError):  # It has just ended; the queue says so.
+                        os.kill(self._pid, number)
+
+            def close(self) -> None:
+                """Hold it no longer; it runs on."""
+                self._timer.stop()
+                self._queue.close()
+
+            def _look(self) -> None:
+                if self._timer.isActive() and self._queue.control([], 1, 0):
+                    self._timer.stop()
+                    self.ended.emit()
+
+        Held = HeldByQueue
+
+    else:
+        from PySide6.QtCore import QSocketNotifier
+
+        class HeldByDescriptor(_HeldBySignals):
+            """A process by a descriptor (pidfd_open(2)), so that a signal can never reach another one that got its number."""
+
+            def __init__(self, pid: int, parent: QObject) -> None:
+                """Hold the process ``pid``; raises OSError where it is gone."""
+                super().__init__(parent)
+                self._handle = os.pidfd_open(pid)
+                self._notifier = QSocketNotifier(self._handle, QSocketNotifier.Type.Read, self)
+                self._notifier.activated.connect(self.ended)
+
+            def _send(self, number: signal.Signals) -> None:
+                with contextlib.suppress(ProcessLookupError):  # It has just ended; the notifier says so.
+                    signal.pidfd_send_signal(self._handle, number)
+
+            def close(self) -> None:
+                """Hold it no longer; it runs on."""
+                self._notifier.setEnabled(False)
+                os.close(self._handle)
+
+        Held = HeldByDescriptor
 
 
 def start_apart(command: Sequence[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":

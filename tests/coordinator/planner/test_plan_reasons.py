@@ -25,6 +25,7 @@ from protocol.rest.api import Agreement
 from protocol.task import Layers
 from tests.coordinator.planner.test_placement import SHAPE, TRAINING, node
 from tests.cottage.test_report import JOB
+from tests.support.published_configs import LLAMA_3_2_1B
 
 MEGABIT = 1e6 / 8
 DEEP = msgspec.structs.replace(TRAINING, micro_batches=16, batch=16, sequence=1024)
@@ -135,17 +136,7 @@ def test_what_audits_ask_for_lies_in_main_memory_and_not_on_a_card() -> None:
 
 
 def test_adapters_fit_where_the_model_they_belong_to_could_not_learn() -> None:
-    billion = inspect_config(
-        {
-            "model_type": "llama",
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 32_000,
-        }
-    )
+    billion = inspect_config(LLAMA_3_2_1B | {"vocab_size": 32_000})
     training = TrainingSpec(sequence=256, batch=4, micro_batches=4)
     for card in (False, True):
         machine = msgspec.structs.replace(node(1, memory_mb=16_000), card=card)

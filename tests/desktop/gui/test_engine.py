@@ -201,15 +201,16 @@ def docs() -> dict[str, bytes]:
 
 
 @pytest.fixture
-def desktop(
-    open_desktop: Callable[..., Desktop],
-    home: Path,
-    docs: dict[str, bytes],
-    orders: Orders,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Desktop]:
+def debian(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system whose engine comes by apt, looked at without waiting."""
     monkeypatch.setattr(sheets, "here", lambda: SOURCES["apt"])
     monkeypatch.setattr(sheets, "LOOK_MS", 20)
+
+
+@pytest.fixture
+def desktop(
+    open_desktop: Callable[..., Desktop], home: Path, docs: dict[str, bytes], orders: Orders, debian: None
+) -> Iterator[Desktop]:
     with listener(home / "agent.sock", lambda caller: agent(docs, orders)(caller)):
         made = open_desktop()
         wait_for(lambda: made.lending.snapshot.phase is AgentPhase.RUNNING, "an answer")
@@ -265,15 +266,9 @@ def lacking(code: str, **detail: str) -> bytes:
 
 @pytest.fixture
 def first(
-    first_run: Callable[..., Desktop],
-    home: Path,
-    docs: dict[str, bytes],
-    orders: Orders,
-    monkeypatch: pytest.MonkeyPatch,
+    first_run: Callable[..., Desktop], home: Path, docs: dict[str, bytes], orders: Orders, debian: None
 ) -> Iterator[Desktop]:
     """A first run on a computer without an engine."""
-    monkeypatch.setattr(sheets, "here", lambda: SOURCES["apt"])
-    monkeypatch.setattr(sheets, "LOOK_MS", 20)
     docs["status"], docs["selftest"] = status(on=False, state="off"), lacking("no engine", why="absent")
     with listener(home / "agent.sock", lambda caller: agent(docs, orders)(caller)):
         yield first_run()

@@ -27,8 +27,8 @@ from protocol.audit import (
 from protocol.task import AuditReport, RoundApplied, RoundCommit, StepOpened
 from tests.trainer.router import Place, Router, make_plan
 from tests.trainer.small import job
-from tests.trainer.worker.test_worker import TOTAL
-from tests.trainer.worker.test_worker import audit as open_and_replay
+from tests.trainer.worker.drawn import TOTAL
+from tests.trainer.worker.drawn import audit as open_and_replay
 from trainer.operations.judge import judge
 from trainer.operations.tracer import record_of
 

@@ -15,6 +15,7 @@ from coordinator.domain.placement.layers import BASE_CARD, BASE_MEMORY
 from protocol.job.job import LoraSpec, ModelSpec, TrainingSpec
 from protocol.models.model import LEAN_LOGITS, LEAN_PART, inspect_config, resolve
 from protocol.task import Layers
+from tests.support.published_configs import LLAMA_3_2_1B
 from tests.trainer.files.test_families import published, theirs
 from tests.trainer.small import FAMILY_CONFIGS, training
 from trainer.stage import stage as stages
@@ -164,28 +165,18 @@ class _Frozen:
         return self._values
 
 
-LLAMA_1B = {
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 128_256,
-}
 SMALL = TrainingSpec(sequence=512, batch=4, micro_batches=4)
 
 
 def planned(spec: TrainingSpec, card: bool) -> float:
     """Gigabytes of a model of 1.5 billion parameters, its head apart from its embedding, as one stage."""
-    shape = inspect_config(LLAMA_1B)
+    shape = inspect_config(LLAMA_3_2_1B)
     return stage_memory(shape, spec, [Layers(0, shape.layers)], 0, card) / 1e9
 
 
 def test_adapters_of_a_billion_parameters_are_planned_with_the_memory_that_they_take() -> None:
     adapters = msgspec.structs.replace(SMALL, lora=LoraSpec(rank=16))
-    parameters = inspect_config(LLAMA_1B).parameters / 1e9
+    parameters = inspect_config(LLAMA_3_2_1B).parameters / 1e9
     for card, base in ((False, BASE_MEMORY), (True, BASE_CARD)):
         full, thin = planned(SMALL, card), planned(adapters, card)
         assert 4 * parameters + base / 1e9 < thin < 4 * parameters + base / 1e9 + 6
@@ -193,7 +184,7 @@ def test_adapters_of_a_billion_parameters_are_planned_with_the_memory_that_they_
 
 
 def test_a_card_is_planned_with_what_lies_on_it() -> None:
-    shape = inspect_config(LLAMA_1B)
+    shape = inspect_config(LLAMA_3_2_1B)
     tokens = shape.stage_memory_bytes(0, True, shape.layers, 512, 512)
 
     def vectors(stages: int = 1, **changes: Any) -> float:
@@ -211,7 +202,7 @@ def test_a_card_is_planned_with_what_lies_on_it() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_lean_card_is_planned_with_what_lies_on_it(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = inspect_config(LLAMA_1B)
+    shape = inspect_config(LLAMA_3_2_1B)
     lean = msgspec.structs.replace(SMALL, memory="lean", precision="bf16", optimizer=optimizer, clip_norm=1.0)
     one_layer = shape.stage_memory_bytes(0, False, 1, 512, 512)
     inputs = 4 * shape.layers * shape.hidden * 512

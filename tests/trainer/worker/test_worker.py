@@ -22,14 +22,11 @@ from protocol.models.weights import belongs, weights_name
 from protocol.task import (
     AbandonRound,
     ApplyRound,
-    AuditReport,
     BeginRound,
     Layers,
     LeafShown,
     OpenStep,
     Progress,
-    ReplayAcross,
-    ReplayStep,
     RoundApplied,
     RoundCommit,
     RoundHolding,
@@ -42,6 +39,7 @@ from protocol.task import (
 from protocol.worker import PeerDeliver, PeerSend, TensorName, write_frame
 from tests.trainer.router import Place, Router, make_plan, replace
 from tests.trainer.small import SEQUENCE, VOCABULARY, config_of, job, pipeline
+from tests.trainer.worker.drawn import AUDIT, CUTS, TOTAL, TWO_BY_TWO, audit
 from trainer.data.data import TokenFile, heldout_parts
 from trainer.outer import OuterState, outer_method
 from trainer.stage.model import Cut
@@ -49,11 +47,7 @@ from trainer.stage.stage import Stage, vector_digest
 from trainer.stage.steps import Recorded, heldout_loss
 from trainer.worker.checkpoint import read_checkpoint
 
-CUTS = [(0, 1), (1, 3)]
-TWO_BY_TWO = make_plan(CUTS, [0, 1])
 PLACES: list[Place] = [(0, 0), (1, 0), (0, 1), (1, 1)]
-AUDIT = "b" * 32
-TOTAL = 12
 
 MakeRouter = Callable[..., AbstractAsyncContextManager[Router]]
 
@@ -199,43 +193,6 @@ async def test_every_way_of_crossing_works_between_workers_and_replays(
 
 
 # --- audits -----------------------------------------------------------------------------------------------------------
-
-
-async def audit(
-    router: Router,
-    place: Place,
-    round_index: int,
-    step: int,
-    auditor: Any = "spare",
-    steps: int = 4,
-    name: str = AUDIT,
-    across: bool = False,
-) -> AuditReport:
-    """Draw one step: the member opens it, the auditor judges it; ``across``: as if it were of another class."""
-    await router.command(place, OpenStep(name, 0, round_index, step, across))
-    await router.until(lambda: router.of(place, StepOpened, audit=name))
-    opened = router.of(place, StepOpened, audit=name)[0]
-    assert opened.opening is not None, opened.reason
-    commit = router.of(place, RoundCommit, round=round_index)[0]
-    before = router.of(place, RoundApplied, round=round_index - 1)
-    earlier = router.of(place, RoundCommit, round=round_index - 1)
-    where = (name, TWO_BY_TWO, *place, round_index, round_index * steps, step, TOTAL)
-    body = ReplayStep(
-        *where,
-        commit.root,
-        commit.leaves,
-        commit.pseudo_gradient,
-        before[0].parameters if before else None,
-        opened.opening,
-        carried=commit.carried,
-        local=earlier[0].carried if earlier else None,
-    )
-    env_class = router.of(place, TaskReady)[0].env_class
-    asked = ReplayAcross(body, env_class) if across else body
-    await router.command(auditor, asked, router.artifacts[opened.opening])
-    await router.until(lambda: router.of(auditor, AuditReport, audit=name))
-    report: AuditReport = router.of(auditor, AuditReport, audit=name)[0]
-    return report
 
 
 async def test_every_step_of_the_last_two_rounds_can_be_opened_and_matches(routed: MakeRouter) -> None:
