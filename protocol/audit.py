@@ -322,6 +322,11 @@ def segment(step: int, every: int, leaves: int) -> tuple[int, int]:
     return first, min(first + every, leaves)
 
 
+def ends_segment(step: int, every: int, leaves: int) -> bool:
+    """Whether ``step`` is the last of its segment."""
+    return (step + 1) % every == 0 or step + 1 == leaves
+
+
 FIRST: Digest = hashlib.sha256(b"cottage-trace").hexdigest()
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.learning._training_recipes import Recipe
 from benchmarks.learning._training_text import Corpus
+from protocol.audit import ends_segment
 from protocol.boundary import Position
 from protocol.job.job import TrainingSpec
 from protocol.job.rounds import schedule
@@ -225,6 +226,8 @@ class Runner:
                     at = first + (step if recipe.how != "timed" else int(step / SPEEDS[replica]))
                     self.gradients(stage, training, first + step, replica, 1)
                     update(stage, Position(0, 1), NOBODY, at, total)
+                    if ends_segment(step, training.commit_every, steps[replica]):
+                        stage.shorten(state.anchor)
                 made = method.contribution(state.anchor, stage.values(), local[replica], index)
                 sent += len(made.data) if replica == 0 else 0
                 if chance.random() >= recipe.lost or (replica == REPLICAS - 1 and not contributions):

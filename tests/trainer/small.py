@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from protocol.audit import StepLeaf, segment
+from protocol.audit import StepLeaf, ends_segment, segment
 from protocol.boundary import Kind, PayloadKey, Position, crossings
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
 from protocol.models.model import resolve
@@ -19,7 +19,7 @@ from trainer.audit.opening_file import SegmentEnd, write_opening
 from trainer.audit.step_leaves import RoundTrace, job_digest, made_after
 from trainer.data.data import TokenFile
 from trainer.errors import TrainerError
-from trainer.outer import Local, OuterState, local_digest, outer_method
+from trainer.outer import Local, OuterMethod, OuterState, local_digest, outer_method
 from trainer.outer.inner_update import update
 from trainer.stage.activation_cache import Caches
 from trainer.stage.model import Cut
@@ -211,17 +211,26 @@ class Committed:
     total: int
     sent: list[dict[PayloadKey, bytes]]
     after: StageState
+    method: OuterMethod
 
     @property
     def root(self) -> str:
         return self.trace.tree().root.hex()
 
-    def opening(self, step: int, ending: bool = False) -> bytes:
+    def opening(self, step: int, ending: bool = False, whole: bool = True) -> bytes:
         first, stop = segment(step, self.spec.commit_every, len(self.trace.leaves))
         made = made_after(self.spec, len(self.trace.leaves))
         shown = SegmentEnd(self.trace.states.get(stop, self.after), tuple(self.sent[first:stop])) if ending else None
         pieces = write_opening(
-            self.trace, step, self.trace.states[first], self.position, crossings(self.spec), made, shown
+            self.trace,
+            step,
+            self.trace.states[first],
+            self.position,
+            crossings(self.spec),
+            self.method,
+            made,
+            shown,
+            whole,
         )
         return b"".join(pieces)
 
@@ -243,6 +252,8 @@ def commit_round(
     anchor = own.values().clone()
     method = outer_method(spec, own.slots, anchor.numel())
     carried_in = method.fresh(OuterState(anchor, torch.zeros_like(anchor))) if local is None else local
+    if own.training.memory == "lean":
+        own.load(anchor)
     trace = RoundTrace(first_step, anchor, 1, carried_in, segment=spec.commit_every)
     sent = []
     for index in range(steps):
@@ -266,9 +277,11 @@ def commit_round(
         )
         trace.add(leaf, recorder.received)
         sent.append(recorder.sent)
+        if ends_segment(index, spec.commit_every, steps):
+            own.shorten(anchor)
         given = method.contribution(trace.anchor, own.values(), trace.local, 0)
         if index == made_after(spec, steps):
             bound = hashlib.sha256(given.data).hexdigest()
     trace.after_steps(own, keeper)
     trace.bind(bound, local_digest(given.local), made_after(spec, steps))
-    return Committed(trace, position, spec, total, sent, own.state())
+    return Committed(trace, position, spec, total, sent, own.state(), method)

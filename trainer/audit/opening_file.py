@@ -5,8 +5,8 @@ makes those itself and compares their digests.
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -23,16 +23,18 @@ from protocol.codec import decode as decode_message
 from protocol.codec import encode as encode_message
 from protocol.ids import StepIndex
 from protocol.merkle import MerkleProof, verify_proof
+from trainer.audit.shown_state import ANCHOR, read_blob, read_state, read_vector, show_state
 from trainer.audit.step_leaves import RoundTrace
 from trainer.errors import OpeningError
 from trainer.files.tensors import file_in_pieces
-from trainer.outer.method import Local, local_digest
-from trainer.stage.stage import StageState
+from trainer.outer.method import Local, OuterMethod, OuterState, local_digest
+from trainer.stage.short import ShortValues
+from trainer.stage.stage import StageState, vector_digest
 from trainer.stage.storage import StateLayout
 
 MAX_HEAD = 16 << 20  # 66 leaves of 1280 + 512 digests, each with a proof of 32 hashes.
 
-_VECTORS = ("parameters", "first_moment", "second_moment")
+_ENDING = "ending."
 
 _Path = Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
 
@@ -71,9 +73,9 @@ class Opening:
         paths: of the leaves.
         payloads: that each of its steps received.
         last: the round's last leaf, which binds the pseudo-gradient; of the last segment it is one of ``leaves``.
-        anchor: anchor that the round began with, flat; only in the segment that made the contribution, and where ``local`` counts
-            in the round's first and last.
-        local: what the replica carried into the round; where ``anchor`` is given.
+        anchor: that the round began with, flat; of a float32 stage only in the segment that made the contribution, and where
+            ``local`` counts in the round's first and last.
+        local: what the replica carried into the round, where it is shown.
         ending: where it was asked for.
     """
 
@@ -96,8 +98,10 @@ def write_opening(
     state: StageState,
     position: Position,
     micros: int,
+    method: OuterMethod,
     made: int | None = None,
     ending: SegmentEnd | None = None,
+    whole: bool = True,
 ) -> list[memoryview]:
     """The opening of the segment of ``step`` (within the round), in pieces; ``state``: before the segment.
 
@@ -106,6 +110,7 @@ def write_opening(
     Args:
         made: the step after which the pseudo-gradient was made; None: the last.
         ending: of the segment, for an auditor of another class.
+        whole: False leaves the anchor of a lean stage out, for an auditor who has it from elsewhere.
     """
     tree = trace.tree()
     last = len(trace.leaves) - 1
@@ -121,67 +126,130 @@ def write_opening(
         adam_steps=state.adam_steps,
         ending_steps=None if ending is None else ending.state.adam_steps,
     )
-    shown: dict[str, Tensor | bytes] = {"head": encode_message(head)}
-    shown |= {name: getattr(state, name) for name in _VECTORS}
-    if _anchored(first, stop, last, trace.local, made):
-        shown["anchor"] = trace.anchor
+    shown: dict[str, Tensor | bytes] = {"head": encode_message(head), **show_state(state)}
+    lean = isinstance(state.said, ShortValues)
+    shows = _Shows(first, stop, last, made, method, tuple(trace.local))
+    if whole if lean else shows.anchor:
+        shown[ANCHOR] = trace.anchor
+    if shows.lean_local if lean else shows.anchor:
         shown |= {f"local.{name}": vector for name, vector in trace.local.items()}
     keys = position.expected(micros)
     received = [trace.payloads[index][key] for index in range(first, stop) for key in keys]
     shown |= {f"received.{index}": payload for index, payload in enumerate(received)}
     if ending is not None:
-        shown |= {f"ending.{name}": getattr(ending.state, name) for name in _VECTORS}
+        shown |= show_state(ending.state, _ENDING)
         sent = [payloads[key] for payloads in ending.sent for key in position.produced(micros)]
         shown |= {f"sent.{index}": payload for index, payload in enumerate(sent)}
     return file_in_pieces(shown)
 
 
-def read_opening(
-    data: bytes,
-    root: str,
-    leaves: int,
-    step: int,
-    position: Position,
-    micros: int,
-    layout: StateLayout,
-    carries: Sequence[str] = (),
-    made: int | None = None,
-    every: int = 1,
-    ending: bool = False,
-) -> Opening:
+@dataclass(frozen=True)
+class Due:
+    """What an opening is held against.
+
+    Attributes:
+        root: Merkle root of the round, in hexadecimal; ``leaves`` under it.
+        step: within the round. ``every``: steps of a segment. ``made``: as in ``write_opening``.
+        micros: micro-batches of a step; ``layout``: of the stage's states.
+        ending: it must be there, and what was committed to.
+        anchor: of the round, where it is here already.
+    """
+
+    root: str
+    leaves: int
+    round_index: int
+    step: int
+    position: Position
+    micros: int
+    layout: StateLayout
+    method: OuterMethod
+    made: int | None = None
+    every: int = 1
+    ending: bool = False
+    anchor: Tensor | None = None
+
+
+def read_opening(data: bytes, due: Due) -> Opening:
     """Parse an opening and hold it against its commitment.
 
-    Args:
-        root: Merkle root of the round, in hexadecimal; ``leaves`` under it.
-        step: within the round.
-        micros: micro-batches of a step; ``layout``: of the stage's states.
-        carries: names of the vectors that the method carries from round to round.
-        made: as in ``write_opening``; ``every``: steps of a segment.
-        ending: it must be there, and what was committed to.
     Raises:
         OpeningError: the bytes are no opening, or do not belong to this step of this commitment.
     """
     tensors, head = _parse(data)
-    first, stop = segment(step, every, leaves)
-    _prove(head, root, leaves, range(first, stop))
-    state = _state(tensors, "", layout, head.adam_steps)
+    first, stop = segment(due.step, due.every, due.leaves)
+    _prove(head, due.root, due.leaves, range(first, stop))
+    layout, lean = due.layout, due.layout.parameters[0] != torch.float32
+    nothing = torch.zeros(layout.size)
+    carries = tuple(sorted(due.method.fresh(OuterState(nothing, nothing))))
+    shows = _Shows(first, stop, due.leaves - 1, due.made, due.method, carries)
+    anchor, local = None, {}
+    if lean or shows.anchor:
+        anchor = _anchor(tensors, head, due)
+    if shows.lean_local if lean else shows.anchor:
+        local = {name: read_vector(tensors, f"local.{name}", torch.float32, layout.size) for name in carries}
+        if local_digest(local) != head.leaves[0].local:
+            raise OpeningError("what the replica carried into the round is not what the leaf names")
+    base = anchor
+    if lean and anchor is not None and first == 0:
+        base = due.method.start(OuterState(anchor, anchor), local, due.round_index)
+    state = read_state(tensors, "", layout, head.adam_steps, base)
     if state.digest() != head.leaves[0].before:
         raise OpeningError("the state is not the one that the leaf begins with")
-    payloads = _received(tensors, head, position, micros)
-    shown = Opening(first, head.leaves, head.paths, head.previous, head.last, head.last_path, state, payloads, None, {})
-    if ending:
-        shown = replace(shown, ending=_ending(tensors, head, position, micros, layout))
-    if not _anchored(first, stop, leaves - 1, carries, made):
-        return shown
-    wide = (torch.float32, layout.size)
-    local = {name: _vector(tensors, f"local.{name}", *wide) for name in carries}
-    if local_digest(local) != head.leaves[0].local:
-        raise OpeningError("what the replica carried into the round is not what the leaf names")
-    return replace(shown, anchor=_vector(tensors, "anchor", *wide), local=local)
+    payloads = _received(tensors, head, due.position, due.micros)
+    ending = _ending(tensors, head, due, anchor) if due.ending else None
+    return Opening(
+        first,
+        head.leaves,
+        head.paths,
+        head.previous,
+        head.last,
+        head.last_path,
+        state,
+        payloads,
+        anchor,
+        local,
+        ending,
+    )
+
+
+@dataclass(frozen=True)
+class _Shows:
+    """What a segment shows beside its state; ``carries``: names of what the method carries from round to round."""
+
+    first: int
+    stop: int
+    last: int
+    made: int | None
+    method: OuterMethod
+    carries: tuple[str, ...]
+
+    @property
+    def contribution(self) -> bool:
+        """Whether the contribution is made in it, or what is carried into the next round."""
+        made = self.last if self.made is None else self.made
+        return self.first <= made < self.stop or (bool(self.carries) and self.stop > self.last)
+
+    @property
+    def anchor(self) -> bool:
+        """Whether a float32 stage shows the anchor and what is carried: where either counts."""
+        return self.contribution or (bool(self.carries) and self.first == 0)
+
+    @property
+    def lean_local(self) -> bool:
+        """Whether a lean stage shows what is carried."""
+        return self.contribution or (self.method.starts_from_local and self.first == 0)
+
+
+def _anchor(tensors: Mapping[str, Tensor], head: _Head, due: Due) -> Tensor:
+    if due.anchor is None or ANCHOR in tensors:
+        return read_vector(tensors, ANCHOR, torch.float32, due.layout.size)
+    if vector_digest(due.anchor) != head.leaves[0].anchor:
+        raise OpeningError("the anchor that is here is not the one that the leaf names")
+    return due.anchor
 
 
 def _received(
-    tensors: dict[str, Tensor], head: _Head, position: Position, micros: int
+    tensors: Mapping[str, Tensor], head: _Head, position: Position, micros: int
 ) -> tuple[dict[PayloadKey, bytes], ...]:
     keys = position.expected(micros)
     for leaf in head.leaves:
@@ -193,14 +261,14 @@ def _received(
 
 
 def _payloads(
-    tensors: dict[str, Tensor], name: str, keys: list[PayloadKey], named: list[tuple[str, ...]]
+    tensors: Mapping[str, Tensor], name: str, keys: list[PayloadKey], named: list[tuple[str, ...]]
 ) -> tuple[dict[PayloadKey, bytes], ...]:
     """Payloads of each step of the segment, as its leaf names them by digest."""
     payloads = []
     for offset, digests in enumerate(named):
         of_step = {}
         for index, key in enumerate(keys):
-            payload = _blob(tensors, f"{name}.{offset * len(keys) + index}")
+            payload = read_blob(tensors, f"{name}.{offset * len(keys) + index}")
             if hashlib.sha256(payload).hexdigest() != digests[index]:
                 raise OpeningError(f"the {key[0]} of micro-batch {key[1]} is not the one that the leaf names")
             of_step[key] = payload
@@ -208,20 +276,14 @@ def _payloads(
     return tuple(payloads)
 
 
-def _ending(
-    tensors: dict[str, Tensor], head: _Head, position: Position, micros: int, layout: StateLayout
-) -> SegmentEnd:
+def _ending(tensors: Mapping[str, Tensor], head: _Head, due: Due, anchor: Tensor | None) -> SegmentEnd:
     if head.ending_steps is None:
         raise OpeningError("it does not show what the segment came to")
-    state = _state(tensors, "ending.", layout, head.ending_steps)
+    state = read_state(tensors, _ENDING, due.layout, head.ending_steps, anchor)
     if state.digest() != head.leaves[-1].after:
         raise OpeningError("the state after the segment is not the one that the leaf ends with")
-    return SegmentEnd(state, _payloads(tensors, "sent", position.produced(micros), [leaf.sent for leaf in head.leaves]))
-
-
-def _anchored(first: int, stop: int, last: int, carries: Collection[str], made: int | None) -> bool:
-    """Whether a segment shows the anchor: where the contribution was made; with what is carried, the first and last too."""
-    return first <= (last if made is None else made) < stop or (bool(carries) and (first == 0 or stop > last))
+    keys = due.position.produced(due.micros)
+    return SegmentEnd(state, _payloads(tensors, "sent", keys, [leaf.sent for leaf in head.leaves]))
 
 
 def _parse(data: bytes) -> tuple[dict[str, Tensor], _Head]:
@@ -230,7 +292,7 @@ def _parse(data: bytes) -> tuple[dict[str, Tensor], _Head]:
     except (SafetensorError, ValueError, KeyError) as error:
         raise OpeningError(f"no safetensors file: {error}") from error
     try:
-        return tensors, decode_message(_blob(tensors, "head"), _Head, MAX_HEAD)
+        return tensors, decode_message(read_blob(tensors, "head"), _Head, MAX_HEAD)
     except MessageError as error:
         raise OpeningError(f"its head is malformed: {error}") from error
 
@@ -254,24 +316,3 @@ def _prove(head: _Head, root: str, leaves: int, steps: range) -> None:
         top, encode_message(head.previous), MerkleProof(before, leaves, head.previous_path)
     ):
         raise OpeningError(f"the leaf before does not stand at place {before} of {leaves} under root {root[:16]}")
-
-
-def _state(tensors: dict[str, Tensor], prefix: str, layout: StateLayout, steps: int) -> StageState:
-    parameters, first, second = (
-        _vector(tensors, prefix + name, *kind) for name, kind in zip(_VECTORS, layout.vectors, strict=True)
-    )
-    return StageState(parameters, first, second, steps)
-
-
-def _vector(tensors: dict[str, Tensor], name: str, dtype: torch.dtype, length: int) -> Tensor:
-    value = tensors.get(name)
-    if value is None or value.dtype != dtype or tuple(value.shape) != (length,):
-        raise OpeningError(f"{name} is missing, or not {length:,} {str(dtype).removeprefix('torch.')} values")
-    return value.clone()
-
-
-def _blob(tensors: dict[str, Tensor], name: str) -> bytes:
-    value = tensors.get(name)
-    if value is None or value.dtype != torch.uint8 or value.dim() != 1:
-        raise OpeningError(f"{name} is missing, or not bytes")
-    return value.numpy().tobytes()

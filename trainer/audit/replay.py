@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from common.untrusted_text import untrusted
-from protocol.audit import ProvenLeaf, StepLeaf, segment
+from protocol.audit import ProvenLeaf, StepLeaf, ends_segment, segment
 from protocol.boundary import PayloadKey, Position, crossings, position_of
 from protocol.contradiction import contradiction
 from protocol.job.job import TrainingSpec
 from protocol.task import AuditReport, Plan, ReplayAcross, ReplayOuter, ReplayStep
-from trainer.audit.opening_file import Opening, SegmentEnd, read_opening
+from trainer.audit.opening_file import Due, Opening, SegmentEnd, read_opening
 from trainer.audit.step_leaves import RoundTrace, job_digest, made_after
 from trainer.audit.tolerance import Compared, Distances
 from trainer.audit.trivial_work import vain
@@ -60,6 +60,11 @@ class Rerun:
         self._tokens = TokenFile(file, stage.training.sequence, stage.shape.vocabulary)
         stage.restore(opened.state)
 
+    @property
+    def anchor(self) -> Tensor | None:
+        """That the round began with, where the opening has it."""
+        return self._opened.anchor
+
     def number(self, step: int) -> int:
         """What step of the job a step of the round is."""
         return self._command.first_step + step
@@ -81,6 +86,8 @@ class Rerun:
         recorder = Recorder(Recorded(self._opened.payloads[step - self._opened.first]))
         loss = accumulate(self._stage, self.position, windows, recorder)
         update(self._stage, self.position, recorder, self._command.rate_at(step), self._command.total_steps)
+        if ends_segment(step, self._training.commit_every, self._command.leaves) and self._opened.anchor is not None:
+            self._stage.shorten(self._opened.anchor)
         sent = digests(recorder.sent, self.position.produced(crossings(self._training)))
         return Redone(step, samples, sent, loss, recorder.sent)
 
@@ -128,24 +135,21 @@ class OpeningReplayer:
         Raises:
             OpeningError: see ``read_opening``.
         """
-        position = position_of(command.plan, command.stage, command.replica, self._training)
-        micros, size = crossings(self._training), stage.size
-        method = outer_method(self._training, stage.slots, size)
-        carries = tuple(sorted(method.fresh(OuterState(torch.zeros(size), torch.zeros(size)))))
-        opened = read_opening(
-            opening,
-            command.root,
-            command.leaves,
-            command.step,
-            position,
-            micros,
-            stage.layout,
-            carries,
-            made_after(self._training, command.leaves),
-            self._training.commit_every,
-            ending,
+        method = outer_method(self._training, stage.slots, stage.size)
+        due = Due(
+            root=command.root,
+            leaves=command.leaves,
+            round_index=command.round,
+            step=command.step,
+            position=position_of(command.plan, command.stage, command.replica, self._training),
+            micros=crossings(self._training),
+            layout=stage.layout,
+            method=method,
+            made=made_after(self._training, command.leaves),
+            every=self._training.commit_every,
+            ending=ending,
         )
-        return opened, method
+        return read_opening(opening, due), method
 
     def rerun(self, command: ReplayStep, opened: Opening, stage: Stage) -> Rerun:
         """Begin to run a segment again."""
@@ -295,8 +299,7 @@ def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) ->
     if opened.first > 0:
         return ""
     begun = opened.leaves[0].anchor
-    if opened.local:
-        assert opened.anchor is not None
+    if opened.local and opened.anchor is not None:
         begun = vector_digest(method.start(OuterState(opened.anchor, opened.anchor), opened.local, command.round))
     if vector_digest(opened.state.values()) != begun:
         return "the round's first step does not begin with its anchor"
@@ -369,6 +372,8 @@ def state_before(
         recorded = Recorded(trace.payloads[index])
         accumulate(scratch, position, windows, recorded)
         update(scratch, position, recorded, trace.rate_index(index), total_steps)
+        if trace.ends_segment(index):
+            scratch.shorten(trace.anchor)
     return scratch.own_state()
 
 
@@ -388,5 +393,7 @@ def ending_of(
         recorder = Recorder(Recorded(trace.payloads[index]))
         accumulate(scratch, position, windows, recorder)
         update(scratch, position, recorder, trace.rate_index(index), total_steps)
+        if trace.ends_segment(index):
+            scratch.shorten(trace.anchor)
         sent.append(recorder.sent)
     return SegmentEnd(scratch.state(), tuple(sent))

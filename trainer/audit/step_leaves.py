@@ -16,7 +16,7 @@ from functools import cached_property
 import msgspec
 from torch import Tensor
 
-from protocol.audit import StepLeaf
+from protocol.audit import StepLeaf, ends_segment
 from protocol.boundary import PayloadKey
 from protocol.codec import encode as encode_message
 from protocol.codec import encode_json
@@ -55,6 +55,10 @@ class RoundTrace:
     def rate_index(self, step: int) -> int:
         """Where the learning rate's schedule stands at ``step``, counted within the round."""
         return (self.first_step if self.rate_step is None else self.rate_step) + step
+
+    def ends_segment(self, step: int) -> bool:
+        """Whether a step of the finished round is the last of its segment."""
+        return ends_segment(step, self.segment, len(self.leaves))
 
     def before_step(self, stage: Stage, keeper: SnapshotKeeper) -> None:
         """Keep and hash the state where the next step begins a segment."""

@@ -33,6 +33,7 @@ _FULL = 0.005  # Honest float32 machines were seen a millionth apart; one skippe
 _HALF = 0.05  # Of half floats a hundredth, so less is seen.
 _ROUNDED: Mapping[CodecName, float] = {"fp32": 0.0, "int8-token": 0.01, "int4-token": 0.05}
 """What is added where payloads are rounded: a value next to an edge falls to the other side."""
+_SHORT = 0.05  # The same for states in short form: honest second moments were seen 0.057 apart.
 _TINY = 1e-6  # Nats a token: a loss of less has no meaningful distance.
 _SQUARE = struct.Struct("<d")
 
@@ -40,11 +41,11 @@ _SQUARE = struct.Struct("<d")
 def tolerances(training: TrainingSpec) -> Mapping[Quantity, float]:
     """The greatest distance of each quantity that is still near enough."""
     computed = _FULL if training.precision == "fp32" else _HALF
-    crossing = Crossing(training, 0)
+    crossing, state = Crossing(training, 0), computed + (_SHORT if training.memory == "lean" else 0.0)
     return {
-        "parameters": computed,
-        "first moment": computed,
-        "second moment": computed,
+        "parameters": state,
+        "first moment": state,
+        "second moment": state,
         "activations": computed + _ROUNDED[crossing.forward_codec],
         "gradients": computed + _ROUNDED[crossing.backward_codec],
         "norm": computed,

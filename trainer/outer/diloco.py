@@ -40,6 +40,7 @@ class DiLoCo:
     momentum: float
     feedback: float | None = None
     combining: Combining = PLAIN
+    starts_from_local: bool = False
 
     def fresh(self, state: OuterState) -> Local:
         """As ``OuterMethod.fresh``."""

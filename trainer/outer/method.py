@@ -91,6 +91,10 @@ class OuterMethod(Protocol):
     def name(self) -> str:
         """As above."""
 
+    @property
+    def starts_from_local(self) -> bool:
+        """Whether ``start`` needs what is carried, and not the anchor alone."""
+
     def fresh(self, state: OuterState) -> Local:
         """What a replica carries that begins, or joins, with this state."""
 

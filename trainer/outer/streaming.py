@@ -40,6 +40,7 @@ class Streaming:
     mixing: float = 0.0
     name: str = "streaming"
     combining: Combining = PLAIN
+    starts_from_local: bool = True
 
     @cached_property
     def fragments(self) -> tuple[tuple[slice, ...], ...]:

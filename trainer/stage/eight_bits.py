@@ -24,6 +24,7 @@ Spelling = Literal["signed", "unsigned", "linear"]
 Table = Tensor
 
 _MANTISSA = {"signed": 3, "unsigned": 4}
+_LESS = {"signed": 1, "unsigned": 2, "linear": 0}  # Bits of mantissa that a short state lacks.
 _EXPONENTS = 15  # Powers of two below the largest; the lowest code of all is zero.
 _WIDTH = 23  # Bits of a float32's mantissa.
 _ONE = 127 << _WIDTH  # The bits of 1.0.
@@ -73,6 +74,22 @@ def unpack(codes: Tensor, scales: Tensor, table: Table) -> Tensor:
     """The values ``[n]`` float32 of ``pack``; ``table``: of the spelling."""
     scaled = table.index_select(0, codes.to(torch.int32))
     return scaled.view(-1, BLOCK).mul_(scales.unsqueeze(1)).view(-1)
+
+
+def coarsen(codes: Tensor, spelling: Spelling, drawn: Tensor) -> Tensor:
+    """The same codes ``[n]`` with fewer bits of mantissa, rounded by chance; ``linear`` ones stay as they are.
+
+    Args:
+        drawn: as in ``pack``.
+    """
+    less = _LESS[spelling]
+    if not less:
+        return codes
+    wide = codes.to(torch.int32)
+    sign = wide.bitwise_and(0x80) if spelling == "signed" else torch.zeros_like(wide)
+    low = (1 << less) - 1
+    rounded = wide.sub_(sign).add_(drawn.bitwise_and(low)).bitwise_and_(~low)
+    return rounded.clamp_(0, _EXPONENTS << _MANTISSA[spelling]).bitwise_or_(sign).to(torch.uint8)
 
 
 def tables(device: torch.device) -> dict[Spelling, Table]:

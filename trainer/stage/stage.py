@@ -41,6 +41,7 @@ from trainer.stage.moe_balance import Balance
 from trainer.stage.muon import direction
 from trainer.stage.precision import compute_wide, computing, scaled
 from trainer.stage.recompute import recompute_layers, summed_in_parts
+from trainer.stage.short import ShortValues
 from trainer.stage.split_backward import LateWeights
 from trainer.stage.storage import (
     ALIGNMENT,
@@ -51,6 +52,7 @@ from trainer.stage.storage import (
     StateLayout,
     Storage,
     check_moments,
+    halves,
     joined,
     lean_parameters,
 )
@@ -66,19 +68,30 @@ CACHED = 1 << 18  # Values: four vectors of them stay in a processor's cache, an
 class StageState:
     """What an inner step changes: parameters and moments on the CPU, as the stage keeps them, and steps since they were zero."""
 
-    parameters: Tensor
+    said: Tensor | ShortValues
     first_moment: Tensor
     second_moment: Tensor
     adam_steps: int
 
+    @property
+    def parameters(self) -> Tensor:
+        """As the stage keeps them: a new vector, where they are said in short."""
+        return lean_parameters(self.said.values()) if isinstance(self.said, ShortValues) else self.said
+
     def values(self) -> Tensor:
         """The parameters, flat ``[n]`` float32."""
-        return joined(self.parameters)
+        return self.said.values() if isinstance(self.said, ShortValues) else joined(self.said)
 
     def digest(self) -> str:
         """SHA-256 over all of it."""
         hasher = hashlib.sha256(self.adam_steps.to_bytes(8, "little"))
-        for vector in (self.parameters, self.first_moment, self.second_moment):
+        if isinstance(self.said, ShortValues):
+            for half in (0, 1):
+                for part in self.said.parts():
+                    hasher.update(bytes_of(halves(part)[half]))
+        else:
+            hasher.update(bytes_of(self.said))
+        for vector in (self.first_moment, self.second_moment):
             hasher.update(bytes_of(vector))
         return hasher.hexdigest()
 
@@ -118,6 +131,7 @@ class Stage:
         self.slots = _slots(self.module, cut, training)
         size = self.size = self.slots[-1].start + _padded(self.slots[-1].count)
         self._lean = training.memory == "lean"
+        self._short: ShortValues | None = None
         self._learnt: list[tuple[Slot, nn.Parameter]] = []
         self._keep(LeanStorage(self.slots, size, self.device) if self._lean else Float32Storage(size, self.device))
         self.adam_steps = 0
@@ -201,11 +215,34 @@ class Stage:
         return self.storage.values()
 
     def load(self, values: Tensor) -> None:
-        """Set all parameters from ``[size]`` float32; gradients begin at zero."""
+        """Set all parameters from ``[size]`` float32; gradients begin at zero. A lean stage goes on to read ``values``."""
+        self._load(ShortValues(values))
+
+    def _load(self, values: ShortValues) -> None:
+        for _, part in self._slot_parts():
+            self.storage.load(part, values.part(part).to(self.device))
+        self._short = values if self._lean and values.base.device.type == "cpu" else None
+        self.gradients.zero_()
+
+    def shorten(self, anchor: Tensor) -> None:
+        """At the end of a segment: round a lean stage to what is said in short (``trainer.stage.short``).
+
+        Args:
+            anchor: that the round began with, flat ``[size]`` float32 in main memory; nobody may change it any more.
+        """
+        if not isinstance(self.storage, LeanStorage):
+            return
+        codes = torch.empty(self.size, dtype=torch.int8)
+        units = torch.empty(self.size // ALIGNMENT, dtype=torch.bfloat16)
+        for slot, part in self._slot_parts():
+            found = self.storage.shorten(slot, part, anchor[part].to(self.device), self.adam_steps)
+            codes[part], units[part.start // ALIGNMENT : part.stop // ALIGNMENT] = found
+        self._short = ShortValues(anchor, codes, units)
+
+    def _slot_parts(self) -> Iterator[tuple[Slot, slice]]:
         for slot in self.slots:
             for part in self.parts(slice(slot.start, slot.start + _padded(slot.count))):
-                self.storage.load(part, values[part].to(self.device))
-        self.gradients.zero_()
+                yield slot, part
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Run the stage: token ids or hidden states in, hidden states or logits out."""
@@ -266,6 +303,7 @@ class Stage:
                 f"gradients became NaN or infinite at learning rate {learning_rate:g}: lower training.learning_rate"
             )
         self.adam_steps += 1
+        self._short = None
         if not self._lean:
             self.decay_parameters(learning_rate)
         for slot, span in self._adam_parts():
@@ -289,9 +327,7 @@ class Stage:
         if not self._lean:
             yield from ((None, part) for span in self._adam_spans for part in self.parts(span))
             return
-        for slot in self.slots:
-            if not slot.orthogonal:
-                yield from ((slot, part) for part in self.parts(slice(slot.start, slot.start + _padded(slot.count))))
+        yield from ((slot, part) for slot, part in self._slot_parts() if not slot.orthogonal)
 
     def parts(self, span: slice) -> Iterator[slice]:
         """A span of the vectors in parts of which several stay in a processor's cache; a GPU takes it whole, or large parts."""
@@ -324,17 +360,23 @@ class Stage:
 
     def state(self, into: StageState | None = None) -> StageState:
         """A copy of the training state on the CPU; ``into``: one that is not needed any more, whose memory it takes."""
-        if into is not None:
-            for old, vector in zip((into.parameters, into.first_moment, into.second_moment), self.vectors, strict=True):
-                old.copy_(vector.detach())
-            return replace(into, adam_steps=self.adam_steps)
-        parameters, first, second = (vector.detach().to("cpu", copy=True) for vector in self.vectors)
-        return StageState(parameters, first, second, self.adam_steps)
+        moments = (self.first_moment, self.second_moment)
+        if into is None:
+            first, second = (vector.detach().to("cpu", copy=True) for vector in moments)
+            said = self._short or self.parameters.detach().to("cpu", copy=True)
+            return StageState(said, first, second, self.adam_steps)
+        for old, vector in zip((into.first_moment, into.second_moment), moments, strict=True):
+            old.copy_(vector.detach())
+        if self._short is None and isinstance(into.said, Tensor):
+            return replace(into, said=into.said.copy_(self.parameters.detach()), adam_steps=self.adam_steps)
+        return replace(
+            into, said=self._short or self.parameters.detach().to("cpu", copy=True), adam_steps=self.adam_steps
+        )
 
     def own_state(self) -> StageState:
         """The training state itself, without a copy where the stage is on the CPU: it changes with the stage."""
         parameters, first, second = (vector.detach().cpu() for vector in self.vectors)
-        return StageState(parameters, first, second, self.adam_steps)
+        return StageState(self._short or parameters, first, second, self.adam_steps)
 
     @property
     def vectors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -361,8 +403,8 @@ class Stage:
                 raise CodecError(f"a moment of {vector.numel():,} {vector.dtype}, this stage has {length:,} {dtype}")
             found.append(vector)
         check_moments(self.layout, *found)
-        parameters = lean_parameters(values) if self._lean else values.clone()
-        return StageState(parameters, found[0], found[1], adam_steps)
+        said = ShortValues(values) if self._lean else values.clone()
+        return StageState(said, found[0], found[1], adam_steps)
 
     def decoded(self, state: StageState) -> tuple[Tensor, Tensor, Tensor]:
         """Parameters and moments of a state, ``[size]`` float32 each; second moments that are not kept are zero."""
@@ -411,12 +453,18 @@ class Stage:
         Raises:
             CodecError: the vectors have another length.
         """
-        if state.parameters.shape != self.parameters.shape or state.parameters.dtype != self.parameters.dtype:
-            raise CodecError(
-                f"a state of {state.parameters.numel():,} values for a stage of {self.parameters.numel():,}"
-            )
-        for own, vector in zip(self.vectors, (state.parameters, state.first_moment, state.second_moment), strict=True):
-            own.copy_(vector)
+        said = state.said
+        if isinstance(said, ShortValues):
+            if not self._lean or said.base.numel() != self.size:
+                raise CodecError(f"a lean state of {said.base.numel():,} values for a stage of {self.size:,}")
+            self._load(said)
+        elif said.shape != self.parameters.shape or said.dtype != self.parameters.dtype:
+            raise CodecError(f"a state of {said.numel():,} values for a stage of {self.parameters.numel():,}")
+        else:
+            self.parameters.copy_(said)
+            self._short = None
+        self.first_moment.copy_(state.first_moment)
+        self.second_moment.copy_(state.second_moment)
         self.adam_steps = state.adam_steps
         self.gradients.zero_()
 

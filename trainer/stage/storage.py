@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from trainer.errors import CodecError
-from trainer.stage.eight_bits import BLOCK, Spelling, Table, chance, pack, packed_size, tables, unpack
+from trainer.stage.eight_bits import BLOCK, Spelling, Table, chance, coarsen, pack, packed_size, tables, unpack
+from trainer.stage.short import shortened, way
 
 ALIGNMENT = BLOCK
 """Each parameter begins at a multiple of it in the flat vectors."""
@@ -170,7 +171,7 @@ class LeanStorage:
 
     def load(self, span: slice, values: Tensor) -> None:
         """As ``Storage.load``."""
-        high, low = _halves(values)
+        high, low = halves(values)
         self.parameters[: self._size][span] = high
         self.parameters[self._size :][span] = low
 
@@ -195,6 +196,22 @@ class LeanStorage:
         if not slot.orthogonal:
             drawn = chance(self._size + span.start, span.stop - span.start, steps, part.values.device)
             self._second(slot, span).write(part.second.sqrt_(), "unsigned", drawn)
+
+    def shorten(self, slot: Slot, span: slice, base: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """Round a piece of one parameter to its short form (``trainer.stage.short``), after step ``steps``.
+
+        Returns:
+            codes and units of the way from ``base``, which is as long as the piece.
+        """
+        count, device = span.stop - span.start, base.device
+        values = _joined(self.parameters[: self._size][span], self.parameters[self._size :][span])
+        codes, units = shortened(values, base, chance(span.start, count, _key(steps, 0), device))
+        self.load(span, base + way(codes, units))
+        first = _Moment(self.first_moment, self._size, span)
+        first.coarsen(_first(slot), chance(span.start, count, _key(steps, 1), device))
+        if not slot.orthogonal:
+            self._second(slot, span).coarsen("unsigned", chance(span.start, count, _key(steps, 2), device))
+        return codes, units
 
     def decoded(self, parameters: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As ``Storage.decoded``."""
@@ -230,6 +247,9 @@ class _Moment:
         self._codes.copy_(codes)
         self._scales.copy_(scales)
 
+    def coarsen(self, spelling: Spelling, drawn: Tensor) -> None:
+        self._codes.copy_(coarsen(self._codes, spelling, drawn))
+
     @property
     def _codes(self) -> Tensor:
         return self.vector[: self.size][self.span]
@@ -250,7 +270,7 @@ def joined(halves: Tensor) -> Tensor:
 
 def lean_parameters(values: Tensor) -> Tensor:
     """Lean parameters ``[2n]`` int16 of float32 values ``[n]``; ``joined`` gives the same bits back."""
-    return torch.cat(_halves(values))
+    return torch.cat(halves(values))
 
 
 def check_moments(layout: StateLayout, first: Tensor, second: Tensor) -> None:
@@ -264,11 +284,17 @@ def check_moments(layout: StateLayout, first: Tensor, second: Tensor) -> None:
             raise CodecError(f"a scale of the {name} moment is negative or not finite")
 
 
+def _key(steps: int, which: int) -> int:
+    """Of the chance in a short form: no step of an optimizer has it."""
+    return -1 - (3 * steps + which)
+
+
 def _first(slot: Slot) -> Spelling:
     return "linear" if slot.orthogonal else "signed"
 
 
-def _halves(values: Tensor) -> tuple[Tensor, Tensor]:
+def halves(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Lean parameters of float32 ``[n]`` in two vectors: the bits of the bf16 weights, and the rests."""
     bits = values.view(torch.int32)
     high = bits.add(_ROUND).bitwise_right_shift_(16)
     low = bits.sub(high.bitwise_left_shift(16))

@@ -148,7 +148,8 @@ def traced(rerun: Rerun, stage: Stage, step: int, tracer: Tracer) -> list[bytes]
     buffers = {f"buffer {name}": buffer for name, buffer in stage.module.named_buffers()}
     try:
         try:
-            with tracer.recording(stage.module, {**named, "gradients": stage.gradients, **buffers}):
+            given = {**named, "gradients": stage.gradients, **buffers}
+            with tracer.recording(stage.module, given if rerun.anchor is None else {**given, "anchor": rerun.anchor}):
                 redone = rerun.step(step)
         except CodecError:
             tracer.finish_impossible(IMPOSSIBLE, sent_digest(()))

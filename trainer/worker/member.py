@@ -163,6 +163,7 @@ class StageMember:
         self._outer = OuterState(self.stage.values().to("cpu", copy=True), torch.zeros(size))
         self._method = outer_method(spec.training, self.stage.slots, size)
         self._local = self._method.fresh(self._outer)
+        self._load(self._method.start(self._outer, self._local, 0))
         self._pending: Local | None = None
         self._anchor_round = 0
         self._start: StageState | None = None
@@ -293,7 +294,8 @@ class StageMember:
             self._inbox, self._outbox, key, command.first_step, self._position.stage, self._replica, validation=True
         )
         parts = heldout_parts(self._files.heldout, self._training)
-        own = self.stage.values().clone()  # Between the exchanges of its parts a replica is not at the anchor.
+        # Between the exchanges of its parts a replica is not at the anchor.
+        own = self._method.start(self._outer, self._local, command.round)
         sums: list[float] = []
         began = time.perf_counter()
         self._load(self._outer.anchor)
@@ -396,11 +398,15 @@ class StageMember:
             ),
             recorder.received,
         )
+        if len(trace.leaves) % trace.segment == 0:
+            self.stage.shorten(trace.anchor)
         return loss
 
     def _commit(
         self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None, early: Made | None
     ) -> None:
+        if len(trace.leaves) % trace.segment:
+            self.stage.shorten(trace.anchor)
         trace.after_steps(self.stage, self._keeper)
         made = early or self.made(command, trace)
         local = made.local

@@ -22,7 +22,7 @@ from trainer.audit.replay import ending_of, state_before
 from trainer.audit.step_leaves import RoundTrace, made_after
 from trainer.data.folder import JobFiles
 from trainer.errors import RoundError
-from trainer.outer import OuterState
+from trainer.outer import OuterState, outer_method
 from trainer.outer.audit import write_outer
 from trainer.stage.background import Aside
 from trainer.stage.stage import Stage, StageState
@@ -107,8 +107,10 @@ class OpeningService:
             self._outbox.report(StepOpened(command.audit, None, untrusted(error)))
             return
         made, micros = made_after(training, len(trace.leaves)), crossings(training)
+        method = outer_method(training, self._stage.slots, self._stage.size)
         leaving = self._answer(
-            command.audit, lambda: write_opening(trace, command.step, state, kept.position, micros, made, ending)
+            command.audit,
+            lambda: write_opening(trace, command.step, state, kept.position, micros, method, made, ending),
         )
         kept.leaving.append(leaving)
 

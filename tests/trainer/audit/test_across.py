@@ -82,10 +82,10 @@ def test_a_segment_that_does_not_show_its_ending_cannot_be_compared(folder: Path
 def test_the_ending_must_be_what_was_committed_to(folder: Path, done: Committed) -> None:
     state = done.after
     moved = StageState(state.parameters + 1, state.first_moment, state.second_moment, state.adam_steps)
-    false = Committed(done.trace, done.position, done.spec, done.total, done.sent, moved)
+    false = Committed(done.trace, done.position, done.spec, done.total, done.sent, moved, done.method)
     assert "not the one that the leaf ends with" in judged(folder, false).detail
     bent = [{key: payload[::-1] for key, payload in step.items()} for step in done.sent]
-    report = judged(folder, Committed(done.trace, done.position, done.spec, done.total, bent, state))
+    report = judged(folder, Committed(done.trace, done.position, done.spec, done.total, bent, state, done.method))
     assert (report.verdict, "not the one that the leaf names" in report.detail) == ("malformed", True)
 
 

@@ -1,0 +1,89 @@
+"""How an opening shows a state: a float32 stage's three vectors as they are, a lean one's in short form and compressed.
+
+A lean state is said from the anchor that its round began with (``trainer.stage.short``). Who trains the stage too has that
+anchor, and others may have it from those who do; where neither is so, the opening shows it.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trainer.codecs.envelope import unwrap, wrap
+from trainer.errors import CodecError, OpeningError
+from trainer.files.tensors import bytes_of
+from trainer.stage.short import ShortValues
+from trainer.stage.stage import StageState
+from trainer.stage.storage import ALIGNMENT, StateLayout
+
+ANCHOR = "anchor"
+_VECTORS = ("parameters", "first_moment", "second_moment")
+_CODES, _UNITS = "codes", "units"
+
+
+def show_state(state: StageState, prefix: str = "") -> dict[str, Tensor | bytes]:
+    """What an opening holds of a state, by name. A lean one has to be in short form."""
+    if isinstance(state.said, Tensor):
+        return {prefix + name: getattr(state, name) for name in _VECTORS}
+    shown: dict[str, Tensor | bytes] = {prefix + name: _packed(getattr(state, name)) for name in _VECTORS[1:]}
+    if state.said.codes is not None and state.said.units is not None:
+        shown |= {prefix + _CODES: _packed(state.said.codes), prefix + _UNITS: _packed(state.said.units)}
+    return shown
+
+
+def read_state(
+    tensors: Mapping[str, Tensor], prefix: str, layout: StateLayout, steps: int, base: Tensor | None
+) -> StageState:
+    """The state that ``show_state`` made this of.
+
+    Args:
+        base: what a lean state is said from, flat ``[n]`` float32: the anchor, or what the round began with.
+    Raises:
+        OpeningError: something is missing, or has another length or type.
+    """
+    if layout.parameters[0] == torch.float32:
+        parameters, *moments = (
+            read_vector(tensors, prefix + name, *kind) for name, kind in zip(_VECTORS, layout.vectors, strict=True)
+        )
+        return StageState(parameters, moments[0], moments[1], steps)
+    if base is None or base.numel() != layout.size:
+        raise OpeningError("what the state is said from is missing")
+    first, second = (
+        _unpacked(tensors, prefix + name, *kind) for name, kind in zip(_VECTORS[1:], layout.vectors[1:], strict=True)
+    )
+    said = ShortValues(base)
+    if prefix + _CODES in tensors:
+        codes = _unpacked(tensors, prefix + _CODES, torch.int8, layout.size)
+        said = ShortValues(base, codes, _unpacked(tensors, prefix + _UNITS, torch.bfloat16, layout.size // ALIGNMENT))
+    return StageState(said, first, second, steps)
+
+
+def read_vector(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, length: int) -> Tensor:
+    """A vector of an opening; raises ``OpeningError`` as ``read_state``."""
+    value = tensors.get(name)
+    if value is None or value.dtype != dtype or tuple(value.shape) != (length,):
+        raise OpeningError(f"{name} is missing, or not {length:,} {str(dtype).removeprefix('torch.')} values")
+    return value.clone()
+
+
+def read_blob(tensors: Mapping[str, Tensor], name: str) -> bytes:
+    """Bytes of an opening; raises ``OpeningError`` as ``read_state``."""
+    value = tensors.get(name)
+    if value is None or value.dtype != torch.uint8 or value.dim() != 1:
+        raise OpeningError(f"{name} is missing, or not bytes")
+    return value.numpy().tobytes()
+
+
+def _packed(vector: Tensor) -> bytes:
+    return wrap(bytes(bytes_of(vector.contiguous())))
+
+
+def _unpacked(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, length: int) -> Tensor:
+    size = length * dtype.itemsize
+    try:
+        data = unwrap(read_blob(tensors, name), size)
+    except CodecError as error:
+        raise OpeningError(f"{name} is not what it should be: {error}") from error
+    if len(data) != size:
+        raise OpeningError(f"{name} is not {length:,} {str(dtype).removeprefix('torch.')} values")
+    return torch.frombuffer(bytearray(data), dtype=dtype) if length else torch.empty(0, dtype=dtype)

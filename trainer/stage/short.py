@@ -1,0 +1,76 @@
+"""Lean states in short form: what an opening says of them in about two bytes a parameter.
+
+At the end of each segment (``TrainingSpec.commit_every`` steps, and the round's last) a lean stage is rounded, by chance, to
+what can be said in few bits::
+
+    parameters       the way from the round's anchor: whole numbers from -15 to 15, in units of which a block of 64 has one
+    first moment     a bit of mantissa less (AdamW's)
+    second moment    two bits of mantissa less
+
+The rounding is a part of the segment's last step, so a re-run rounds alike. Everything is single operations on values, which
+every processor rounds alike.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.stage.eight_bits import BLOCK
+
+LEVELS = 15.0
+_LOW = 0xFFFF  # The half of a float32 that bf16 lacks.
+_TINY = torch.finfo(torch.float32).tiny
+_PART = 1 << 20  # Values that are made at once.
+
+
+@dataclass(frozen=True)
+class ShortValues:
+    """Parameters ``[n]``, said by ``base`` alone, or by the way from there.
+
+    Attributes:
+        base: flat ``[n]`` float32 in main memory, which nobody may change.
+        codes: ``[n]`` int8; None: the parameters are ``base``. units: ``[n / 64]`` bf16.
+    """
+
+    base: Tensor
+    codes: Tensor | None = None
+    units: Tensor | None = None
+
+    def part(self, span: slice) -> Tensor:
+        """Some of the parameters as float32, whole blocks of them."""
+        base = self.base[span]
+        if self.codes is None or self.units is None:
+            return base
+        units = self.units[span.start // BLOCK : span.stop // BLOCK].float()
+        return base + way(self.codes[span], units)
+
+    def parts(self) -> Iterator[Tensor]:
+        """All of them, in order."""
+        size = self.base.numel()
+        for start in range(0, size, _PART):
+            yield self.part(slice(start, min(start + _PART, size)))
+
+    def values(self) -> Tensor:
+        """All of them: ``base`` itself where they are that."""
+        return self.base if self.codes is None else torch.cat(list(self.parts()))
+
+
+def shortened(values: Tensor, base: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes ``[n]`` int8 and units ``[n / 64]`` float32, all of them bf16, of ``values`` from ``base``, ``[n]`` float32 each.
+
+    Args:
+        drawn: at least 16 bits of chance for each value, in the low bits of int32.
+    """
+    away = values.sub(base).view(-1, BLOCK)
+    units = away.abs().amax(dim=1).div_(LEVELS)
+    units = units.view(torch.int32).add_(_LOW).bitwise_and_(~_LOW).view(torch.float32)  # Rounded up.
+    part = drawn.bitwise_and(_LOW).float().mul_(1 / 65536)
+    codes = away.div_(units.clamp_min(_TINY).unsqueeze(1)).view(-1).add_(part).floor_().clamp_(-LEVELS, LEVELS)
+    return codes.to(torch.int8), units
+
+
+def way(codes: Tensor, units: Tensor) -> Tensor:
+    """What codes ``[n]`` stand for, with units ``[n / 64]`` float32."""
+    return codes.float().view(-1, BLOCK).mul_(units.unsqueeze(1)).view(-1)
