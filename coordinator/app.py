@@ -193,7 +193,7 @@ def _rounds(
     deadlines = Deadlines(context, nodes, links)
     disputes = DisputeService(context, nodes, deadlines)
     watching = Watching(context.config, nodes)
-    drawing = Drawing(context, watching)
+    drawing = Drawing(context, watching, deadlines)
     boundaries = Boundaries(context, nodes, leases, drawing)
     verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
     promises = PromiseService(context, chain)

@@ -8,12 +8,17 @@ from typing import Final
 
 from protocol.ids import AuditId
 
-ANSWERS_PATTERN: Final = "^((audit|inputs)-[0-9a-f]{32}|state-[0-9]{1,19}-[0-9]{1,10})$"
+ANSWERS_PATTERN: Final = "^((audit|anchor|inputs)-[0-9a-f]{32}|state-[0-9]{1,19}-[0-9]{1,10})$"
 
 
 def audit_answer(audit: AuditId) -> str:
     """The opening that an audit asks for."""
     return f"audit-{audit}"
+
+
+def anchor_answer(audit: AuditId) -> str:
+    """The anchor that an audit found something with."""
+    return f"anchor-{audit}"
 
 
 def state_answer(epoch: int, number: int) -> str:

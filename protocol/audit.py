@@ -92,13 +92,22 @@ class ProvenLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OpenStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open"):
-    """``step`` counts from 0 within the round. ``ending``: show what the segment came to as well, for a ``ReplayAcross``."""
+    """``step`` counts from 0 within the round. ``ending``: show what the segment came to as well, for a ``ReplayAcross``.
+
+    ``anchored``: show the anchor that a lean state is said from; False: whoever runs the step again has it.
+    """
 
     audit: AuditId
     epoch: Count
     round: RoundIndex
     step: StepIndex
     ending: bool = False
+    anchored: bool = True
+
+
+AnchorPlace = Literal["opening", "auditor", "artifact"]
+"""Where the anchor is that a lean state is said from: with what is opened, only with who trains the stage too, or stored as an
+artifact, since an auditor found something. Its digest is ``ReplayStep.anchor`` in the last two."""
 
 
 class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="replay"):
@@ -108,7 +117,7 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
     the parameters of the stage that were agreed on in the round before (``RoundApplied.parameters``), which every leaf must
     name; ``None`` where the coordinator does not know what the member began with: in the first round, and from a checkpoint.
     ``carried``: as committed to beside the root. ``local``: what the member committed to in the round before as carried into
-    this one; ``None`` where it began afresh, and must show nothing else.
+    this one; ``None`` where it began afresh, and must show nothing else. ``anchor_in``: see ``AnchorPlace``.
     """
 
     audit: AuditId
@@ -127,6 +136,7 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
     carried: Digest | None = None
     local: Digest | None = None
     rate_step: StepIndex | None = None
+    anchor_in: AnchorPlace = "opening"
 
     @property
     def rate_index(self) -> int:
@@ -190,7 +200,8 @@ class StepOpened(Told, frozen=True, forbid_unknown_fields=True, tag="opened"):
 class AuditReport(Told, frozen=True, forbid_unknown_fields=True, tag="audit"):
     """``mismatch``: re-execution gave something else than was committed. ``malformed``: the opening does not belong to the
     commitment at all. ``incomparable``: the leaf names another environment class than this auditor's. ``vain``: it matches, and
-    what it was computed from left next to nothing to compute. ``proof``: of a mismatch that the leaves themselves show."""
+    what it was computed from left next to nothing to compute. ``proof``: of a mismatch that the leaves themselves show.
+    ``anchor``: an artifact, where it was only with the auditor, who found something: others run the step again with it."""
 
     audit: AuditId
     verdict: Literal["match", "mismatch", "malformed", "incomparable"]
@@ -198,6 +209,7 @@ class AuditReport(Told, frozen=True, forbid_unknown_fields=True, tag="audit"):
     operations: Count = 0
     vain: bool = False
     proof: Annotated[tuple[ProvenLeaf, ...], Meta(max_length=2)] = ()
+    anchor: Digest | None = None
 
 
 # --- the outer step -----------------------------------------------------------------------------------------------------

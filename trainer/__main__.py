@@ -177,6 +177,7 @@ def _judge(options: argparse.Namespace) -> int:
                 options.threads,
                 limits,
                 options.env_class,
+                options.anchor,
             )
         )
     )
@@ -188,7 +189,9 @@ def _audit(options: argparse.Namespace) -> int:
 
     from trainer.worker.judge import audit
 
-    report = audit(options.replay, options.opening, options.job, options.folder, options.threads, options.device)
+    report = audit(
+        options.replay, options.opening, options.job, options.folder, options.threads, options.device, options.anchor
+    )
     print(msgspec.json.encode(report).decode())
     return 0
 
@@ -269,6 +272,7 @@ def _judge_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     judge.add_argument("--step", type=int, default=0, help="within the round")
     judge.add_argument("--replay", type=Path, help="JSON of the ReplayStep")
     judge.add_argument("--opening", type=Path)
+    judge.add_argument("--anchor", type=Path, help="of the round, where the opening does not show it")
     judge.add_argument("--job", type=Path)
     judge.add_argument("--folder", type=Path, help="of the job: config.json, train.bin, heldout.bin")
     judge.add_argument(
@@ -284,6 +288,7 @@ def _audit_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     audit = verbs.add_parser("audit", help="run a committed step again, and say whether it was done; prints JSON")
     audit.add_argument("--replay", type=Path, required=True, help="JSON of the command that an auditor is given")
     audit.add_argument("--opening", type=Path, required=True)
+    audit.add_argument("--anchor", type=Path, help="of the round, where the opening does not show it")
     audit.add_argument("--job", type=Path, required=True)
     audit.add_argument("--folder", type=Path, required=True, help="of the job: config.json, train.bin, heldout.bin")
     audit.add_argument("--threads", type=int, default=1, help="as the environment class of the step says")

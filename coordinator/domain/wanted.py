@@ -26,7 +26,7 @@ from protocol.task import (
     TaskCommand,
 )
 
-Kind = Literal["an opening", "a state", "an operation's inputs"]
+Kind = Literal["an opening", "an anchor", "a state", "an operation's inputs"]
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -55,10 +55,11 @@ def named_by(command: TaskCommand) -> tuple[Digest, ...]:
     match command:
         case BeginRound(state=state):
             return () if state is None else (state,)
-        case ReplayStep(opening=opening) | ReplayOuter(opening=opening):
+        case ReplayOuter(opening=opening):
             return (opening,)
-        case ReplayAcross(replay=replay) | BisectQuery(replay=replay):
-            return (replay.opening,)
+        case (ReplayStep() as replay) | ReplayAcross(replay=replay) | BisectQuery(replay=replay):
+            stored = replay.anchor_in == "artifact" and replay.anchor is not None
+            return (replay.opening, replay.anchor) if stored and replay.anchor is not None else (replay.opening,)
         case ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf() | StopTask():
             return ()
         case _:

@@ -13,7 +13,7 @@ from coordinator.client.client import Client
 from protocol.audit import AuditReport, ReplayStep, outer_claim
 from protocol.codec import decode_json, encode_json
 from protocol.evidence import CommitmentLeaf
-from protocol.rest.records import OPENING, AuditRecords
+from protocol.rest.records import ANCHOR, OPENING, AuditRecords
 
 SECONDS = 3_600.0  # A segment of ten steps of a model that fits one machine takes minutes.
 RECORDS = "records.json"
@@ -100,6 +100,7 @@ async def rerun(records: AuditRecords, folder: Path, python: str = sys.executabl
         str(replay),
         "--opening",
         str(folder / OPENING),
+        *(["--anchor", str(folder / ANCHOR)] if ANCHOR in records.files else []),
         "--job",
         str(job),
         "--folder",

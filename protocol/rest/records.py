@@ -7,6 +7,7 @@ from protocol.ids import AuditId, Digest, JobId, Mark
 from protocol.job.job import JobSpec
 
 OPENING = "opening"
+ANCHOR = "anchor"
 FILES = ("config.json", "train.bin", "heldout.bin")  # Of a job, which a re-run reads.
 
 

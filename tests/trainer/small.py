@@ -217,7 +217,7 @@ class Committed:
     def root(self) -> str:
         return self.trace.tree().root.hex()
 
-    def opening(self, step: int, ending: bool = False, whole: bool = True) -> bytes:
+    def opening(self, step: int, ending: bool = False, anchored: bool = True) -> bytes:
         first, stop = segment(step, self.spec.commit_every, len(self.trace.leaves))
         made = made_after(self.spec, len(self.trace.leaves))
         shown = SegmentEnd(self.trace.states.get(stop, self.after), tuple(self.sent[first:stop])) if ending else None
@@ -230,7 +230,7 @@ class Committed:
             self.method,
             made,
             shown,
-            whole,
+            anchored,
         )
         return b"".join(pieces)
 

@@ -101,7 +101,7 @@ def write_opening(
     method: OuterMethod,
     made: int | None = None,
     ending: SegmentEnd | None = None,
-    whole: bool = True,
+    anchored: bool = True,
 ) -> list[memoryview]:
     """The opening of the segment of ``step`` (within the round), in pieces; ``state``: before the segment.
 
@@ -110,7 +110,7 @@ def write_opening(
     Args:
         made: the step after which the pseudo-gradient was made; None: the last.
         ending: of the segment, for an auditor of another class.
-        whole: False leaves the anchor of a lean stage out, for an auditor who has it from elsewhere.
+        anchored: False leaves the anchor of a lean stage out, for an auditor who has it.
     """
     tree = trace.tree()
     last = len(trace.leaves) - 1
@@ -129,7 +129,7 @@ def write_opening(
     shown: dict[str, Tensor | bytes] = {"head": encode_message(head), **show_state(state)}
     lean = isinstance(state.said, ShortValues)
     shows = _Shows(first, stop, last, made, method, tuple(trace.local))
-    if whole if lean else shows.anchor:
+    if anchored if lean else shows.anchor:
         shown[ANCHOR] = trace.anchor
     if shows.lean_local if lean else shows.anchor:
         shown |= {f"local.{name}": vector for name, vector in trace.local.items()}

@@ -108,11 +108,13 @@ class OpeningReplayer:
         weights: Path | InputFolder | None,
         env_class: str,
         device: str,
+        anchors: Callable[[str], Tensor | None] = lambda _: None,
     ) -> None:
         """Judge openings of a job: everything given here is the job's and this machine's, never the prover's.
 
         Args:
             weights: what the job begins from; None: from its seed.
+            anchors: by digest, of rounds that this machine took part in.
         """
         self._config = config
         self._training = training
@@ -120,7 +122,21 @@ class OpeningReplayer:
         self._weights = weights
         self._env_class = env_class
         self._device = device
+        self._anchors = anchors
+        self._offered: dict[str, Tensor] = {}
         self._job = job_digest(training)
+
+    def offer_anchor(self, data: bytes) -> None:
+        """An anchor that the next openings may be said from, float32 bytes; the one before is forgotten."""
+        usable = data[: len(data) // 4 * 4]
+        self._offered = {hashlib.sha256(data).hexdigest(): torch.frombuffer(bytearray(usable), dtype=torch.float32)}
+
+    def anchor(self, command: ReplayStep) -> Tensor | None:
+        """The anchor of a round, where it is here, and the opening need not show it."""
+        if command.anchor is None or command.anchor_in == "opening":
+            return None
+        found = self._offered.get(command.anchor)
+        return self._anchors(command.anchor) if found is None else found
 
     def stage_of(self, command: ReplayStep) -> Stage:
         """A stage for what ``command`` speaks of, without its state."""
@@ -148,6 +164,7 @@ class OpeningReplayer:
             made=made_after(self._training, command.leaves),
             every=self._training.commit_every,
             ending=ending,
+            anchor=self.anchor(command),
         )
         return read_opening(opening, due), method
 

@@ -39,12 +39,12 @@ MAX_ROUNDS_AHEAD = 1  # A neighbour may have begun the next round before our own
 class WorkerInbox:
     """Thread-safe store of everything that was received and not yet used."""
 
-    def __init__(self, serve_audit: Callable[[Audit, bytes], None]) -> None:
+    def __init__(self, serve_audit: Callable[[Audit, bytes, bytes], None]) -> None:
         """``serve_audit`` is called in the computing thread."""
         self._serve_audit = serve_audit
         self._changed = threading.Condition()
         self._orders: deque[tuple[Order, bytes, int]] = deque()
-        self._audits: deque[tuple[Audit, bytes]] = deque()
+        self._audits: deque[tuple[Audit, bytes, bytes]] = deque()
         self._payloads: dict[TensorName, bytes] = {}
         self._held: dict[RoundKey, dict[int, tuple[str, bytes]]] = {}
         self._waiting_bytes = 0
@@ -70,12 +70,12 @@ class WorkerInbox:
                 self._given_up = max(self._given_up, (command.epoch, command.round))
             self._changed.notify_all()
 
-    def audit(self, command: Audit, payload: bytes) -> bool:
-        """Queue an audit; False where too many wait already, or this one does."""
+    def audit(self, command: Audit, payload: bytes, anchor: bytes = b"") -> bool:
+        """Queue an audit, with its opening and the anchor of that; False where too many wait already, or this one does."""
         with self._changed:
-            if len(self._audits) >= MAX_WAITING_AUDITS or any(command == waiting for waiting, _ in self._audits):
+            if len(self._audits) >= MAX_WAITING_AUDITS or any(command == waiting for waiting, _, _ in self._audits):
                 return False
-            self._audits.append((command, payload))
+            self._audits.append((command, payload, anchor))
             self._changed.notify_all()
             return True
 

@@ -61,11 +61,13 @@ def judge_record(
     threads: int,
     limits: tuple[int, int],
     expected_class: str | None = None,
+    anchor: Path | None = None,
 ) -> dict[str, Any]:
     """The SHA-256 of the record that belongs at place ``index`` of a step's trace: JSON.
 
     Args:
         expected_class: of the dispute; None: whatever this process is of will do.
+        anchor: that the opening of a lean stage is said from, where that does not show it.
     Raises:
         OperationError: this process is of another class. TrainerError: files that cannot be used, or a step without such an
             operation.
@@ -81,16 +83,20 @@ def judge_record(
     files = open_files(InputFolder(folder), spec)
     name = env_class(threads, "cpu")
     auditor = OpeningReplayer(files.config, spec.training, folder / TRAIN, files.weights, name, "cpu")
+    if anchor is not None:
+        auditor.offer_anchor(anchor.read_bytes())
     limit(*limits)
     leaf = record_again(auditor, replay, opening.read_bytes(), step, index)
     return {"index": index, "record": hashlib.sha256(leaf).hexdigest(), "bytes": leaf.hex(), "env_class": name}
 
 
-def audit(replay_file: Path, opening: Path, job: Path, folder: Path, threads: int, device: str) -> AuditReport:
+def audit(
+    replay_file: Path, opening: Path, job: Path, folder: Path, threads: int, device: str, anchor: Path | None = None
+) -> AuditReport:
     """Run a committed step, or an outer step, again from its opening, and say whether it was done as committed.
 
     Args:
-        replay_file: JSON of the ``ReplayStep`` or ``ReplayOuter``. folder: of the job.
+        replay_file: JSON of the ``ReplayStep`` or ``ReplayOuter``. folder: of the job. anchor: as in ``judge_record``.
     Raises:
         TrainerError, MessageError: files that cannot be used.
     """
@@ -100,6 +106,8 @@ def audit(replay_file: Path, opening: Path, job: Path, folder: Path, threads: in
     files = open_files(InputFolder(folder), spec)
     name = env_class(threads, device)
     auditor = OpeningReplayer(files.config, spec.training, folder / TRAIN, files.weights, name, device)
+    if anchor is not None:
+        auditor.offer_anchor(anchor.read_bytes())
     if isinstance(command, ReplayOuter):
         return auditor.judge_outer(command, opening.read_bytes())
     return auditor.judge(command, opening.read_bytes())

@@ -10,6 +10,9 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
+
+from torch import Tensor
 
 from common.untrusted_text import untrusted
 from protocol.audit import KEPT_ROUNDS, MAX_AUDIT_BYTES, segment
@@ -110,7 +113,9 @@ class OpeningService:
         method = outer_method(training, self._stage.slots, self._stage.size)
         leaving = self._answer(
             command.audit,
-            lambda: write_opening(trace, command.step, state, kept.position, micros, method, made, ending),
+            lambda: write_opening(
+                trace, command.step, state, kept.position, micros, method, made, ending, command.anchored
+            ),
         )
         kept.leaving.append(leaving)
 
@@ -149,6 +154,13 @@ class OpeningService:
             self._outbox.report(StepOpened(command.audit, None, untrusted(reason)))
             return
         self._answer(command.audit, lambda: write_outer(kept.before, kept.contributions))
+
+    def anchor(self, digest: str) -> Tensor | None:
+        """The anchor of a round that is kept, by its digest."""
+        traces = (kept.trace for kept in self._rounds.values())
+        found = (trace.anchor for trace in traces if trace.leaves and trace.leaves[0].anchor == digest)
+        befores = (kept.before.anchor for kept in self._outers.values() if kept.before.anchor_digest == digest)
+        return next(chain(found, befores), None)
 
     def show_leaf(self, command: ShowLeaf) -> LeafShown:
         """The leaf of a committed step, where it is kept."""

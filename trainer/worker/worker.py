@@ -11,6 +11,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+from torch import Tensor
+
 from common.untrusted_text import untrusted
 from protocol.audit import NoAnswer
 from protocol.codec import MessageError
@@ -18,6 +21,7 @@ from protocol.stdio import open_stdio
 from protocol.task import (
     AbandonRound,
     ApplyRound,
+    AuditReport,
     BeginRound,
     BisectAnswer,
     BisectQuery,
@@ -38,6 +42,7 @@ from trainer.audit.replay import OpeningReplayer
 from trainer.data.folder import JobFiles, open_files
 from trainer.errors import OpeningError, RoundRecordError
 from trainer.files.inputs import TRAIN, InputFolder
+from trainer.files.tensors import bytes_of
 from trainer.worker.dispute_player import Player
 from trainer.worker.inbox import Audit, WorkerInbox
 from trainer.worker.logs import ReportHandler
@@ -137,7 +142,9 @@ class Worker:
         files: JobFiles = open_files(folder, setup.spec)
         name = env_class(setup.threads, setup.device)
         train = folder.file(TRAIN)
-        self._auditor = OpeningReplayer(files.config, setup.spec.training, train, files.weights, name, setup.device)
+        self._auditor = OpeningReplayer(
+            files.config, setup.spec.training, train, files.weights, name, setup.device, self._anchor
+        )
         parameters = 0
         if setup.stage is not None and setup.replica is not None:
             self._member = self.member(
@@ -183,9 +190,11 @@ class Worker:
                         | ReplayAcross()
                         | OpenOuter()
                         | ReplayOuter()
-                        | BisectQuery() as audit
+                        | BisectQuery() as audit,
+                        split=split,
                     ):
-                        self._inbox.audit(audit, payload)
+                        opening, anchor = (payload[:split], payload[split:]) if split else (payload, b"")
+                        self._inbox.audit(audit, opening, anchor)
                     case _:
                         raise MessageError(f"{type(message).__name__} is not expected here")
         except EOFError:
@@ -212,14 +221,30 @@ class Worker:
             if self._member is not None:
                 self._member.obey(*order)
 
-    def _serve_audit(self, command: Audit, payload: bytes) -> None:
+    def _anchor(self, digest: str) -> Tensor | None:
+        return None if self._member is None else self._member.openings.anchor(digest)
+
+    def _judged(self, command: ReplayStep, report: AuditReport) -> None:
+        """Report what came of an audit; where something was found, with the anchor that nobody else may have."""
         assert self._outbox is not None
         assert self._auditor is not None
+        anchor = self._auditor.anchor(command) if command.anchor_in == "auditor" else None
+        if anchor is None or report.verdict == "match":
+            self._outbox.report(report)
+        else:
+            self._outbox.report(msgspec.structs.replace(report, anchor=command.anchor), bytes(bytes_of(anchor)))
+
+    def _serve_audit(self, command: Audit, payload: bytes, anchor: bytes = b"") -> None:
+        assert self._outbox is not None
+        assert self._auditor is not None
+        if anchor:
+            self._auditor.offer_anchor(anchor)
         away = nullcontext() if self._member is None else self._member.stage.away()
         match command:
             case ReplayStep():
                 with away:
-                    self._outbox.report(self._auditor.judge(command, payload))
+                    report = self._auditor.judge(command, payload)
+                self._judged(command, report)
             case ReplayAcross():
                 with away:
                     self._outbox.report(self._auditor.judge_across(command, payload))

@@ -29,6 +29,8 @@ def choose_auditor(
     if audit.challenger is not None and audit.challenger not in audit.tried:
         # Only then others, to confirm what it found.
         return next((a for a in ready if a.node == audit.challenger), None)
+    if audit.anchor_in == "auditor":
+        ready = [a for a in ready if a.stage == audit.stage]  # Who trains it has what its opening is said from.
     others = [a for a in ready if not a.operator and a.node not in (audit.node, audit.accuser)]
     peer = _peer(audit, others, history or {}) if _wants_peer(audit) else None
     if peer is None and audit.look:

@@ -27,7 +27,7 @@ import msgspec
 
 from common.untrusted_text import Told, Untrusted, untrusted
 from coordinator.domain.audits.sampling import Drawn
-from protocol.audit import OpenOuter, OuterRecord, ReplayOuter
+from protocol.audit import AnchorPlace, OpenOuter, OuterRecord, ReplayOuter
 from protocol.contradiction import contradiction, stands
 from protocol.ids import Digest, NodeAddress
 from protocol.task import (
@@ -132,6 +132,7 @@ class Audit(Told, frozen=True):
         look: one of the operator's own auditors has yet to run it again. Nodes are not told.
         looking: the auditor at work is one of the operator's own. ``looks``: how often one was asked.
         began: when it was drawn, in Unix seconds: who has waited longest for a look has it first.
+        anchor_in: with the opening; with who audits, who trains the same stage; or an artifact, once such a one found something.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
             canary whose auditor found it right. ``distant``: machines of other classes came to something else; it is void, or
             failed where that machine was the operator's. ``vain``: it matches, and what it was computed from left nothing to
@@ -192,6 +193,7 @@ class Audit(Told, frozen=True):
     looking: bool = False
     looks: int = 0
     began: float = 0.0
+    anchor_in: AnchorPlace = "opening"
     version: int = 0
 
     @property
@@ -229,7 +231,7 @@ class Audit(Told, frozen=True):
         if self.unopened and (anew or self.made is None) and lease == self.lease:
             if self.outer is not None:
                 return OpenOuter(self.id, self.epoch, self.round)
-            return OpenStep(self.id, self.epoch, self.round, self.step, self.ending)
+            return OpenStep(self.id, self.epoch, self.round, self.step, self.ending, self.anchor_in == "opening")
         if self.state == "replaying" and lease == self.auditor_lease and self.opening is not None:
             if self.outer is not None:
                 return ReplayOuter(
@@ -259,6 +261,7 @@ class Audit(Told, frozen=True):
                 carried=self.carried,
                 local=self.local,
                 rate_step=self.rate_step,
+                anchor_in=self.anchor_in,
             )
             return ReplayAcross(replay, self.env_class) if self.afar else replay
         return None
@@ -284,6 +287,7 @@ class AuditorCandidate(msgspec.Struct, frozen=True):
     spare: bool
     operator: bool = False
     credit: int = 0
+    stage: int | None = None
 
 
 def audit_id(seed: bytes, drawn: Drawn) -> str:
@@ -357,6 +361,10 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
     """
     if audit.state != "replaying" or audit.auditor != node:
         return audit
+    if audit.anchor_in == "auditor" and report.verdict != "match" and not audit.canary:
+        if report.anchor is None or report.anchor != audit.anchor:
+            return auditor_gone(audit, deadline)  # Nobody else could see what it says.
+        audit = msgspec.structs.replace(audit, anchor_in="artifact")
     detail = untrusted(f"across environment classes: {report.detail}") if audit.afar else report.detail
     verdicts = (*audit.verdicts, Verdict(node, report.verdict, detail, audit.afar, audit.looking))
     if audit.canary:

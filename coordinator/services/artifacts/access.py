@@ -24,7 +24,7 @@ from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.training.staffing import shape_of
 from coordinator.store.ports import Transaction
-from protocol.artifacts import audit_answer
+from protocol.artifacts import anchor_answer, audit_answer
 from protocol.ids import Digest
 from protocol.task import TaskCommand, TaskReport
 
@@ -194,6 +194,11 @@ def _wanted(work: UnitOfWork, lease: Lease, commands: Sequence[TaskCommand]) -> 
         Wanted(audit_answer(audit.id), "an opening", most_bytes(work, audit), audit.made)
         for audit in work.audits.values()
         if audit.unopened and lease.id == audit.lease
+    ]
+    openings += [
+        Wanted(anchor_answer(audit.id), "an anchor", _most(work, lease, "a state"), audit.anchor)
+        for audit in work.audits.values()
+        if audit.state == "replaying" and audit.anchor_in == "auditor" and lease.id == audit.auditor_lease
     ]
     others = [
         Wanted(answers, kind, _most(work, lease, kind)) for answers, kind in filter(None, map(asked_by, commands))

@@ -9,7 +9,7 @@ from common.clock import Clock
 from common.untrusted_text import Untrusted
 from coordinator.store.ports import Store, Transaction, col
 from coordinator.store.records import DeliveryRecord
-from protocol.audit import BisectAnswer, InputsAnswer, NoAnswer, StepOpened
+from protocol.audit import AuditReport, BisectAnswer, InputsAnswer, NoAnswer, StepOpened
 from protocol.ids import Digest
 from protocol.task import RoundApplied, TaskReport
 
@@ -50,6 +50,8 @@ class Deliveries:
                 return msgspec.structs.replace(report, checkpoint=None)
             case StepOpened(opening=str() as named) if not await self.stored(tx, lease, named):
                 return msgspec.structs.replace(report, opening=None, reason=_NOT_HERE)
+            case AuditReport(anchor=str() as named) if not await self.stored(tx, lease, named):
+                return msgspec.structs.replace(report, anchor=None)
             case BisectAnswer(answer=InputsAnswer(artifact=named)) if not await self.stored(tx, lease, named):
                 return msgspec.structs.replace(report, answer=NoAnswer(_NOT_HERE))
         return report

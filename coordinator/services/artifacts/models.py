@@ -208,7 +208,9 @@ class TrainerTools:
         threads = _THREADS.search(env_class)
         if threads is None or job.spec.model.weights is not None:
             return None
-        opening = self._artifacts.path(dispute.replay.opening)
+        opening, anchored = self._artifacts.path(dispute.replay.opening), list[str]()
+        if dispute.replay.anchor_in == "artifact" and dispute.replay.anchor is not None:
+            anchored = ["--anchor", str(self._artifacts.path(dispute.replay.anchor))]
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             at = Path(folder)
             for name in ("config.json", "train.bin", "heldout.bin"):
@@ -225,6 +227,7 @@ class TrainerTools:
                 str(at / "replay.json"),
                 "--opening",
                 str(opening),
+                *anchored,
                 "--job",
                 str(at / "job.json"),
                 "--folder",

@@ -100,7 +100,7 @@ class Keeping:
             audits = await tx.sums(
                 Audit,
                 col(Audit.round),
-                (col(Audit.opening), col(Audit.made), col(Audit.state)),
+                (col(Audit.opening), col(Audit.made), col(Audit.anchor), col(Audit.state)),
                 of_audits,
                 col(Audit.deadline) > now - PASSED_S,
             )
@@ -108,12 +108,16 @@ class Keeping:
             waiting = await tx.sums(
                 Audit,
                 col(Audit.round),
-                (col(Audit.opening), col(Audit.made), col(Audit.state)),
+                (col(Audit.opening), col(Audit.made), col(Audit.anchor), col(Audit.state)),
                 of_audits,
                 col(Audit.state).in_(OPEN),
             )
             failed = await tx.sums(
-                Audit, col(Audit.round), (col(Audit.opening),), of_audits, col(Audit.state).equals("failed")
+                Audit,
+                col(Audit.round),
+                (col(Audit.opening), col(Audit.anchor)),
+                of_audits,
+                col(Audit.state).equals("failed"),
             )
             disputes = await tx.find(DisputeRecord, col(DisputeRecord.job).equals(job.id))
             fresh = await tx.find(
@@ -121,15 +125,15 @@ class Keeping:
                 col(DeliveryRecord.job).equals(job.id),
                 col(DeliveryRecord.created) > now - FRESH_S,
             )
-        found = {str(digest) for key in (*audits, *waiting) for digest in key[:2] if digest is not None}
-        found |= {str(digest) for (digest,) in failed if digest is not None}
+        found = {str(digest) for key in (*audits, *waiting) for digest in key[:3] if digest is not None}
+        found |= {str(digest) for key in failed for digest in key if digest is not None}
         found |= {delivery.artifact for delivery in fresh}
         for run in (record.run for record in runs):
             found |= {*run.checkpoints, *(state for point in run.points for state in point.checkpoints)}
             seats = () if run.round is None else run.round.seats
             found |= {digest for seat in seats for digest in (seat.state, seat.checkpoint) if digest is not None}
         for dispute in (record.dispute for record in disputes):
-            found.add(dispute.replay.opening)
+            found |= {digest for digest in (dispute.replay.opening, dispute.replay.anchor) if digest is not None}
             found |= {said.inputs for said in dispute.said.values() if said.inputs is not None}
         return found
 

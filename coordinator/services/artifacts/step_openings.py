@@ -11,7 +11,7 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.context import Context
 from coordinator.store.ports import col
 from protocol.audit import ReplayOuter, ReplayStep
-from protocol.rest.records import FILES, OPENING, AuditRecords
+from protocol.rest.records import ANCHOR, FILES, OPENING, AuditRecords
 
 
 class StepOpenings:
@@ -38,12 +38,18 @@ class StepOpenings:
         if not one.over or one.opening is None:
             why = "is not over yet" if not one.over else "was over before anything was opened for it"
             raise NotFoundError(f"audit {audit} {why}: another one of the step may have records", "audit")
+        if one.anchor_in == "auditor":
+            why = "was opened for somebody who trains the stage too, without what its states are said from"
+            raise NotFoundError(f"audit {audit} {why}: challenge the step, and it is opened whole", "audit")
         replay = msgspec.structs.replace(one, state="replaying", auditor_lease=one.lease, afar=False).command_for(
             one.lease
         )
         assert isinstance(replay, ReplayStep | ReplayOuter)
         files = {name: jobs[0].files[name] for name in FILES if name in jobs[0].files}
-        return AuditRecords(one.id, one.job, one.env_class, replay, jobs[0].spec, {**files, OPENING: one.opening})
+        files[OPENING] = one.opening
+        if one.anchor_in == "artifact" and one.anchor is not None:
+            files[ANCHOR] = one.anchor
+        return AuditRecords(one.id, one.job, one.env_class, replay, jobs[0].spec, files)
 
     async def file(self, job: str, audit: str, name: str) -> Path:
         """One of the files that the records name.

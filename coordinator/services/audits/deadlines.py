@@ -14,6 +14,7 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.training.staffing import shape_of
 from protocol.audit import segment
 from protocol.job.job import TrainingSpec
+from protocol.network import ASSUMED_UP
 from protocol.task import Layers
 
 
@@ -46,6 +47,14 @@ class Deadlines:
         )
         found = [means for node in nodes if (means := self._means(node)) is not None]
         return work.now + max((answer_time.seconds(means, effort, self._least) for means in found), default=self._least)
+
+    def brings_short(self, work: UnitOfWork, audit: Audit, seconds: float) -> bool:
+        """Whether the prover's line brings an opening without its anchor in so long, with as much again to spare."""
+        means, (layers, last) = self._means(audit.node), _place(audit)
+        if means is None:
+            return False
+        size = answer_time.short_bytes(shape_of(work), _training(work), layers, last, _steps(work, audit))
+        return answer_time.SAFETY * size / (means.up or ASSUMED_UP) <= seconds
 
     @property
     def _least(self) -> float:

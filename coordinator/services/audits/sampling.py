@@ -21,6 +21,7 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.rounds.run import training_of
 from coordinator.services.audits import credit
 from coordinator.services.audits.auditor_capacity import Watching
+from coordinator.services.audits.deadlines import Deadlines
 from coordinator.services.audits.evidence import outer_claim_of
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import SharesMayBeDue
@@ -58,15 +59,18 @@ def _outer_claim(record: RoundRecord, commit: CommitRecord, commits: Sequence[Co
 def auditor_of(lease: Lease, operators: Collection[NodeAddress]) -> AuditorCandidate:
     """The holder of a lease as somebody who could re-run a step. ``operators``: addresses of the operator's auditors."""
     own = lease.node in operators
-    return AuditorCandidate(lease.id, lease.node, lease.payout, lease.env_class, lease.seat is None, own)
+    return AuditorCandidate(
+        lease.id, lease.node, lease.payout, lease.env_class, lease.seat is None, own, stage=lease.stage
+    )
 
 
 class Drawing:
     """Fixes what a draw depends on, and draws. Everything on an open desk."""
 
-    def __init__(self, context: Context, watching: Watching) -> None:
+    def __init__(self, context: Context, watching: Watching, deadlines: Deadlines) -> None:
         self._context = context
         self._watching = watching
+        self._deadlines = deadlines
 
     async def prepare(self, work: UnitOfWork, record: RoundRecord, commits: Sequence[CommitRecord]) -> RoundRecord:
         """Fix the rates of a complete round before anybody can know its draw. The commits must be stored already."""
@@ -203,7 +207,8 @@ class Drawing:
         if sum(audit.accuser is not None for audit in work.audits.values()) >= MAX_ACCUSED:
             return f"{MAX_ACCUSED} audits of the job are open that others have put bonds up for"
         before = await _audits_at(work, place)
-        opening = next((audit.opening for audit in before if audit.opening is not None), None)
+        opened = next((a for a in before if a.opening is not None and a.anchor_in != "auditor"), None)
+        opening = None if opened is None else opened.opening
         if opening is None and (commit.lease not in work.leases or place.round < work.run.done - KEPT_ROUNDS):
             return "nobody has its records any more"
         drawn = Drawn(place.stage, place.replica, place.step, twice=True)
@@ -211,7 +216,8 @@ class Drawing:
         audit = await self._open(
             work, rounds[0], commit, drawn, self._context.entropy(32), outer=claim, accuser=accuser, look=True
         )
-        if opening is not None:
+        if opened is not None and opening is not None:
+            audit = msgspec.structs.replace(audit, anchor_in=opened.anchor_in)
             deadline = work.now + self._context.config.audit_patience_seconds
             work.audits[audit.id] = trust.shown_before(audit, opening, deadline)
         return ""
@@ -315,6 +321,8 @@ class Drawing:
             look=look and watched,
             began=work.now,
         )
+        if outer is None and challenger is None and accuser is None and self._leaves_anchor_out(work, record, audit):
+            audit = msgspec.structs.replace(audit, anchor_in="auditor")
         work.audits[audit.id] = audit
         work.change(audits=work.job.audits + 1)
         how = "was drawn for an audit" if challenger is None else f"is challenged by node {challenger}"
@@ -335,6 +343,20 @@ class Drawing:
         operators = self._context.config.auditors
         others = [auditor_of(other, operators) for other in work.leases.values() if other.state == "ready"]
         return asked is None and auditors.alone(lease.env_class, lease.payout, others)
+
+    def _leaves_anchor_out(self, work: UnitOfWork, record: RoundRecord, audit: Audit) -> bool:
+        """Whether somebody who trains the stage too runs a lean step again, from an anchor of its own, while it has that.
+
+        Two thirds of such an opening would be its anchor. The next round but one waits for it (``Verification.may_begin``), so it
+        has to come within a round like this one.
+        """
+        if work.job.spec.training.memory != "lean" or audit.anchor is None or audit.ending or audit.look:
+            return False
+        operators = self._context.config.auditors
+        others = [auditor_of(lease, operators) for lease in work.leases.values() if lease.state == "ready"]
+        near = {a.payout for a in others if a.stage == audit.stage and a.env_class == audit.env_class}
+        took = (record.ended or work.now) - record.started
+        return len(near - {audit.payout}) > audit.twice and self._deadlines.brings_short(work, audit, took)
 
     async def _rate(self, work: UnitOfWork, record: RoundRecord, commit: CommitRecord) -> int:
         """Fix how probable it is that a step is drawn, and that one of the operator's auditors looks at the round."""

@@ -107,9 +107,13 @@ class Verification:
         """Whether beginning round ``number`` leaves provers the records that they still have, or may have, to open.
 
         Rounds that are done again come after all that is still to be opened of the same numbers. Whose lease has run out begins
-        no other round, so what it has to open stays with it.
+        no other round, so what it has to open stays with it. Auditors keep an anchor that only they have as long.
         """
-        awaited = [a.round for a in work.audits.values() if a.state == "opening" and a.lease in work.leases]
+        awaited = [
+            a.round
+            for a in work.audits.values()
+            if (a.state == "opening" and a.lease in work.leases) or (a.anchor_in == "auditor" and not a.over)
+        ]
         coming = [a.round for a in work.audits.values() if a.unopened and a.round not in awaited]
         undrawn = [] if work.run is None else [drawn for _, drawn in work.run.undrawn]
         looks = sum(auditors.awaits_look(audit) for audit in work.audits.values())

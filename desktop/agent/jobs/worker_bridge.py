@@ -19,12 +19,13 @@ from desktop.agent.errors import ArtifactError, PeerStateError, UnwantedError, W
 from desktop.agent.jobs.crash_records import RoundStart, RoundStarts
 from desktop.agent.jobs.routing import Plans, RoutingVerdict
 from desktop.agent.jobs.weights import StageWeights
-from protocol.artifacts import audit_answer, inputs_answer, state_answer
+from protocol.artifacts import anchor_answer, audit_answer, inputs_answer, state_answer
 from protocol.audit import InputsAnswer
 from protocol.codec import MessageError
 from protocol.job.job import JobSpec
 from protocol.node import Assign
 from protocol.task import (
+    AuditReport,
     BeginRound,
     BisectAnswer,
     BisectQuery,
@@ -271,7 +272,7 @@ class Bridge:
             case (ReplayStep() as replay) | ReplayAcross(replay=replay):
                 if self.weights is not None and _asks_for_weights(replay, self.assign.spec):
                     await self.weights.lay_out(replay.plan, replay.stage)
-                self._put_command(body, await self.outside.fetch(replay.opening))
+                await self._put_opened(body, replay)
             case ReplayOuter(opening=opening):
                 self._put_command(body, await self.outside.fetch(opening))
             case BisectQuery(dispute=dispute, replay=replay):
@@ -284,8 +285,15 @@ class Bridge:
             return
         if self.weights is not None and _asks_for_weights(replay, self.assign.spec):
             await self.weights.lay_out(replay.plan, replay.stage)
-        self._put_command(body, await self.outside.fetch(replay.opening))
+        await self._put_opened(body, replay)
         self._dispute = dispute
+
+    async def _put_opened(self, body: TaskCommand, replay: ReplayStep) -> None:
+        """A command with an opening, and the anchor of that, where it is an artifact of its own."""
+        opening, anchor = await self.outside.fetch(replay.opening), b""
+        if replay.anchor_in == "artifact" and replay.anchor is not None:
+            anchor = await self.outside.fetch(replay.anchor)
+        self._put_command(body, opening + anchor, len(opening) if anchor else 0)
 
     def _put_command(self, body: TaskCommand, payload: bytes = b"", split: int = 0) -> None:
         self._to_worker.put_nowait((WorkerCommand(body, split), payload, 0))
@@ -358,7 +366,7 @@ class Bridge:
                     await self._unreported.take(len(payload))
                     if isinstance(body, StepOpened) and payload and body.opening is not None:
                         await self.outside.report(OpeningMade(body.audit, body.opening, len(payload)), True)
-                    if isinstance(body, StepOpened | BisectAnswer):
+                    if isinstance(body, StepOpened | BisectAnswer) or (payload and isinstance(body, AuditReport)):
                         # What an audit asks for may take a minute of a home's upload: neither a round's end nor what another
                         # audit asks for, which is due at the same time, waits behind it.
                         group.create_task(self._pass_report(body, payload, split), name="answer")
@@ -437,6 +445,9 @@ class Bridge:
             case RoundApplied(epoch=epoch, round=number, checkpoint=named):
                 answers = state_answer(epoch, number)
                 _check_name(named, digest)
+            case AuditReport(audit=audit, anchor=named):
+                answers = anchor_answer(audit)
+                _check_name(named, digest)
             case BisectAnswer(dispute=dispute, answer=InputsAnswer(artifact=named)):
                 answers = inputs_answer(dispute)
                 _check_name(named, digest)
@@ -446,6 +457,8 @@ class Bridge:
             await self.outside.upload(payload, digest, answers, isinstance(body, RoundApplied))
         except UnwantedError as error:
             LOG.info("%s", error)
+            if isinstance(body, AuditReport):
+                return msgspec.structs.replace(body, anchor=None)
             return msgspec.structs.replace(body, checkpoint=None) if isinstance(body, RoundApplied) else None
         self.traffic.artifacts += len(payload)
         return body
