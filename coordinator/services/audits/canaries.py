@@ -80,6 +80,7 @@ class Canaries:
                 and audit.outer is None
                 and audit.state == "passed"
                 and not audit.across
+                and audit.anchor_in == "opening"
                 and len(self._waiting) < MAX_WAITING
                 and int.from_bytes(self._context.entropy(8), "big") % WHOLE < self._context.config.canaries
             ):

@@ -350,8 +350,10 @@ class Drawing:
         Two thirds of such an opening would be its anchor. The next round but one waits for it (``Verification.may_begin``), so it
         has to come within a round like this one.
         """
-        if work.job.spec.training.memory != "lean" or audit.anchor is None or audit.ending or audit.look:
+        if work.job.spec.training.memory != "lean" or audit.anchor is None or audit.ending:
             return False
+        if audit.look or (audit.watched and not audit.proven):
+            return False  # The operator's auditors train nothing.
         operators = self._context.config.auditors
         others = [auditor_of(lease, operators) for lease in work.leases.values() if lease.state == "ready"]
         near = {a.payout for a in others if a.stage == audit.stage and a.env_class == audit.env_class}

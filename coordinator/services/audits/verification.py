@@ -112,7 +112,8 @@ class Verification:
         awaited = [
             a.round
             for a in work.audits.values()
-            if (a.state == "opening" and a.lease in work.leases) or (a.anchor_in == "auditor" and not a.over)
+            if (a.state == "opening" and a.lease in work.leases)
+            or (a.anchor_in == "auditor" and not a.over and not a.canary)
         ]
         coming = [a.round for a in work.audits.values() if a.unopened and a.round not in awaited]
         undrawn = [] if work.run is None else [drawn for _, drawn in work.run.undrawn]

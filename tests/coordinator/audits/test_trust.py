@@ -404,3 +404,49 @@ def test_evading_audits_costs_stake_when_it_comes_again_within_a_month_after_it_
 
 def test_what_nobody_has_seen_costs_far_less_than_a_lie_and_more_than_what_is_told() -> None:
     assert TAMPER_BPS < EVASION_BPS <= SLASH_BPS // 10
+
+
+# --- openings without their anchor --------------------------------------------------------------------------------------
+
+SHORT = msgspec.structs.replace(AUDIT, anchor_in="auditor")
+BESIDE = AuditorCandidate("beside", address(4), address(104), "cpu", spare=False, stage=AUDIT.stage)
+BESIDE_TOO = AuditorCandidate("beside too", address(5), address(105), "cpu", spare=False, stage=AUDIT.stage)
+ELSEWHERE = AuditorCandidate("elsewhere", address(6), address(106), "cpu", spare=False, stage=AUDIT.stage + 1)
+
+
+def found(audit: Audit, auditor: AuditorCandidate, anchor: str | None, verdict: str = "mismatch") -> Audit:
+    said = msgspec.structs.replace(report(verdict), anchor=anchor)
+    return trust.judged(trust.assigned(audit, auditor, 30.0), auditor.node, said, 40.0)
+
+
+def test_an_opening_without_its_anchor_goes_to_who_trains_the_stage_alone() -> None:
+    asked = SHORT.command_for("prover")
+    assert asked == OpenStep(AUDIT.id, 1, 2, 1, anchored=False)
+    assert AUDIT.command_for("prover") == OpenStep(AUDIT.id, 1, 2, 1)
+    audit = opened(SHORT)
+    assert choose_auditor(audit, [SECOND, THIRD, ELSEWHERE]) is None
+    assert choose_auditor(audit, [SECOND, THIRD, ELSEWHERE, BESIDE]) == BESIDE
+    command = trust.assigned(audit, BESIDE, 30.0).command_for("beside")
+    assert isinstance(command, ReplayStep)
+    assert (command.anchor_in, command.anchor) == ("auditor", AUDIT.anchor)
+    assert found(audit, BESIDE, None, "match").state == "passed"
+
+
+@pytest.mark.parametrize("anchor", [None, digest("another anchor")])
+def test_who_finds_something_and_does_not_store_the_anchor_has_found_nothing(anchor: str | None) -> None:
+    after = found(opened(SHORT), BESIDE, anchor)
+    assert (after.verdicts, after.auditor, after.anchor_in) == ((), None, "auditor")
+    assert choose_auditor(after, [BESIDE, BESIDE_TOO]) == BESIDE_TOO
+    assert trust.overdue(after).state == "void"
+
+
+def test_with_the_stored_anchor_everybody_can_confirm_what_was_found() -> None:
+    after = found(opened(SHORT), BESIDE, AUDIT.anchor)
+    assert (after.anchor_in, after.state) == ("artifact", "replaying")
+    assert choose_auditor(after, [BESIDE, SECOND]) == SECOND
+    again = trust.assigned(after, SECOND, 30.0)
+    command = again.command_for("second")
+    assert isinstance(command, ReplayStep)
+    assert command.anchor_in == "artifact"
+    assert trust.judged(again, SECOND.node, report("mismatch"), 40.0).blame == "wrong"
+    assert trust.judged(again, SECOND.node, report("match"), 40.0).state == "passed"
