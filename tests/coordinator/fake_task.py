@@ -122,7 +122,7 @@ class FakeTask:
             case ShowLeaf():
                 return [self._show_leaf(command)]
             case ReplayStep() | ReplayAcross():
-                return [self._judge(command)]
+                return [_with_anchor(command, self._judge(command))]
             case StopTask():
                 self.stopped = True
                 return []
@@ -348,3 +348,11 @@ def _shown(tree: Tree, places: Iterable[int]) -> tuple[ProvenLeaf, ...]:
     return tuple(
         ProvenLeaf(place, decode(work.leaves[place], StepLeaf), work.tree.proof(place).path) for place in sorted(places)
     )
+
+
+def _with_anchor(command: ReplayStep | ReplayAcross, report: AuditReport | TaskFailed) -> AuditReport | TaskFailed:
+    """What was found, with the anchor that only auditors have."""
+    alone = isinstance(command, ReplayStep) and command.anchor_in == "auditor"
+    if alone and isinstance(report, AuditReport) and report.verdict != "match":
+        return msgspec.structs.replace(report, anchor=command.anchor)
+    return report

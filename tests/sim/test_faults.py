@@ -73,10 +73,10 @@ async def gather_nodes(world: World) -> None:
                 node.cut()
 
 
-async def run_world(world: World, stages: int, replicas: int) -> tuple[str, StoredJob]:
+async def run_world(world: World, stages: int, replicas: int, document: JobSpec | None = None) -> tuple[str, StoredJob]:
     """Faults for a while, then none until the job has ended."""
     await gather_nodes(world)
-    job = await submit(world, stages, replicas)
+    job = await submit(world, stages, replicas, document)
     for _ in range(TURNS_WITH_FAULTS):
         await world.turn()
     world.faults, world.crashes = 0.0, False
