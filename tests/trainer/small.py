@@ -279,7 +279,7 @@ def commit_round(
         sent.append(recorder.sent)
         if ends_segment(index, spec.commit_every, steps):
             own.shorten(anchor)
-        given = method.contribution(trace.anchor, own.values(), trace.local, 0)
+        given = method.contribution(trace.anchor, own.values(), trace.local, min(1, first_step))
         if index == made_after(spec, steps):
             bound = hashlib.sha256(given.data).hexdigest()
     trace.after_steps(own, keeper)

@@ -23,7 +23,7 @@ from protocol.codec import decode as decode_message
 from protocol.codec import encode as encode_message
 from protocol.ids import StepIndex
 from protocol.merkle import MerkleProof, verify_proof
-from trainer.audit.shown_state import ANCHOR, read_blob, read_state, read_vector, show_state
+from trainer.audit.shown_state import ANCHOR, read_blob, read_local, read_state, read_vector, show_local, show_state
 from trainer.audit.step_leaves import RoundTrace
 from trainer.errors import OpeningError
 from trainer.files.tensors import file_in_pieces
@@ -132,7 +132,7 @@ def write_opening(
     if anchored if lean else shows.anchor:
         shown[ANCHOR] = trace.anchor
     if shows.lean_local if lean else shows.anchor:
-        shown |= {f"local.{name}": vector for name, vector in trace.local.items()}
+        shown |= show_local(trace.local, lean)
     keys = position.expected(micros)
     received = [trace.payloads[index][key] for index in range(first, stop) for key in keys]
     shown |= {f"received.{index}": payload for index, payload in enumerate(received)}
@@ -180,13 +180,14 @@ def read_opening(data: bytes, due: Due) -> Opening:
     _prove(head, due.root, due.leaves, range(first, stop))
     layout, lean = due.layout, due.layout.parameters[0] != torch.float32
     nothing = torch.zeros(layout.size)
-    carries = tuple(sorted(due.method.fresh(OuterState(nothing, nothing))))
-    shows = _Shows(first, stop, due.leaves - 1, due.made, due.method, carries)
-    anchor, local = None, {}
+    fresh = due.method.fresh(OuterState(nothing, nothing))
+    shows = _Shows(first, stop, due.leaves - 1, due.made, due.method, tuple(fresh))
+    anchor: Tensor | None = None
+    local: Local = {}
     if lean or shows.anchor:
         anchor = _anchor(tensors, head, due)
     if shows.lean_local if lean else shows.anchor:
-        local = {name: read_vector(tensors, f"local.{name}", torch.float32, layout.size) for name in carries}
+        local = read_local(tensors, fresh, lean)
         if local_digest(local) != head.leaves[0].local:
             raise OpeningError("what the replica carried into the round is not what the leaf names")
     base = anchor

@@ -12,11 +12,13 @@ from torch import Tensor
 from trainer.codecs.envelope import unwrap, wrap
 from trainer.errors import CodecError, OpeningError
 from trainer.files.tensors import bytes_of
+from trainer.outer.method import Local
 from trainer.stage.short import ShortValues
 from trainer.stage.stage import StageState
 from trainer.stage.storage import ALIGNMENT, StateLayout
 
 ANCHOR = "anchor"
+_LOCAL = "local."
 _VECTORS = ("parameters", "first_moment", "second_moment")
 _CODES, _UNITS = "codes", "units"
 
@@ -56,6 +58,17 @@ def read_state(
         codes = _unpacked(tensors, prefix + _CODES, torch.int8, layout.size)
         said = ShortValues(base, codes, _unpacked(tensors, prefix + _UNITS, torch.bfloat16, layout.size // ALIGNMENT))
     return StageState(said, first, second, steps)
+
+
+def show_local(local: Local, lean: bool) -> dict[str, Tensor | bytes]:
+    """What an opening holds of what a replica carries; compressed where its stage is lean."""
+    return {_LOCAL + name: _packed(vector) if lean else vector for name, vector in local.items()}
+
+
+def read_local(tensors: Mapping[str, Tensor], like: Local, lean: bool) -> Local:
+    """What ``show_local`` made this of; ``like``: what a replica carries that begins. Raises ``OpeningError``."""
+    read = _unpacked if lean else read_vector
+    return {name: read(tensors, _LOCAL + name, vector.dtype, vector.numel()) for name, vector in like.items()}
 
 
 def read_vector(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, length: int) -> Tensor:

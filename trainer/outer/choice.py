@@ -27,15 +27,17 @@ def outer_method(training: TrainingSpec, slots: Sequence[Slot], size: int) -> Ou
     rate, momentum, feedback = training.outer_learning_rate, training.outer_momentum, training.error_feedback
     if update.feedback and training.outer in ("diloco", "averaging") and feedback is None:
         feedback = FEEDBACK
-    combining = Combining(training.aggregation, training.check_updates)
+    combining, short = Combining(training.aggregation, training.check_updates), training.memory == "lean"
     match training.outer:
         case "diloco":
-            return DiLoCo("diloco", layout, codec, rate, momentum, feedback, combining)
+            return DiLoCo("diloco", layout, codec, rate, momentum, feedback, combining, short=short)
         case "averaging":
-            return DiLoCo("averaging", layout, codec, 1.0, 0.0, feedback, combining)
+            return DiLoCo("averaging", layout, codec, 1.0, 0.0, feedback, combining, short=short)
         case "sparseloco":
             kept = SPARSE_FEEDBACK if feedback is None else feedback
-            return DiLoCo("sparseloco", layout, TopK(training.density or SPARSE_DENSITY), rate, 0.0, kept, combining)
+            return DiLoCo(
+                "sparseloco", layout, TopK(training.density or SPARSE_DENSITY), rate, 0.0, kept, combining, short=short
+            )
         case "streaming":
             return Streaming(layout, codec, rate, momentum, training.fragments, training.mixing, combining=combining)
         case "gradients" | "demo" | "dgc":

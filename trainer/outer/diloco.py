@@ -21,8 +21,12 @@ from torch import Tensor
 from trainer.codecs import Codec, CodecName, decode, encode, encoded_size
 from trainer.outer.checks import PLAIN, Combining
 from trainer.outer.method import Contribution, Layout, Local, OuterState, nesterov
+from trainer.stage.eight_bits import BLOCK, chance
+from trainer.stage.short import shortened, way
 
 RESIDUAL = "residual"
+CODES, UNITS = "residual.codes", "residual.units"
+_KEY = -(1 << 40)  # Of the chance by which a round's residual is rounded: no step of an optimizer has it.
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class DiLoCo:
 
     Attributes:
         feedback: what a residual is multiplied with before a round's pseudo-gradient is added; ``None``: none is kept.
+        short: the residual is kept in whole units, as ``trainer.stage.short`` has it, in 1 byte a value and not in 4.
     """
 
     name: str
@@ -41,10 +46,16 @@ class DiLoCo:
     feedback: float | None = None
     combining: Combining = PLAIN
     starts_from_local: bool = False
+    short: bool = False
 
     def fresh(self, state: OuterState) -> Local:
         """As ``OuterMethod.fresh``."""
-        return {} if self.feedback is None else {RESIDUAL: torch.zeros_like(state.anchor)}
+        if self.feedback is None:
+            return {}
+        if not self.short:
+            return {RESIDUAL: torch.zeros_like(state.anchor)}
+        size = self.layout.size
+        return {CODES: torch.zeros(size, dtype=torch.int8), UNITS: torch.zeros(size // BLOCK, dtype=torch.bfloat16)}
 
     def start(self, state: OuterState, local: Local, round_index: int) -> Tensor:
         """As ``OuterMethod.start``: the anchor."""
@@ -55,9 +66,14 @@ class DiLoCo:
         update = anchor - parameters.detach().cpu()
         if self.feedback is None:
             return Contribution(self.encode_update(update, round_index))
-        wanted = local[RESIDUAL].mul(self.feedback).add_(update)
-        data = self.encode_update(wanted, round_index)
-        return Contribution(data, {RESIDUAL: wanted.sub_(self.decode_update(data, round_index))})
+        wanted = (way(local[CODES], local[UNITS].float()) if self.short else local[RESIDUAL]).mul(self.feedback)
+        data = self.encode_update(wanted.add_(update), round_index)
+        residual = wanted.sub_(self.decode_update(data, round_index))
+        if not self.short:
+            return Contribution(data, {RESIDUAL: residual})
+        drawn = chance(0, residual.numel(), _KEY - round_index, residual.device)
+        codes, units = shortened(residual, torch.zeros(()), drawn)
+        return Contribution(data, {CODES: codes, UNITS: units.bfloat16()})
 
     def limit(self, round_index: int) -> int:
         """As ``OuterMethod.limit``."""

@@ -18,11 +18,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trainer.files.tensors import bytes_of
 from trainer.stage.stage import vector_digest
 from trainer.stage.storage import ALIGNMENT, Slot
 
 Local = Mapping[str, Tensor]
-"""Flat ``[n]`` float32 vectors by name that a replica carries from round to round; most methods have none."""
+"""Flat vectors by name that a replica carries from round to round; most methods have none."""
 
 
 @dataclass
@@ -134,7 +135,7 @@ def local_digest(local: Local) -> str | None:
     hasher = hashlib.sha256()
     for name in sorted(local):
         hasher.update(name.encode() + b"\0")
-        hasher.update(local[name].detach().cpu().contiguous().numpy().data.cast("B"))
+        hasher.update(bytes_of(local[name].detach().cpu().contiguous()))
     return hasher.hexdigest()
 
 

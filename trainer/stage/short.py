@@ -60,6 +60,8 @@ class ShortValues:
 def shortened(values: Tensor, base: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
     """Codes ``[n]`` int8 and units ``[n / 64]`` float32, all of them bf16, of ``values`` from ``base``, ``[n]`` float32 each.
 
+    ``base`` may be one value for all.
+
     Args:
         drawn: at least 16 bits of chance for each value, in the low bits of int32.
     """

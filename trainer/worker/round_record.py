@@ -34,12 +34,14 @@ from trainer.stage.stage import Stage, StageState
 from trainer.worker.checkpoint import read_checkpoint, read_moments
 
 _LENGTH = struct.Struct("<I")
-_VALUE = 4  # Bytes of a float32.
 _Head = TypeVar("_Head")
 
 
 class _StepsHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``received``: each step's payloads, by kind, micro-batch and length; ``local``: names of vectors of ``size`` values."""
+    """``received``: each step's payloads, by kind, micro-batch and length; ``local``: names of what is carried.
+
+    ``size``: values of the stage.
+    """
 
     first_step: StepIndex
     rate_step: StepIndex | None
@@ -127,7 +129,10 @@ def read_steps(
     anchor = beginning.outer.anchor
     if head.size != anchor.numel() or len(head.received) != len(head.leaves):
         raise RoundRecordError(f"the record is of a stage of {head.size:,} values, this one has {anchor.numel():,}")
-    local = {name: _vector(rest.take(_VALUE * head.size)) for name in head.local}
+    fresh = method.fresh(beginning.outer)
+    if tuple(sorted(fresh)) != head.local:
+        raise RoundRecordError(f"the record has {head.local} carried over, the method carries {tuple(sorted(fresh))}")
+    local = {name: _vector(rest, fresh[name]) for name in head.local}
     payloads = [{key: bytes(rest.take(length)) for key, length in step} for step in head.received]
     rest.end()
     first = head.leaves[0]
@@ -190,5 +195,5 @@ def _parsed(data: bytes, kind: type[_Head]) -> tuple[_Head, _Rest]:
     return head, rest
 
 
-def _vector(data: memoryview) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.float32)
+def _vector(rest: _Rest, like: Tensor) -> Tensor:
+    return torch.frombuffer(bytearray(rest.take(like.numel() * like.element_size())), dtype=like.dtype)
