@@ -18,7 +18,7 @@ docs/explanation/planner.md.
 from coordinator.domain.placement.choose import MAX_OPEN_REPLICAS, MIN_ROUNDS, PlanOptions, choose
 from coordinator.domain.placement.cost import COMPUTE_SHARE, operations_of
 from coordinator.domain.placement.crossing import settle_crossing
-from coordinator.domain.placement.layers import cut_layers, stage_memory
+from coordinator.domain.placement.layers import cut_layers, needed, stage_memory
 from coordinator.domain.placement.node import MEGABYTE, Candidate, MeasuredNetwork, Needed, NoPlacementError, Placement
 from coordinator.domain.placement.repair import fill, moves
 from coordinator.domain.placement.replan import REST_ROUNDS, Moves, reseat
@@ -40,6 +40,7 @@ __all__ = [
     "cut_layers",
     "fill",
     "moves",
+    "needed",
     "operations_of",
     "reseat",
     "settle_crossing",

@@ -13,7 +13,7 @@ from coordinator.domain.placement.chains import tighten
 from coordinator.domain.placement.cost import Load, estimate, load_of
 from coordinator.domain.placement.fleet import MAX_PAIRED, Fleet, survey
 from coordinator.domain.placement.flow import INFEASIBLE, RoundFlow
-from coordinator.domain.placement.layers import most_layers, ranges, stage_memory, too_large
+from coordinator.domain.placement.layers import most_layers, ranges, stage_memory, too_large, within_main_memory
 from coordinator.domain.placement.node import MEGABYTE, Candidate, MeasuredNetwork, NoPlacementError, Placement
 from coordinator.domain.placement.regions import Layouts
 from coordinator.domain.placement.search import anneal, descend
@@ -105,7 +105,8 @@ def choose(
     _enough(len(candidates), stages, replicas)
     if stages is not None and stages > shape.layers:
         raise NoPlacementError(f"{stages} stages for {shape.layers} layers: choose at most {shape.layers} stages")
-    pool = sorted(candidates, key=lambda c: (-c.flops, c.node))
+    able = [within_main_memory(candidate, shape, training) for candidate in candidates]
+    pool = sorted(able, key=lambda c: (-c.flops, c.node))
     fleet, load = survey(pool, network), options.load or load_of(shape, training)
     problem = PlacementProblem(shape, training, fleet, load, _far(fleet, load) if len(pool) <= MAX_PAIRED else ())
     useful = min(options.most_replicas, _useful_replicas(training))

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from coordinator.domain.placement.node import MEGABYTE, NoPlacementError
+import msgspec
+
+from coordinator.domain.placement.node import MEGABYTE, Candidate, Needed, NoPlacementError
 from protocol.audit import KEPT_ROUNDS, state_interval
 from protocol.boundary import comparable_across, shares_norm
 from protocol.job.job import TOGETHER, TrainingSpec
@@ -21,6 +23,10 @@ BASE_CARD = 600 * MEGABYTE  # On a graphics card: its context and libraries. Not
 _DOUBLES = 1
 _EXCHANGE = 3  # Vectors: two replicas' gradients and their mean, where replicas exchange at every step.
 _OUTER = 6  # Vectors: anchors and momenta of the rounds before, what an outer step takes for a moment; an optimizer's takes none.
+
+
+# Vectors: what is sent of a segment, or a lean card's stage while another takes its place.
+_AWAY: Mapping[str, float] = {"float32": 3, "lean": 1.54}
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,8 @@ class _Kept:
 _KEPT: Mapping[str, _Kept] = {
     "float32": _Kept(VECTORS, 3, 5, 6),
     # A card makes room for the second stage; ten float32 of a part, and four of the logits that are there at once.
-    "lean": _Kept(9.5, 1.54, 2.04, 2.04, 0.5, FLOAT32 * (10 * LEAN_PART + 4 * LEAN_LOGITS)),
+    # Kept states are short (`trainer.stage.short`): codes of parameters in 8 bits, and moments.
+    "lean": _Kept(9.5, 0.78, 2.04, 2.04, 0.5, FLOAT32 * (10 * LEAN_PART + 4 * LEAN_LOGITS)),
 }
 
 
@@ -150,19 +157,63 @@ def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, car
     Args:
         parameters: that learn.
     """
-    steps = training.inner_steps
-    payloads = recorded_bytes(shape, training, training.batch * training.sequence)
     interval = _interval(shape, training, parameters)
     exchange = _EXCHANGE if training.outer in TOGETHER else 0
     kept, lean = _KEPT[training.memory], training.memory == "lean"
     if card:
         second = kept.again * (_runs_again(shape, training, parameters) and not lean)
         return BASE_CARD + int(FLOAT32 * parameters * (second + exchange))
-    states = -(-steps // interval)
-    rounds = KEPT_ROUNDS + 1
     showing = kept.again if interval != training.commit_every else kept.state
-    vectors = _OUTER + _carried_vectors(training) + rounds * states * kept.state + showing + exchange
-    return BASE_MEMORY + int(FLOAT32 * parameters * vectors) + rounds * steps * payloads
+    return _kept_memory(shape, training, parameters, showing + exchange)
+
+
+def _kept_memory(shape: ModelShape, training: TrainingSpec, parameters: int, further: float) -> int:
+    """Main memory for what outer steps take, what a replica carries, and rounds that can be audited.
+
+    Args:
+        further: vectors of four bytes a parameter.
+    """
+    payloads = recorded_bytes(shape, training, training.batch * training.sequence)
+    states, rounds = -(-training.inner_steps // _interval(shape, training, parameters)), KEPT_ROUNDS + 1
+    kept = rounds * states * _KEPT[training.memory].state
+    vectors = _OUTER + _carried_vectors(training) + kept + further
+    return BASE_MEMORY + int(FLOAT32 * parameters * vectors) + rounds * training.inner_steps * payloads
+
+
+def beside_memory(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers], stage: int) -> int:
+    """Bytes of main memory that a worker needs beside a graphics card which computes the stage."""
+    part = cut[stage]
+    return _beside(shape, training, len(cut), stage, part.last - part.first)
+
+
+def _beside(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int) -> int:
+    learnt, _ = shape.stage_learns(0, layers, stage == 0, stage == stages - 1, training.lora)
+    return _kept_memory(shape, training, learnt, _AWAY[training.memory])
+
+
+def needed(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers]) -> Needed:
+    """What each stage takes, wherever it is."""
+    stages = range(len(cut))
+    return {
+        "main": [stage_memory(shape, training, cut, stage) for stage in stages],
+        "card": [stage_memory(shape, training, cut, stage, card=True) for stage in stages],
+        "beside": [beside_memory(shape, training, cut, stage) for stage in stages],
+    }
+
+
+def within_main_memory(candidate: Candidate, shape: ModelShape, training: TrainingSpec) -> Candidate:
+    """The candidate with no more of a card's memory than it can use with the main memory beside that."""
+    if not candidate.card or candidate.beside_mb is None:
+        return candidate
+    beside, layers = candidate.beside_mb * MEGABYTE, shape.layers
+    while layers > 1 and _beside(shape, training, 3, 1, layers) > beside:
+        layers -= 1
+    if layers == shape.layers:
+        return candidate
+    usable = _memory(shape, training, 3, 1, layers, card=True)
+    if _beside(shape, training, 3, 1, layers) > beside:
+        usable = 0
+    return msgspec.structs.replace(candidate, memory_mb=min(candidate.memory_mb, usable // MEGABYTE))
 
 
 def _interval(shape: ModelShape, training: TrainingSpec, parameters: int) -> int:
@@ -206,14 +257,14 @@ def needs(shape: ModelShape, training: TrainingSpec, counts: Sequence[int], stag
     return fixed_memory(shape, training, learnt, card) + grows + int(FLOAT32 * kept.frozen * frozen)
 
 
-def _carried_vectors(training: TrainingSpec) -> int:
+def _carried_vectors(training: TrainingSpec) -> float:
     """As counted on workers: a residual or a replica's own weights, pending, and in the rounds that are kept.
 
     Making a residual takes one more; streaming's outer steps take one less than others, for they are of a fragment.
     """
     lossy = training.error_feedback is not None or UPDATES[training.pseudo_gradient].feedback
     if training.outer in ("diloco", "averaging") and lossy:
-        return 4
+        return 4 if training.memory == "float32" else 4 * 0.26 + 1
     return 2 if training.outer == "streaming" else 0
 
 

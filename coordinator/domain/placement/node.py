@@ -1,7 +1,7 @@
 """Words of the placement: who may take a seat, what is known of the lines between them, what a plan is."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ class Candidate(msgspec.Struct, frozen=True):
         owner: where it is paid.
         floor: the least it works for, for 10^15 operations.
         card: it computes on a graphics card, whose memory this is: it holds what is trained, and not what audits ask for.
+        beside_mb: main memory beside a card; None: it has not told.
     """
 
     node: NodeAddress
@@ -28,14 +29,17 @@ class Candidate(msgspec.Struct, frozen=True):
     env_class: str
     floor: int = 0
     card: bool = False
+    beside_mb: int | None = None
 
     def holds(self, needed: "Needed", stage: int) -> bool:
         """Whether its memory holds a stage."""
-        return self.memory_mb * MEGABYTE >= needed[self.card][stage]
+        if self.card and self.beside_mb is not None and self.beside_mb * MEGABYTE < needed["beside"][stage]:
+            return False
+        return self.memory_mb * MEGABYTE >= needed["card" if self.card else "main"][stage]
 
 
-Needed = Mapping[bool, Sequence[int]]
-"""Bytes by stage, in main memory (False) and on a graphics card (True)."""
+Needed = Mapping[Literal["main", "card", "beside"], Sequence[int]]
+"""Bytes by stage: in main memory without a card, on a card, and in main memory beside one."""
 
 
 class MeasuredNetwork(Protocol):

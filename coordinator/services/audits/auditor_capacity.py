@@ -42,10 +42,7 @@ class Watching:
             return False
         if len(known) < len(self._config.auditors):
             return True
-        memory = {
-            card: [placement.stage_memory(shape, training, layers, n, card) for n in range(len(layers))]
-            for card in (False, True)
-        }
+        memory = placement.needed(shape, training, layers)
         tokens = training.commit_every * training.batch * training.sequence
         work = placement.operations_of(shape, training, layers[stage], stage == len(layers) - 1, tokens)
         longest = LONGEST * self._config.audit_seconds

@@ -290,7 +290,7 @@ class Conversation:
         session = self._nodes.session(lease.node)
         if session is None or lease.seat is None or work.run is None:
             return
-        needed = memory_needed(work)[session.profile.kind == "cuda"][lease.seat[0]] // MEGABYTE
+        needed = memory_needed(work)["card" if session.profile.kind == "cuda" else "main"][lease.seat[0]] // MEGABYTE
         less = max(1, min(session.profile.memory_mb, needed * 9 // 10))
         work.note("fault", f"node {lease.node} gets no stage of {needed:,} MB any more: it counts with {less:,} MB")
         session.profile = msgspec.structs.replace(session.profile, memory_mb=less)

@@ -65,6 +65,7 @@ def candidate_of(node: str, payout: str, profile: NodeProfile, flops: float | No
         profile.env_class,
         profile.floor,
         card=profile.kind == "cuda",
+        beside_mb=profile.beside_mb,
     )
 
 

@@ -46,10 +46,7 @@ def memory_needed(work: UnitOfWork) -> placement.Needed:
     """What each stage of a job's run takes."""
     assert work.run is not None
     layers, training = work.run.layers, training_of(work.run, work.job.spec.training)
-    return {
-        card: [placement.stage_memory(shape_of(work), training, layers, stage, card) for stage in range(len(layers))]
-        for card in (False, True)
-    }
+    return placement.needed(shape_of(work), training, layers)
 
 
 @lru_cache(maxsize=256)  # Jobs that are at work; each report of a node asks.
@@ -331,7 +328,7 @@ class Staffing:
         holders = {lease.seat: lease for lease in work.leases.values() if lease.seat and lease.node in known}
         fits = {
             stage: frozenset(seat for seat, lease in holders.items() if known[lease.node].holds(memory, stage))
-            for stage in range(len(memory[False]))
+            for stage in range(len(memory["main"]))
         }
         moves = placement.moves(missing, list(holders), fits)
         moving = [(known[holders[source].node], seat) for seat, source in sorted(moves.items())]
@@ -342,7 +339,7 @@ class Staffing:
     def _hold_spares(self, work: UnitOfWork, free: Sequence[Candidate], spares: dict[str, Lease]) -> None:
         wanted = self._context.config.spares - len(spares)
         memory = memory_needed(work)
-        stages = range(len(memory[False]))
+        stages = range(len(memory["main"]))
         for candidate in [c for c in free if c.node not in spares][: max(0, wanted)]:
             if any(candidate.holds(memory, stage) for stage in stages):
                 work.grant(candidate.node, candidate.owner, None)
@@ -364,7 +361,7 @@ class Staffing:
             c
             for c in affordable(self._nodes.everybody(), work.job.quote.rate)
             if self._watching.seats(training, c.env_class)
-            and (memory is None or any(c.holds(memory, stage) for stage in range(len(memory[False]))))
+            and (memory is None or any(c.holds(memory, stage) for stage in range(len(memory["main"]))))
         ]
 
     async def _willing(self, work: UnitOfWork, candidates: Sequence[Candidate]) -> list[Candidate]:

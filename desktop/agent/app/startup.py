@@ -93,6 +93,7 @@ async def prepare(
         agent_version=version(),
         floor=settings.floor,
         auditor=auditor,
+        beside_mb=settings.memory_mb if device.kind == "cuda" else None,
     )
     readings = None if settings.always else sensors(home.path, device.gpu)
     return AgentParts(home, settings, key, profile, sandbox, SystemClock(), device, readings)
