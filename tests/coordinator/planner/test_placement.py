@@ -120,14 +120,16 @@ def test_replicas_of_a_stage_go_to_distinct_owners_where_possible() -> None:
 
 def test_missing_seats_are_filled_lowest_replica_first_with_nodes_that_fit() -> None:
     free = [node(1, 1e9, memory_mb=100), node(2, 2e9, memory_mb=5000), node(3, 1e9, memory_mb=5000)]
-    need = {False: [1000 << 20, 1000 << 20], True: [6000 << 20, 6000 << 20]}
+    need = {"main": [1000 << 20, 1000 << 20], "card": [6000 << 20, 6000 << 20], "beside": [0, 0]}
     filled = fill([(1, 1), (0, 0), (1, 0)], {}, free, need)
     assert filled == {(0, 0): node(2).node, (1, 0): node(3).node}
 
 
 def test_a_filled_seat_prefers_an_owner_that_the_stage_has_not() -> None:
     free = [node(2, 9e9, owner=1), node(3, 1e9, owner=2)]
-    assert fill([(0, 1)], {(0, 0): node(1, owner=1)}, free, {False: [0], True: [0]}) == {(0, 1): node(3).node}
+    assert fill([(0, 1)], {(0, 0): node(1, owner=1)}, free, {"main": [0], "card": [0], "beside": [0]}) == {
+        (0, 1): node(3).node
+    }
 
 
 def test_a_broken_replica_is_completed_with_a_member_of_a_higher_broken_one() -> None:
