@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from benchmarks.common import publish
 from benchmarks.learning._replica import llama
-from coordinator.domain.placement.layers import fixed_memory
+from coordinator.domain.placement.layers import beside_of
 from protocol.boundary import Position
 from protocol.job.job import ModelSpec, TrainingSpec
 from protocol.models.model import inspect_config, resolve
@@ -162,7 +162,7 @@ def _host(config: dict[str, Any], parameters: int, more: dict[str, Any]) -> int:
         sequence=SEQUENCE, batch=1, micro_batches=1, pseudo_gradient="coarse", outer_momentum=0.5, **more
     )
     shape = inspect_config(config)
-    return fixed_memory(shape, training, 2 * parameters, False) - fixed_memory(shape, training, parameters, False)
+    return beside_of(shape, training, 2 * parameters) - beside_of(shape, training, parameters)
 
 
 def _memory(name: str) -> int:

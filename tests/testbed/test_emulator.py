@@ -17,6 +17,8 @@ from tests.testbed.probe import PAYLOAD
 HEADERS = 28  # IPv4 and UDP.
 EMULATORS = pytest.mark.parametrize("portable", [False, True], ids=["compiled", "portable"])
 
+MOST = 150  # Round trips until one of a busy machine's was not late by itself.
+
 
 async def flood(bed: Homes, kind: str, *arguments: str) -> tuple[Any, Any]:
     """What was sent from home 1 to the public host, and what arrived there."""
@@ -35,8 +37,10 @@ def counters(bed: Homes) -> Mapping[str, int]:
 async def test_a_round_trip_takes_what_was_set_and_under_a_millisecond_more(rtt_ms: int, portable: bool) -> None:
     async with homes(2, relays=0, link=Link(rtt_ms=rtt_ms), portable=portable) as bed:
         async with served(bed.public, bed.public_address):
-            times = (await probe(bed.home(1), "rtt", bed.public_address, "15"))["rtt_ms"]
-    assert len(times) == 15
+            times: list[float] = []
+            while not times or (min(times) >= rtt_ms / 2 + 1 and len(times) < MOST):
+                times += (await probe(bed.home(1), "rtt", bed.public_address, "15"))["rtt_ms"]
+    assert len(times) % 15 == 0, "none is lost"
     assert rtt_ms / 2 <= min(times) < rtt_ms / 2 + 1  # The quickest: the others may have waited for the processor.
 
 
@@ -104,8 +108,8 @@ async def test_jitter_spreads_round_trips_and_never_shortens_them(portable: bool
     async with homes(1, relays=0, link=link, portable=portable) as bed, served(bed.public, bed.public_address):
         times = (await probe(bed.home(1), "rtt", bed.public_address, "40"))["rtt_ms"]
     assert min(times) >= 10
-    # Expected at 25; the slowest may have waited for the processor.
-    assert statistics.quantiles(times, n=4)[2] < 10 + 20
+    # Expected at 20, and at 30 with twice the jitter; the slower ones may have waited for the processor.
+    assert statistics.median(times) < 27
     assert statistics.pstdev(times) > 3  # Uniform over 20 ms: 5.8.
 
 

@@ -188,7 +188,12 @@ def beside_memory(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layer
 
 def _beside(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int) -> int:
     learnt, _ = shape.stage_learns(0, layers, stage == 0, stage == stages - 1, training.lora)
-    return _kept_memory(shape, training, learnt, _AWAY[training.memory])
+    return beside_of(shape, training, learnt)
+
+
+def beside_of(shape: ModelShape, training: TrainingSpec, parameters: int) -> int:
+    """As ``beside_memory``, of a stage of which so many ``parameters`` learn."""
+    return _kept_memory(shape, training, parameters, _AWAY[training.memory])
 
 
 def needed(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers]) -> Needed:
