@@ -162,7 +162,7 @@ def _host(config: dict[str, Any], parameters: int, more: dict[str, Any]) -> int:
         sequence=SEQUENCE, batch=1, micro_batches=1, pseudo_gradient="coarse", outer_momentum=0.5, **more
     )
     shape = inspect_config(config)
-    return beside_of(shape, training, 2 * parameters) - beside_of(shape, training, parameters)
+    return beside_of(shape, training, 2 * parameters, 1) - beside_of(shape, training, parameters, 1)
 
 
 def _memory(name: str) -> int:

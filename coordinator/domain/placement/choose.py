@@ -13,7 +13,7 @@ from coordinator.domain.placement.chains import tighten
 from coordinator.domain.placement.cost import Load, estimate, load_of
 from coordinator.domain.placement.fleet import MAX_PAIRED, Fleet, survey
 from coordinator.domain.placement.flow import INFEASIBLE, RoundFlow
-from coordinator.domain.placement.layers import most_layers, ranges, stage_memory, too_large, within_main_memory
+from coordinator.domain.placement.layers import most_layers, ranges, stage_memory, too_large
 from coordinator.domain.placement.node import MEGABYTE, Candidate, MeasuredNetwork, NoPlacementError, Placement
 from coordinator.domain.placement.regions import Layouts
 from coordinator.domain.placement.search import anneal, descend
@@ -69,7 +69,8 @@ class PlacementProblem(msgspec.Struct, frozen=True):
 
     def caps(self, stages: int) -> list[list[int]]:
         """Layers that each node can hold, by stage and node."""
-        kinds = list(zip(self.fleet.memory, self.fleet.cards, strict=True))
+        besides = [None if node.beside_mb is None else node.beside_mb * MEGABYTE for node in self.fleet.nodes]
+        kinds = list(zip(self.fleet.memory, self.fleet.cards, besides, strict=True))
         known = {
             (stage, kind): most_layers(self.shape, self.training, stages, stage, *kind)
             for stage in range(stages)
@@ -105,8 +106,7 @@ def choose(
     _enough(len(candidates), stages, replicas)
     if stages is not None and stages > shape.layers:
         raise NoPlacementError(f"{stages} stages for {shape.layers} layers: choose at most {shape.layers} stages")
-    able = [within_main_memory(candidate, shape, training) for candidate in candidates]
-    pool = sorted(able, key=lambda c: (-c.flops, c.node))
+    pool = sorted(candidates, key=lambda c: (-c.flops, c.node))
     fleet, load = survey(pool, network), options.load or load_of(shape, training)
     problem = PlacementProblem(shape, training, fleet, load, _far(fleet, load) if len(pool) <= MAX_PAIRED else ())
     useful = min(options.most_replicas, _useful_replicas(training))
@@ -114,7 +114,9 @@ def choose(
     if found is None:
         most = stages or min(shape.layers, MAX_STAGES, len(pool) // (replicas or 1))
         memories = sorted(problem.fleet.memory, reverse=True)[:most]
-        raise NoPlacementError(too_large(shape, training, memories, all(fleet.cards)))
+        told = sorted((node.beside_mb for node in pool if node.beside_mb is not None), reverse=True)
+        beside = sum(told[:most]) * MEGABYTE if len(told) == len(pool) else None
+        raise NoPlacementError(too_large(shape, training, memories, all(fleet.cards), beside))
     return _placement(problem, found)
 
 

@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-import msgspec
-
-from coordinator.domain.placement.node import MEGABYTE, Candidate, Needed, NoPlacementError
+from coordinator.domain.placement.node import MEGABYTE, Needed, NoPlacementError
 from protocol.audit import KEPT_ROUNDS, state_interval
 from protocol.boundary import comparable_across, shares_norm
 from protocol.job.job import TOGETHER, TrainingSpec
@@ -66,13 +64,26 @@ def stage_memory(
 
 
 def most_layers(
-    shape: ModelShape, training: TrainingSpec, stages: int, stage: int, memory: int, card: bool = False
+    shape: ModelShape,
+    training: TrainingSpec,
+    stages: int,
+    stage: int,
+    memory: int,
+    card: bool = False,
+    beside: int | None = None,
 ) -> int:
-    """As many layers as a stage can hold in ``memory`` bytes, of a graphics card or not; 0 if not one."""
+    """As many layers as a stage can hold in ``memory`` bytes, of a graphics card or not; 0 if not one.
+
+    Args:
+        beside: bytes of main memory beside a card; None: nobody has told.
+    """
     low, high = 0, shape.layers - stages + 1
     while low < high:
         middle = (low + high + 1) // 2
-        if _memory(shape, training, stages, stage, middle, card) <= memory:
+        fits = _memory(shape, training, stages, stage, middle, card) <= memory
+        if fits and card and beside is not None:
+            fits = _beside(shape, training, stages, stage, middle) <= beside
+        if fits:
             low = middle
         else:
             high = middle - 1
@@ -137,17 +148,30 @@ def ranges(counts: Sequence[int]) -> tuple[Layers, ...]:
     return tuple(cut)
 
 
-def too_large(shape: ModelShape, training: TrainingSpec, memories: Sequence[int], card: bool = False) -> str:
-    """What is missing, with both figures; ``card``: all are of graphics cards."""
+def too_large(
+    shape: ModelShape, training: TrainingSpec, memories: Sequence[int], card: bool = False, beside: int | None = None
+) -> str:
+    """What is missing, with both figures.
+
+    Args:
+        card: all are of graphics cards. beside: bytes of main memory beside them, together, where all have told.
+    """
     whole = _memory(shape, training, 1, 0, shape.layers, card) // MEGABYTE
     have = sum(memories) // MEGABYTE
+    needs_beside = _beside(shape, training, 1, 0, shape.layers)
+    if card and beside is not None and beside < needs_beside and have >= whole:
+        return (
+            f"the model needs about {needs_beside // MEGABYTE:,} MB of main memory beside graphics cards, and the "
+            f"{len(memories)} nodes that would share it have {beside // MEGABYTE:,} MB: choose a smaller model, or wait until "
+            "more nodes have joined; whoever lends a card can lend more memory beside it in Settings"
+        )
     return (
         f"the model needs about {whole:,} MB in training, and the {len(memories)} nodes that would share it have "
         f"{have:,} MB: choose a smaller model, batch or sequence, or wait until more nodes have joined"
     )
 
 
-def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, card: bool) -> int:
+def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, stages: int, card: bool) -> int:
     """Bytes of a worker that do not grow with the tokens in flight, beside ``ModelShape.stage_memory_bytes``.
 
     The process itself, what outer steps take, what a replica carries from round to round, states and payloads of the rounds
@@ -155,7 +179,7 @@ def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, car
     the process's own part, and a second stage where showing takes one.
 
     Args:
-        parameters: that learn.
+        parameters: that learn, of one of so many ``stages``.
     """
     interval = _interval(shape, training, parameters)
     exchange = _EXCHANGE if training.outer in TOGETHER else 0
@@ -164,16 +188,16 @@ def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, car
         second = kept.again * (_runs_again(shape, training, parameters) and not lean)
         return BASE_CARD + int(FLOAT32 * parameters * (second + exchange))
     showing = kept.again if interval != training.commit_every else kept.state
-    return _kept_memory(shape, training, parameters, showing + exchange)
+    return _kept_memory(shape, training, parameters, stages, showing + exchange)
 
 
-def _kept_memory(shape: ModelShape, training: TrainingSpec, parameters: int, further: float) -> int:
+def _kept_memory(shape: ModelShape, training: TrainingSpec, parameters: int, stages: int, further: float) -> int:
     """Main memory for what outer steps take, what a replica carries, and rounds that can be audited.
 
     Args:
         further: vectors of four bytes a parameter.
     """
-    payloads = recorded_bytes(shape, training, training.batch * training.sequence)
+    payloads = recorded_bytes(shape, training, training.batch * training.sequence) if stages > 1 else 0
     states, rounds = -(-training.inner_steps // _interval(shape, training, parameters)), KEPT_ROUNDS + 1
     kept = rounds * states * _KEPT[training.memory].state
     vectors = _OUTER + _carried_vectors(training) + kept + further
@@ -188,12 +212,12 @@ def beside_memory(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layer
 
 def _beside(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int) -> int:
     learnt, _ = shape.stage_learns(0, layers, stage == 0, stage == stages - 1, training.lora)
-    return beside_of(shape, training, learnt)
+    return beside_of(shape, training, learnt, stages)
 
 
-def beside_of(shape: ModelShape, training: TrainingSpec, parameters: int) -> int:
-    """As ``beside_memory``, of a stage of which so many ``parameters`` learn."""
-    return _kept_memory(shape, training, parameters, _AWAY[training.memory])
+def beside_of(shape: ModelShape, training: TrainingSpec, parameters: int, stages: int) -> int:
+    """As ``beside_memory``, of one of so many ``stages``, of which so many ``parameters`` learn."""
+    return _kept_memory(shape, training, parameters, stages, _AWAY[training.memory])
 
 
 def needed(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers]) -> Needed:
@@ -204,21 +228,6 @@ def needed(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers]) -> 
         "card": [stage_memory(shape, training, cut, stage, card=True) for stage in stages],
         "beside": [beside_memory(shape, training, cut, stage) for stage in stages],
     }
-
-
-def within_main_memory(candidate: Candidate, shape: ModelShape, training: TrainingSpec) -> Candidate:
-    """The candidate with no more of a card's memory than it can use with the main memory beside that."""
-    if not candidate.card or candidate.beside_mb is None:
-        return candidate
-    beside, layers = candidate.beside_mb * MEGABYTE, shape.layers
-    while layers > 1 and _beside(shape, training, 3, 1, layers) > beside:
-        layers -= 1
-    if layers == shape.layers:
-        return candidate
-    usable = _memory(shape, training, 3, 1, layers, card=True)
-    if _beside(shape, training, 3, 1, layers) > beside:
-        usable = 0
-    return msgspec.structs.replace(candidate, memory_mb=min(candidate.memory_mb, usable // MEGABYTE))
 
 
 def _interval(shape: ModelShape, training: TrainingSpec, parameters: int) -> int:
@@ -259,7 +268,7 @@ def needs(shape: ModelShape, training: TrainingSpec, counts: Sequence[int], stag
         grows += kept.moment
     elif lean and last:
         grows += FLOAT32 * min(3 * shape.vocabulary * tokens, 4 * LEAN_LOGITS)
-    return fixed_memory(shape, training, learnt, card) + grows + int(FLOAT32 * kept.frozen * frozen)
+    return fixed_memory(shape, training, learnt, len(counts), card) + grows + int(FLOAT32 * kept.frozen * frozen)
 
 
 def _carried_vectors(training: TrainingSpec) -> float:

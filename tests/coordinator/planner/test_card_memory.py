@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from coordinator.domain.placement import MEGABYTE, Candidate, NoPlacementError, choose, needed
-from coordinator.domain.placement.layers import within_main_memory
+from coordinator.domain.placement.layers import most_layers
 from protocol.job.job import TrainingSpec
+from protocol.models.boundary_bytes import recorded_bytes
 from protocol.models.model import inspect_config
 from protocol.task import Layers
 from tests.support.published_configs import LLAMA_3_2_1B
@@ -28,7 +29,7 @@ def test_a_billion_parameters_fit_a_card_only_with_main_memory_beside_it() -> No
     assert not beside(enough // 2).holds(least, 0)
     assert beside(None).holds(least, 0), "an older agent has not told"
     assert choose(SHAPE, LEAN, [beside(enough)], 1, 1).layers == (Layers(0, SHAPE.layers),)
-    with pytest.raises(NoPlacementError, match="needs about"):
+    with pytest.raises(NoPlacementError, match=r"MB of main memory beside graphics cards.*lend more memory"):
         choose(SHAPE, LEAN, [beside(enough // 4)], 1, 1)
 
 
@@ -41,7 +42,14 @@ def test_two_cards_share_what_the_memory_beside_one_does_not_hold() -> None:
 
 
 def test_without_room_for_a_layer_beside_it_a_card_is_no_use() -> None:
-    assert within_main_memory(beside(100), SHAPE, LEAN).memory_mb == 0
-    assert within_main_memory(beside(None), SHAPE, LEAN) == beside(None)
-    processor = msgspec.structs.replace(beside(100), card=False)
-    assert within_main_memory(processor, SHAPE, LEAN) == processor
+    memory = 24_000 * MEGABYTE
+    assert most_layers(SHAPE, LEAN, 1, 0, memory, True, 100 * MEGABYTE) == 0
+    assert most_layers(SHAPE, LEAN, 1, 0, memory, True, None) == SHAPE.layers
+    assert most_layers(SHAPE, LEAN, 2, 0, 20 * memory, False, 100 * MEGABYTE) > 0, "no card"
+
+
+def test_a_pipeline_needs_room_for_what_crossed_and_one_stage_does_not() -> None:
+    whole, half = needed(SHAPE, LEAN, WHOLE), needed(SHAPE, LEAN, [Layers(0, 8), Layers(8, 16)])
+    crossed = 3 * LEAN.inner_steps * recorded_bytes(SHAPE, LEAN, LEAN.batch * LEAN.sequence)
+    assert whole["beside"][0] < half["beside"][0] + half["beside"][1] - 2 * crossed + 10**9
+    assert half["beside"][0] > crossed
