@@ -2,15 +2,17 @@
 
 Homes are drawn from published broadband figures and common graphics cards (``_homes.py``). ``choose`` plans them; the
 trainer's own 1F1B schedule is played event by event on the slowest, the middle and the quickest pipeline, and corrects the
-planner's formula; homes leave after 8 hours in the mean and stay away for 4. Nothing here was measured on real homes: these are
-sums, and the published figures of others stand beside them. ``python -m benchmarks.planning.cluster_sim [HOMES ...]``
+planner's formula; homes leave after 8 hours in the mean and stay away for 4. Audits, stored states and joins are on the lines.
+Nothing here was measured on real homes: these are sums, and the published figures of others stand beside them.
+
+    python -m benchmarks.planning.cluster_sim [HOMES ...]
 """
 
 import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
@@ -18,11 +20,13 @@ from msgspec import structs
 from benchmarks.common import publish
 from benchmarks.planning._homes import ACCESS_LATENCY, CITIES, COUNTRIES, MACHINES, UTILISATION, WIDTH, Homes
 from coordinator.config import Config
+from coordinator.domain.audits.rate import FLOOR
 from coordinator.domain.placement import NoPlacementError, Placement, PlanOptions, choose
 from coordinator.domain.placement.cost import COMPUTE_SHARE, Load, PlannedRound, estimate, load_of, pace
 from coordinator.domain.placement.fleet import Fleet, survey
 from coordinator.domain.placement.search import Chance
 from protocol.job.job import TrainingSpec
+from protocol.models.boundary_bytes import recorded_bytes
 from protocol.models.model import ModelShape, inspect_config
 from tests.support.dtfm import WORLD
 from tests.support.pipeline_sim import Simulation
@@ -33,7 +37,10 @@ PERIODS = (10, 20, 50, 100, 200, 500, 1000)
 MOST_REPLICAS = 128
 STAYS_HOURS, AWAY_HOURS = 8.0, 4.0
 ROUNDS = 400  # Played with homes that leave.
-TRAINING = TrainingSpec(tokens=10**12, sequence=2048, batch=64, micro_batches=64, inner_steps=100)
+TRAINING = TrainingSpec(
+    tokens=10**12, sequence=2048, batch=64, micro_batches=64, inner_steps=100, memory="lean", precision="bf16"
+)
+FLOAT32, SHORT = 4, 2.0  # Bytes; of a parameter in an opening: `benchmarks/trust/audit_bytes.py`.
 PRICE = Config.__dataclass_fields__["price_per_petaflop"].default * 1e-6
 MODELS = {
     "1B": (2048, 5632, 22, 32, 4),
@@ -53,87 +60,47 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Setup:
-    """What crosses the lines: ``edge`` times fewer bytes than float32 on activations, ``bits`` a scalar of pseudo-gradients,
-    ``lookahead`` further micro-batches under way for each stage that follows."""
+    """What a job's document says of lines; all of it is in the trainer."""
 
     name: str
-    edge: float
-    bits: float
-    elastic: bool
-    lookahead: int = 0
+    settings: dict[str, Any]
 
 
+HIDDEN = {"outer": "streaming", "fragments": 2, "overlap": 4}
 SETUPS = (
-    Setup("int8 edges, int8 exchange, all to all", 3.97, 8.25, False),
-    Setup("4-bit edges, int4 exchange, sharded and hidden", 7.1, 4.25, True, 2),
-    Setup("subspace edges 100x, int4 exchange, sharded and hidden", 100.0, 4.25, True, 2),
+    Setup("int8 edges, int8 exchange", {}),
+    Setup("4-bit edges, 1.2-bit exchange", {"activations": "int4", "pseudo_gradient": "coarse", "lookahead": 2}),
+    Setup(
+        "4-bit edges, int4 exchange, hidden",
+        {"activations": "int4", "pseudo_gradient": "int4", "lookahead": 2} | HIDDEN,
+    ),
 )
 
 
-SECOND_STAGE = 5 * 4  # Bytes a parameter that plans count on cards beside what a shape says.
-
-
-class LeanShape(ModelShape):
-    """Memory of a stage: bf16 weights and gradients, float32 master copy, 8-bit moments (arXiv 2110.02861): 10 bytes a parameter.
-
-    bf16 activations with checkpointing; anchor and outer momentum in the host's memory; what is audited is run again between
-    rounds, so that no second stage of five vectors is planned beside it. The trainer as it is takes 44 bytes.
-    """
-
-    def stage_memory_bytes(
-        self,
-        parameters: int,
-        is_last: bool,
-        layers: int,
-        batch_tokens: int,
-        sequence: int = TRAINING.sequence,
-        vectors: int = 0,
-    ) -> int:
-        """As the class says; one layer and one micro-batch's logits in full."""
-        kept = layers * 2 * self.hidden * batch_tokens
-        working = 2 * sequence * (12 * self.hidden + 4 * self.intermediate + 2 * self.vocabulary * is_last)
-        return (10 - SECOND_STAGE) * parameters + kept + working
-
-
 def shape_of(model: str) -> ModelShape:
-    """A Llama of that size."""
+    """A Llama of the given size, as in TinyLlama and Llama 2."""
     hidden, intermediate, layers, heads, kv_heads = MODELS[model]
-    config = {
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 2048,
-        "vocab_size": 32000,
-    }
-    found = inspect_config(config)
-    return LeanShape(**{field.name: getattr(found, field.name) for field in fields(ModelShape) if field.init})
+    return inspect_config(
+        {
+            "model_type": "llama",
+            "hidden_size": hidden,
+            "intermediate_size": intermediate,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "max_position_embeddings": 2048,
+            "vocab_size": 32000,
+        }
+    )
 
 
-def load_for(shape: ModelShape, setup: Setup, period: int) -> Load:
-    """The job's load with a setup's codecs."""
-    plain = load_of(shape, TRAINING)
-    scalar = setup.bits / 8
-    crossing = TRAINING.sequence * shape.hidden * 4 / setup.edge
-    return Load(
-        layers=plain.layers,
-        layer_operations=plain.layer_operations
-        * COMPUTE_SHARE,  # The machines' speeds are already what training reaches.
+def load_for(shape: ModelShape, training: TrainingSpec) -> Load:
+    """The job's load. The machines' speeds are already what training reaches."""
+    plain = load_of(shape, training)
+    return structs.replace(
+        plain,
+        layer_operations=plain.layer_operations * COMPUTE_SHARE,
         head_operations=plain.head_operations * COMPUTE_SHARE,
-        forward_bytes=crossing,
-        backward_bytes=crossing,
-        layer_bytes=scalar * shape.layer_parameters,
-        embedding_bytes=scalar * shape.embedding_parameters,
-        head_bytes=scalar * shape.head_parameters,
-        micro_batches=plain.micro_batches,
-        tokens=plain.tokens,
-        period=period,
-        ahead=setup.lookahead,
-        fixed_time=setup.elastic,
-        overlap=setup.elastic,
-        sharded=setup.elastic,
     )
 
 
@@ -153,7 +120,33 @@ class World:
 
 def with_period(load: Load, period: int) -> Load:
     """The same load with other rounds."""
-    return Load(**{name: getattr(load, name) for name in load.__struct_fields__} | {"period": period})
+    return structs.replace(load, period=period)
+
+
+def upkeep(shape: ModelShape, training: TrainingSpec, stages: int, replicas: int, round_s: float) -> dict[str, float]:
+    """Bytes that a home of the plan uploads in a round beside its training, by what they are for.
+
+    Openings of one round in twenty, as of nodes that have earned trust; a stored state of each stage every few rounds,
+    from one of its replicas; and the state that each home which comes is given, by all replicas of its stage together.
+    """
+    parameters = shape.parameters / stages
+    payloads = recorded_bytes(shape, training, training.batch * training.sequence) if stages > 1 else 0
+    state, comes = 2 * FLOAT32 * parameters, 1 - math.exp(-round_s / (STAYS_HOURS * 3600))
+    return {
+        "audits": FLOOR / 1e6 * (SHORT * parameters + training.commit_every * payloads),
+        "stored": state / replicas / Config.__dataclass_fields__["store_every"].default,
+        "joins": state * comes,
+    }
+
+
+def delay(world: World, load: Load, round_: PlannedRound, period: int, further: float) -> float:
+    """Seconds that a round is longer by ``further`` bytes from each home, over the slowest upload of all.
+
+    They go while steps are computed, beside what crosses between stages, and nothing while pseudo-gradients do.
+    """
+    up = min(world.fleet.up)
+    crossing = period * load.micro_batches * max(load.forward_bytes, load.backward_bytes) * (len(world.counts) > 1)
+    return max(0.0, further - max(0.0, up * round_.stepping - crossing)) / up
 
 
 def world_of(homes: Homes, load: Load, found: Placement) -> World:
@@ -238,11 +231,11 @@ def churned(world: World, round_: PlannedRound, spares: int, away: int, state_by
 def case(model: str, count: int, setup: Setup) -> dict[str, Any]:
     """One line of the table."""
     homes, shape = Homes(count, seed=count, between=WORLD), shape_of(model)
-    load = load_for(shape, setup, 100)
+    training = structs.replace(TRAINING, **setup.settings)
+    load = load_for(shape, training)
     row: dict[str, Any] = {"model": model, "homes": count, "setup": setup.name}
     began = time.process_time()
     try:
-        training = structs.replace(TRAINING, lookahead=setup.lookahead)
         options = PlanOptions(1, load=load, most_replicas=MOST_REPLICAS)
         found = choose(shape, training, homes.candidates, None, None, homes, options)
     except NoPlacementError as error:
@@ -252,8 +245,10 @@ def case(model: str, count: int, setup: Setup) -> dict[str, Any]:
     stages, replicas = len(world.counts), len(world.rows)
     period = max(PERIODS, key=lambda h: world.round(h).rate * usable(stages, world.round(h).seconds))
     chosen, slower = world.round(period), played(world)
-    rate = chosen.rate / slower
-    state_bytes = 8 * shape.parameters / stages  # Anchor and outer momentum of a stage, float32.
+    beside = upkeep(shape, training, stages, replicas, chosen.seconds * slower)
+    longer = 1 + delay(world, load, chosen, period, sum(beside.values())) / (chosen.seconds * slower)
+    rate = chosen.rate / slower / longer
+    state_bytes = 2 * FLOAT32 * shape.parameters / stages  # Anchor and outer momentum of a stage, float32.
     away = round(count * AWAY_HOURS / STAYS_HOURS)  # Beside the homes that are here: as many come as go.
     left = churned(world, chosen, count - stages * replicas, away, state_bytes, seed=1)
     flops = 6 * shape.parameters * rate * left
@@ -263,10 +258,12 @@ def case(model: str, count: int, setup: Setup) -> dict[str, Any]:
         "used": stages * replicas,
         "plan_cpu_s": round(plan_seconds, 2),
         "period": period,
-        "round_s": round(chosen.seconds * slower),
+        "round_s": round(chosen.seconds * slower * longer),
         "exchange_share": round(max(0.0, 1 - chosen.stepping / chosen.seconds), 3),
+        "upkeep_mb": {name: round(size / 1e6, 1) for name, size in beside.items()},
+        "upkeep_share": round(1 - 1 / longer, 4),
         "tokens_per_s": round(rate, 1),
-        "busy": round(chosen.busy / slower, 3),
+        "busy": round(chosen.busy / slower / longer, 3),
         "schedule_over_formula": round(slower, 3),
         "left_with_churn": round(left, 3),
         "tokens_per_s_with_churn": round(rate * left, 1),
@@ -283,7 +280,8 @@ def show(row: dict[str, Any]) -> str:
         return f"{head} {row['refused']}"
     return (
         f"{head} {row['stages']:>2} x {row['replicas']:<4} {row['plan_cpu_s']:>5} s  H={row['period']:<5}{row['round_s']:>7} s "
-        f"{row['tokens_per_s']:>10,} tok/s {row['busy']:>6.1%} busy, {row['left_with_churn']:>4.0%} left with churn, "
+        f"{row['tokens_per_s']:>10,} tok/s {row['busy']:>6.1%} busy, {row['upkeep_share']:.1%} upkeep, "
+        f"{row['left_with_churn']:>4.0%} left with churn, "
         f"¤ {row['pay_per_home_hour']:.4f} a home-hour; {row['limit']}"
     )
 
@@ -309,7 +307,7 @@ def main(sizes: Sequence[int]) -> None:
         "utilisation": UTILISATION,
         "stays_hours": STAYS_HOURS,
         "away_hours": AWAY_HOURS,
-        "memory": " ".join(str(LeanShape.__doc__).split()),
+        "memory": "as plans count `memory: lean` on cards; main memory beside them is not limited here",
         "micro_batches": TRAINING.micro_batches,
         "sequence": TRAINING.sequence,
     }
