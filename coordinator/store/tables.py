@@ -211,6 +211,7 @@ audits = Table(
     Column("looking", Boolean, nullable=False),
     Column("looks", Integer, nullable=False),
     Column("began", Float, nullable=False),
+    Column("anchor_in", String(16), nullable=False),
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
     Index("audits_by_node", "node", "state"),
