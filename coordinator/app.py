@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import secrets
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from coordinator.services.artifacts.models import ModelWorkshop, TrainerTools
 from coordinator.services.artifacts.outputs import JobOutputs
 from coordinator.services.artifacts.retention import Keeping
 from coordinator.services.artifacts.step_openings import StepOpenings
+from coordinator.services.artifacts.stores import store_of
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.audits.auditor_capacity import Watching
 from coordinator.services.audits.boundary_checks import Boundaries
@@ -244,7 +244,7 @@ def assemble(
     conversation = Conversation(*talk, rounds.watching, doors, returns)
     upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns)
     checkpoints = Checkpoints(context, artifacts, models)
-    unpaid = Unpaid(context, desk, runs, rounds.funding, artifacts, None if room is not None else _endless)
+    unpaid = Unpaid(context, desk, runs, rounds.funding, artifacts, artifacts.total if room is not None else _endless)
     jobs = JobService(
         context,
         desk,
@@ -286,6 +286,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
 
     Raises:
         LedgerError: the ledger does not answer, or has no market program.
+        StoreError: the database or the bucket cannot be used.
         KeyFileError: the coordinator's key cannot be read.
     """
     make_folder(config.data)
@@ -299,10 +300,10 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         chain = LedgerChain(ledger, config.ledger_url, key.seed, wallet.seed, key.address)
         store = await SqlStore.open(config.database)
         stack.push_async_callback(store.close)
-        artifacts = ArtifactStore(config.data / "artifacts")
         clock = clock or SystemClock()
+        artifacts = await stack.enter_async_context(store_of(config, clock, key.address))
         room = Room(config.data)
-        files = FileOwnership(store, clock, lambda: shutil.disk_usage(config.data).total)
+        files = FileOwnership(store, clock, artifacts.total)
         uploads = UploadService(config.data / "uploads", artifacts, clock, kept=files, room=room)
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         test_wallet = wallet.address if has_wallet else None
@@ -318,7 +319,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
             judge=tools,
             forger=tools,
             generator=tools,
-            room=room,
+            room=room if config.store is None else Room(config.data, artifacts.free),
             sponsor=LedgerSponsor(ledger, config.ledger_url, key.seed, key.address),
             key=key,
         )

@@ -20,6 +20,7 @@ from common.urls import is_loopback, parse_url, split
 from coordinator.app import serve
 from coordinator.config import Config, MailConfig, TurnRelay
 from coordinator.errors import InvalidError, StoreAwayError, StoreError
+from coordinator.services.artifacts.bucket.address import parse_bucket
 from coordinator.services.network.relays import check_relay_url
 from ledger.errors import AmountError, LedgerError
 from ledger.money import parse
@@ -97,6 +98,9 @@ def _config(options: argparse.Namespace) -> Config:
         host=options.host,
         port=options.port,
         database_url=options.database_url,
+        store=options.store,
+        store_gigabytes=options.store_gigabytes,
+        store_cache_gigabytes=options.store_cache_gigabytes,
         test_wallet=not options.no_test_wallet,
         open=_open(options),
         sign_up=not options.no_sign_up,
@@ -147,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         "--database-url",
         help="another database than SQLite in the data folder: postgresql+asyncpg://USER:PASSWORD@HOST/NAME",
     )
+    _add_store(parser)
     add("--no-test-wallet", action="store_true", help="every job is funded by its submitter's own wallet")
     add("--lease-seconds", type=_positive, default=default.lease_seconds, help="silence after which a node has left")
     away = "an audit waits as long, in sum, for a node whose line is away, and takes its opening when it is back (%(default)s)"
@@ -177,6 +182,33 @@ def _parser() -> argparse.ArgumentParser:
     _add_relays(parser)
     _add_notices(parser)
     return parser
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    default = Config(Path(), "")
+    add = parser.add_argument_group(
+        "files", "where datasets, states and models lie; see docs/how-to/operate.md"
+    ).add_argument
+    bucket = "a bucket instead of the data folder: s3://BUCKET/PREFIX; server and key as AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID ..."
+    add("--store", type=_bucket, metavar="URL", help=bucket)
+    holds = "gigabytes that the bucket may hold, of which accounts have shares (%(default)s)"
+    add("--store-gigabytes", type=_gigabytes, default=default.store_gigabytes, metavar="GB", help=holds)
+    stay = "of its files that stay in the data folder too (%(default)s)"
+    add("--store-cache-gigabytes", type=_gigabytes, default=default.store_cache_gigabytes, metavar="GB", help=stay)
+
+
+def _bucket(text: str) -> str:
+    try:
+        return str(parse_bucket(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _gigabytes(text: str) -> int:
+    value = whole(text)
+    if not 1 <= value <= 10**9:
+        raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 1 to 1,000,000,000 GB")
+    return value
 
 
 def _add_withdrawals(parser: argparse.ArgumentParser) -> None:

@@ -49,6 +49,9 @@ class Config:
 
     Attributes:
         data: folder of the database, the key, artifacts and uploads.
+        store: a bucket for artifacts, as s3://BUCKET/PREFIX; None: they lie in the data folder.
+        store_gigabytes: that the bucket may hold; what an account may have here is a share of it.
+        store_cache_gigabytes: of the bucket's artifacts that stay in the data folder too, while nobody works on them.
         ledger_program, ledger_mint: None asks the ledger, which only the embedded one answers.
         test_wallet: the coordinator funds jobs without a submitter from a wallet of its own (embedded ledger only).
         open: no sign-in: whoever reaches the port is the built-in account; only on a loopback address.
@@ -95,6 +98,9 @@ class Config:
     host: str = "127.0.0.1"
     port: int = 8470
     database_url: str | None = None
+    store: str | None = None
+    store_gigabytes: int = 1_000
+    store_cache_gigabytes: int = 20
     test_wallet: bool = True
     open: bool = False
     sign_up: bool = True

@@ -18,6 +18,7 @@ CottageError
 ├── FullError                507   no room for more of this, until something else has gone; ``retry_s``: when to come back
 ├── UnavailableError         503   the ledger or the network cannot do it now
 │   └── StoreAwayError             the database does not answer now, for a while; ``retry_s``: when to come back
+│       └── FilesAwayError         nor does the bucket that files lie in
 └── StoreError               500   the database cannot be used until somebody has seen to it
 """
 
@@ -105,10 +106,19 @@ class StoreAwayError(UnavailableError):
 
     code = "store_away"
     retry_s: ClassVar[float] = 2.0
+    what: ClassVar[str] = "database"
 
     def __init__(self, cause: str) -> None:
-        super().__init__("the coordinator's database does not answer now: nothing was changed, try again in a moment")
+        super().__init__(
+            f"the coordinator's {self.what} does not answer now: nothing was changed, try again in a moment"
+        )
         self.cause = cause
+
+
+class FilesAwayError(StoreAwayError):
+    """``cause``: what the bucket's server or its client said, for the operator alone."""
+
+    what = "store of files"
 
 
 class StoreError(CottageError):

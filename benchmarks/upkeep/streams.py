@@ -191,7 +191,7 @@ async def serve_ours() -> None:
     from aiohttp import web
 
     from common import gc_tuning
-    from coordinator.services.artifacts.artifacts import ArtifactStore
+    from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
     from coordinator.web.http import protect
     from coordinator.web.stream import StreamLimits, Streams
     from protocol.rest.api import NewJob
@@ -200,7 +200,7 @@ async def serve_ours() -> None:
     from tests.coordinator.web.test_api import spec
 
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(ArtifactStore(Path(folder)), balance=10**15)
+        cluster = Cluster(DiskArtifacts(Path(folder)), balance=10**15)
         assert cluster.artifacts is not None
         data = await cluster.artifacts.put(_text(), None, 1 << 20)
         new = msgspec.convert({"spec": spec(data)}, NewJob)

@@ -20,6 +20,7 @@ from coordinator.web.http import API, answer, integer, read_body
 from coordinator.web.ledger import audit_id
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
+from coordinator.web.sending import send_artifact
 from coordinator.web.transfers import job_id
 from protocol.ids import is_id
 from protocol.rest import api
@@ -132,9 +133,9 @@ class LifeRoutes:
     async def part(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/checkpoints/{round}/stages/{stage}."""
         job, round_, stage = job_id(request), _number(request, "round"), _number(request, "stage")
-        path = await self._leavings.part(job, round_, stage)
+        digest = await self._leavings.part(job, round_, stage)
         name = f"{job[:8]}-round{round_}-stage{stage}.safetensors"
-        return web.FileResponse(path, headers=_attached(name, _BYTES, path.name))
+        return await send_artifact(request, self._artifacts, digest, _attached(name, _BYTES, digest))
 
     async def records(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/audits/{audit}/records."""
@@ -143,15 +144,15 @@ class LifeRoutes:
     async def record(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/audits/{audit}/records/{name}."""
         job, audit, name = job_id(request), audit_id(request), request.match_info["name"]
-        path = await self._leavings.record(job, audit, name)
-        return web.FileResponse(path, headers=_attached(f"{audit[:8]}-{name}", _BYTES, path.name))
+        digest = await self._leavings.record(job, audit, name)
+        return await send_artifact(request, self._artifacts, digest, _attached(f"{audit[:8]}-{name}", _BYTES, digest))
 
     async def folder(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/checkpoints/{round}/model.zip."""
         job, round_ = job_id(request), _number(request, "round")
         digest = await self._leavings.folder(job, round_)
         headers = _attached(f"{job[:8]}-round{round_}.zip", "application/zip", digest)
-        return web.FileResponse(self._artifacts.path(digest), headers=headers)
+        return await send_artifact(request, self._artifacts, digest, headers)
 
     async def log(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/logs."""

@@ -23,6 +23,7 @@ from coordinator.web.auth.gate import address_of
 from coordinator.web.http import API, read_chunks
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
+from coordinator.web.sending import send_artifact
 from coordinator.web.tus import Tus
 from protocol.artifacts import ANSWERS_PATTERN, is_answer
 from protocol.ids import ID_PATTERN, NodeAddress, is_id
@@ -124,8 +125,11 @@ class TransferRoutes:
         """GET artifacts/{digest}."""
         node, digest = self._node(request), _digest(request)
         await self._doors.check_read(node, digest)
-        headers = {hdrs.CONTENT_TYPE: _BINARY, hdrs.CACHE_CONTROL: "private, immutable, max-age=31536000"}
-        return web.FileResponse(self._artifacts.path(digest), headers=headers)
+        headers: dict[str, str] = {
+            hdrs.CONTENT_TYPE: _BINARY,
+            hdrs.CACHE_CONTROL: "private, immutable, max-age=31536000",
+        }
+        return await send_artifact(request, self._artifacts, digest, headers)
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/model.zip."""
@@ -138,7 +142,7 @@ class TransferRoutes:
             hdrs.CONTENT_DISPOSITION: f'attachment; filename="{name}.zip"',
             "X-Content-SHA256": view.model,
         }
-        return web.FileResponse(self._artifacts.path(view.model), headers=headers)
+        return await send_artifact(request, self._artifacts, view.model, headers)
 
     def _node(self, request: web.Request) -> str:
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")

@@ -14,6 +14,7 @@ from coordinator.domain.audits import dispute as disputes
 from coordinator.domain.audits.dispute import SIDES, Dispute, Side
 from coordinator.domain.job import Job
 from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import TrainerTools
 from cottage.demo.lying_worker import Meddle, StubbornPlayer
 from protocol.audit import BisectQuery, InputsAnswer
@@ -64,7 +65,7 @@ async def test_one_wrong_bit_of_a_real_step_is_found_and_a_process_of_its_own_sa
 ) -> None:
     """The challenger accuses an honest prover: in its own re-run one bit of one operation is another."""
     done = commit_round(pipeline("llama", 2, tokens, training(commit_every=STEPS)), 1, STEPS, 12)
-    artifacts = ArtifactStore(tmp_path / "artifacts")
+    artifacts = DiskArtifacts(tmp_path / "artifacts")
     lied = product_of(done, folder)
     players: dict[Side, Player] = {
         "prover": player(done, folder),
@@ -97,7 +98,7 @@ async def test_where_both_sides_do_what_they_say_the_step_is_run_again_to_see_wh
     record = player(done, folder).leaves(1, at)[at]
     other = record.replace(b"aten.", b"atem.", 1)
     assert other != record
-    artifacts = ArtifactStore(tmp_path / "artifacts")
+    artifacts = DiskArtifacts(tmp_path / "artifacts")
     spec = msgspec.structs.replace(job(), training=done.spec)
     (folder / "config.json").write_text(json.dumps(load_config(InputFolder(folder), spec)))
     files = {name: await artifacts.put_file(folder / name) for name in ("config.json", "train.bin", "heldout.bin")}

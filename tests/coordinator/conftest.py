@@ -19,6 +19,7 @@ from coordinator.app import CoordinatorParts, add_interface, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks, Inspector
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.store import sql
@@ -144,7 +145,7 @@ async def opened(
     app = web.Application()
     NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
     if rest:
-        artifacts = ArtifactStore(config.data / "artifacts")
+        artifacts = DiskArtifacts(config.data / "artifacts")
         uploads = UploadService(config.data / "uploads", artifacts)
         auth = Auth(store, SystemClock(), replace(config, open=True))
         checks = DatasetChecks(config.data / "checks", artifacts, cast(Inspector, models))

@@ -1,8 +1,9 @@
 """A ledger, a workshop and nodes that keep the rules of the real ones in memory, and can be told to fail."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -85,13 +86,17 @@ class FakeModels:
 class FakeArtifacts:
     """Everything that was ever named is there."""
 
-    def has(self, _digest: str) -> bool:
+    async def has(self, _digest: str) -> bool:
         return True
 
-    def path(self, _digest: str) -> Path:
-        return Path(__file__)
+    async def size(self, _digest: str) -> int:
+        return 1_000
 
-    def sweep(self, _referred: object, _before: float) -> tuple[int, int]:
+    @asynccontextmanager
+    async def files(self, *digests: str) -> AsyncIterator[tuple[Path, ...]]:
+        yield (Path(__file__),) * len(digests)
+
+    async def sweep(self, _referred: object, _before: float) -> tuple[int, int]:
         return 0, 0
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from coordinator.errors import CottageError
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.uploads import (
     EMPTY_S,
     IDLE_S,
@@ -111,7 +111,7 @@ class _Storm:
     def __init__(self, root: Path, seed: int) -> None:
         self.root = root
         self.chance, self.clock, self.account = random.Random(seed), _Clock(), _Account()
-        self.artifacts = ArtifactStore(root / "artifacts")
+        self.artifacts = DiskArtifacts(root / "artifacts")
         self.uploads = UploadService(root / "uploads", self.artifacts, self.clock, MAX_OPEN, MAX_OPEN_BYTES)  # type: ignore[arg-type]
         self.accepted: set[str] = set()
 

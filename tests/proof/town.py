@@ -18,6 +18,7 @@ from coordinator.app import add_interface, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks, Inspector
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.payments.chain import LedgerChain
@@ -85,7 +86,7 @@ class Town:
     async def serve(self, folder: Path) -> web.AppRunner:
         """Answer on a port of its own."""
         app = web.Application()
-        artifacts = ArtifactStore(folder / "artifacts")
+        artifacts = DiskArtifacts(folder / "artifacts")
         uploads = UploadService(folder / "uploads", artifacts)
         parts = self.parts
         auth = Auth(parts.context.store, self.clock, replace(parts.context.config, open=True))

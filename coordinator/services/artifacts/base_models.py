@@ -71,7 +71,8 @@ class Origins:
         archive = job.model if spec.model.from_round is None else None
         archive = archive or await self._checkpoints.folder(job.id, spec.model.from_round)
         with tempfile.TemporaryDirectory() as folder:
-            files = await asyncio.to_thread(_unpack, self._artifacts.path(archive), Path(folder))
+            async with self._artifacts.files(archive) as (packed,):
+                files = await asyncio.to_thread(_unpack, packed, Path(folder))
             weights = await self._artifacts.put_file(Path(folder) / _WEIGHTS)
         model = msgspec.structs.replace(
             spec.model, preset=None, config=files[_CONFIG], generation=files.get(_GENERATION), weights=weights

@@ -8,7 +8,6 @@ into is not listed any more, since the run goes back before it.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Run, RunPoint
@@ -39,15 +38,15 @@ class Checkpoints:
         """Newest first."""
         _, run, rounds = await self._load(job)
         points = () if run is None else run.points
-        views = [await asyncio.to_thread(self._view, job, point, rounds) for point in reversed(points)]
+        views = [await self._view(job, point, rounds) for point in reversed(points)]
         return [view for view in views if view is not None]
 
     async def known(self, job: str) -> None:
         """NotFoundError where there is no such job."""
         await self._load(job)
 
-    async def part(self, job: str, round_: int, stage: int) -> Path:
-        """One stage's file of the checkpoint after ``round_`` rounds, safetensors.
+    async def part(self, job: str, round_: int, stage: int) -> str:
+        """The artifact of one stage's file of the checkpoint after ``round_`` rounds, safetensors.
 
         Raises:
             NotFoundError: there is no such checkpoint or stage.
@@ -57,7 +56,7 @@ class Checkpoints:
             raise NotFoundError(
                 f"the model has {len(point.checkpoints)} stages, counted from 0: none is {stage}", "stage"
             )
-        return self._artifacts.path(point.checkpoints[stage])
+        return point.checkpoints[stage]
 
     async def folder(self, job: str, round_: int | None = None) -> str:
         """The artifact of a Hugging Face folder of the checkpoint, as a zip archive; made when it is first asked for.
@@ -77,7 +76,7 @@ class Checkpoints:
         key = (job, point.base.done)
         async with self._making:
             known = self._made(*key)
-            if known is None or not self._artifacts.has(known):
+            if known is None or not await self._artifacts.has(known):
                 seen = [record for record in rounds if record.number < point.base.done]
                 known = await self._models.assemble(stored, point.checkpoints, seen)
                 self._folders[key] = (known, self._context.clock.time())
@@ -123,11 +122,11 @@ class Checkpoints:
         newest = {record.number: record for record in sorted(rounds, key=lambda record: record.epoch)}
         return jobs[0], runs[0].run if runs else None, [newest[number] for number in sorted(newest)]
 
-    def _view(self, job: str, point: RunPoint, rounds: Sequence[RoundRecord]) -> api.CheckpointView | None:
+    async def _view(self, job: str, point: RunPoint, rounds: Sequence[RoundRecord]) -> api.CheckpointView | None:
         """None where a file is gone."""
         try:
-            sizes = [self._artifacts.path(digest).stat().st_size for digest in point.checkpoints]
-        except (NotFoundError, FileNotFoundError):
+            sizes = [await self._artifacts.size(digest) for digest in point.checkpoints]
+        except NotFoundError:
             return None
         done = point.base.done
         before = [record for record in rounds if record.number < done]

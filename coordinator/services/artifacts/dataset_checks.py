@@ -83,9 +83,9 @@ class DatasetChecks:
             NotFoundError: the dataset or the tokenizer is not here.
             UnavailableError: too many are queued. TooManyError: too many of the account are, or were.
         """
-        size = self._artifacts.path(request.dataset.artifact).stat().st_size
+        size = await self._artifacts.size(request.dataset.artifact)
         if request.tokenizer.file is not None:
-            self._artifacts.path(request.tokenizer.file)
+            await self._artifacts.size(request.tokenizer.file)
         check = name_of(request, name)
         if (ended := self._ended(check)) is None and check not in self._waiting:
             if len(self._waiting) >= MAX_QUEUED:

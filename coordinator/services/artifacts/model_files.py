@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -52,8 +52,8 @@ class _Memory(Generic[T]):
         self._found: OrderedDict[bytes, T | _Refused] = OrderedDict()
         self._turn = asyncio.Semaphore(MAX_READ_AT_ONCE)
 
-    async def get(self, asked: object, read: Callable[[], T]) -> T:
-        """What ``read`` finds, in a thread; raises as it does."""
+    async def get(self, asked: object, read: Callable[[], Awaitable[T]]) -> T:
+        """What ``read`` finds; raises as it does."""
         key = hashlib.sha256(msgspec.json.encode(asked, order="sorted")).digest()
         found = self._found.get(key)
         if found is None:
@@ -61,7 +61,7 @@ class _Memory(Generic[T]):
                 found = self._found.get(key)  # Somebody asked for the same meanwhile.
                 if found is None:
                     try:
-                        found = await asyncio.to_thread(read)
+                        found = await read()
                     except InvalidError as error:
                         found = _Refused(error.detail, error.field)
         self._found[key] = found
@@ -107,13 +107,18 @@ class ModelFiles:
             raise InvalidError(
                 "tokenizer.kind is file: upload a tokenizer.json and name it in tokenizer.file", "tokenizer"
             )
-        path = self._artifacts.path(spec.tokenizer.file)
-        return await self._vocabularies.get((spec.tokenizer, ends_of(spec.model)), lambda: _read_vocabulary(spec, path))
+        tokenizer = spec.tokenizer.file
+
+        async def read() -> tuple[int, str]:
+            async with self._artifacts.files(tokenizer) as (path,):
+                return await asyncio.to_thread(_read_vocabulary, spec, path)
+
+        return await self._vocabularies.get((spec.tokenizer, ends_of(spec.model)), read)
 
     async def _fit(self, spec: JobSpec, config: Mapping[str, object], called: Mapping[str, str]) -> str:
         """What is doubtful about the weights, or "". A job is made once all of them are here, so its weights were compared."""
         files = spec.model.weight_files
-        lacking = sum(not self._artifacts.has(digest) for digest in files)
+        lacking = sum([not await self._artifacts.has(digest) for digest in files])
         if lacking:
             return (
                 f"{lacking} of {len(files)} files of weights are not uploaded yet: "
@@ -124,9 +129,14 @@ class ModelFiles:
         named = [
             (called.get(digest) or f"file {number} of the weights", digest) for number, digest in enumerate(files, 1)
         ]
-        placed = [(name, self._artifacts.path(digest)) for name, digest in named]
         asked = ({key: value for key, value in config.items() if key != ENDS_WITH}, named)
-        return await self._fits.get(asked, lambda: check_fit(config, placed))
+
+        async def read() -> str:
+            async with self._artifacts.files(*files) as paths:
+                placed = [(name, path) for (name, _), path in zip(named, paths, strict=True)]
+                return await asyncio.to_thread(check_fit, config, placed)
+
+        return await self._fits.get(asked, read)
 
 
 def _read_vocabulary(spec: JobSpec, path: Path) -> tuple[int, str]:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,11 +101,13 @@ class TrainerTools:
             InvalidError: dataset, tokenizer or model are not usable; the text is the tool's.
             TookTooLongError: it would take more time than there is.
         """
-        dataset = self._artifacts.path(spec.dataset.artifact)
-        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+        given = [spec.dataset.artifact, *([spec.tokenizer.file] if spec.tokenizer.file is not None else [])]
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=self._scratch))
+            dataset, *tokenizers = await stack.enter_async_context(self._artifacts.files(*given))
             out = Path(folder)
             tokenizer = out / "tokenizer-spec.json"
-            tokenizer.write_bytes(msgspec.json.encode(self._tokenizer(spec.tokenizer, called or {})))
+            tokenizer.write_bytes(msgspec.json.encode(_tokenizer(spec.tokenizer, tokenizers, called or {})))
             arguments = [
                 "prepare",
                 "--dataset",
@@ -137,25 +140,27 @@ class TrainerTools:
             names = ("train.bin", "heldout.bin", "tokenizer.json", "config.json")
             files = {name: await self._artifacts.put_file(out / name) for name in names}
             if spec.model.weight_files:
-                weights = [(digest, self._artifacts.path(digest)) for digest in spec.model.weight_files]
+                paths = await stack.enter_async_context(self._artifacts.files(*spec.model.weight_files))
+                weights = list(zip(spec.model.weight_files, paths, strict=True))
                 (out / WEIGHT_INDEX).write_bytes(await asyncio.to_thread(index_weights, weights, config, called))
                 files[WEIGHT_INDEX] = await self._artifacts.put_file(out / WEIGHT_INDEX)
         return Prepared(files, config)
 
     async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:
         """Make the model folder and keep it as one archive."""
-        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+        named = (job.files["config.json"], job.files["tokenizer.json"], *checkpoints)
+        async with self._artifacts.files(*named) as (config, tokenizer, *parts), self._folder() as folder:
             out, card, beside = (Path(folder) / name for name in ("model", "card.json", "beside.json"))
             card.write_bytes(msgspec.json.encode(_card(job, rounds)))
             beside.write_bytes(msgspec.json.encode(_beside(job.spec)))
             arguments = ["assemble"]
-            for digest in checkpoints:
-                arguments += ["--checkpoint", str(self._artifacts.path(digest))]
+            for part in parts:
+                arguments += ["--checkpoint", str(part)]
             arguments += [
                 "--config",
-                str(self._artifacts.path(job.files["config.json"])),
+                str(config),
                 "--tokenizer",
-                str(self._artifacts.path(job.files["tokenizer.json"])),
+                str(tokenizer),
                 "--out",
                 str(out),
                 "--card",
@@ -175,9 +180,9 @@ class TrainerTools:
             NotFoundError: the opening is not here any more.
             InvalidError: it is none.
         """
-        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+        async with self._artifacts.files(opening) as (true,), self._folder() as folder:
             out, card = Path(folder) / "opening", Path(folder) / "card.json"
-            arguments = ["forge", "--opening", str(self._artifacts.path(opening)), "--leaves", str(leaves)]
+            arguments = ["forge", "--opening", str(true), "--leaves", str(leaves)]
             await self._run([*arguments, "--step", str(step), "--out", str(out), "--card", str(card)])
             root = msgspec.convert(json.loads(card.read_bytes())["root"], Digest)
             return await self._artifacts.put_file(out), root
@@ -188,13 +193,13 @@ class TrainerTools:
         Raises:
             NotFoundError: the artifact is not here. UnavailableError: the tool failed.
         """
-        path = self._artifacts.path(inputs)
-        if await asyncio.to_thread(_record_of, path) != record:
-            return None
-        try:
-            printed = await self._run(["judge", "--inputs", str(path)])
-        except InvalidError:
-            return None
+        async with self._artifacts.files(inputs) as (path,):
+            if await asyncio.to_thread(_record_of, path) != record:
+                return None
+            try:
+                printed = await self._run(["judge", "--inputs", str(path)])
+            except InvalidError:
+                return None
         return bool(json.loads(printed)["agrees"])
 
     async def belongs(self, job: Job, dispute: Dispute, env_class: str, record: bytes) -> bool | None:
@@ -208,13 +213,16 @@ class TrainerTools:
         threads = _THREADS.search(env_class)
         if threads is None or job.spec.model.weights is not None:
             return None
-        opening, anchored = self._artifacts.path(dispute.replay.opening), list[str]()
-        if dispute.replay.anchor_in == "artifact" and dispute.replay.anchor is not None:
-            anchored = ["--anchor", str(self._artifacts.path(dispute.replay.anchor))]
-        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+        names = ("config.json", "train.bin", "heldout.bin")
+        replay, anchors = dispute.replay, tuple[Digest, ...]()
+        if replay.anchor_in == "artifact" and replay.anchor is not None:
+            anchors = (replay.anchor,)
+        given = (replay.opening, *anchors, *(job.files[name] for name in names))
+        async with self._artifacts.files(*given) as (opening, *files), self._folder() as folder:
+            anchored = [text for anchor in files[: len(anchors)] for text in ("--anchor", str(anchor))]
             at = Path(folder)
-            for name in ("config.json", "train.bin", "heldout.bin"):
-                (at / name).symlink_to(self._artifacts.path(job.files[name]).resolve())
+            for name, file in zip(names, files[len(anchors) :], strict=True):
+                (at / name).symlink_to(file.resolve())
             (at / "replay.json").write_bytes(msgspec.json.encode(dispute.replay))
             (at / "job.json").write_bytes(msgspec.json.encode(job.spec))
             arguments = [
@@ -253,8 +261,8 @@ class TrainerTools:
             NotFoundError: an artifact that the request names is not here.
             InvalidError: the file is no dataset at all. UnavailableError: the tool failed.
         """
-        dataset = self._artifacts.path(request.dataset.artifact)
-        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+        given = [request.dataset.artifact, *([request.tokenizer.file] if request.tokenizer.file is not None else [])]
+        async with self._artifacts.files(*given) as (dataset, *tokenizers), self._folder() as folder:
             asked, report = Path(folder) / "request.json", Path(folder) / "report.json"
             asked.write_bytes(msgspec.json.encode(request))
             arguments = [
@@ -270,8 +278,8 @@ class TrainerTools:
                 "--out",
                 str(report),
             ]
-            if request.tokenizer.file is not None:
-                arguments += ["--tokenizer-file", str(self._artifacts.path(request.tokenizer.file))]
+            for tokenizer in tokenizers:
+                arguments += ["--tokenizer-file", str(tokenizer)]
                 arguments += ["--tokenizer-name", NAMELESS_TOKENIZER]
             await self._run(arguments, lambda line: progress(int(json.loads(line)["read"])))
             return msgspec.json.decode(report.read_bytes(), type=DatasetReport)
@@ -292,7 +300,8 @@ class TrainerTools:
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             model, asked = Path(folder) / "model", Path(folder) / "request.json"
             asked.write_bytes(msgspec.json.encode(request))
-            await asyncio.to_thread(_unpack, self._artifacts.path(archive), model)
+            async with self._artifacts.files(archive) as (packed,):
+                await asyncio.to_thread(_unpack, packed, model)
             arguments = ["generate", "--model", str(model), "--request", str(asked)]
             running = asyncio.create_task(self._run(arguments, lines.put_nowait, seconds), name="generate")
             running.add_done_callback(lambda _: lines.put_nowait(b""))
@@ -304,16 +313,10 @@ class TrainerTools:
                 running.cancel()
                 await asyncio.wait([running])
 
-    def _tokenizer(self, spec: TokenizerSpec, called: Mapping[str, str]) -> dict[str, Any]:
-        document: dict[str, Any] = msgspec.to_builtins(spec)
-        if spec.kind == "file":
-            if spec.file is None:
-                raise InvalidError(
-                    "tokenizer.kind is file: upload a tokenizer.json and name it in tokenizer.file", "tokenizer"
-                )
-            document["path"] = str(self._artifacts.path(spec.file))
-            document["called"] = called.get(spec.file) or NAMELESS_TOKENIZER
-        return document
+    @asynccontextmanager
+    async def _folder(self) -> AsyncIterator[str]:
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            yield folder
 
     async def _run(
         self, arguments: Sequence[str], told: Callable[[bytes], None] | None = None, seconds: float | None = None
@@ -363,6 +366,19 @@ class TrainerTools:
         resource.setrlimit(resource.RLIMIT_AS, (self._memory, self._memory))
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         os.nice(NICE)
+
+
+def _tokenizer(spec: TokenizerSpec, files: Sequence[Path], called: Mapping[str, str]) -> dict[str, Any]:
+    """``files``: that of the tokenizer, where the document names one."""
+    document: dict[str, Any] = msgspec.to_builtins(spec)
+    if spec.kind == "file":
+        if spec.file is None:
+            raise InvalidError(
+                "tokenizer.kind is file: upload a tokenizer.json and name it in tokenizer.file", "tokenizer"
+            )
+        document["path"] = str(files[0])
+        document["called"] = called.get(spec.file) or NAMELESS_TOKENIZER
+    return document
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -1,7 +1,6 @@
 """What a job leaves behind, through one door: checkpoints, model folders, the log, its model to try, opened steps."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from coordinator.services.artifacts.checkpoints import Checkpoints
@@ -25,16 +24,16 @@ class JobOutputs:
         """Newest first."""
         return await self._checkpoints.list(job)
 
-    async def part(self, job: str, round_: int, stage: int) -> Path:
-        """One stage's file of a checkpoint."""
+    async def part(self, job: str, round_: int, stage: int) -> str:
+        """The artifact of one stage's file of a checkpoint."""
         return await self._checkpoints.part(job, round_, stage)
 
     async def records(self, job: str, audit: str) -> AuditRecords:
         """What an audited step was opened with."""
         return await self._openings.records(job, audit)
 
-    async def record(self, job: str, audit: str, name: str) -> Path:
-        """A file of those records."""
+    async def record(self, job: str, audit: str, name: str) -> str:
+        """The artifact of a file of those records."""
         return await self._openings.file(job, audit, name)
 
     async def folder(self, job: str, round_: int | None = None) -> str:

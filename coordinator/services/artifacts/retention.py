@@ -13,7 +13,6 @@ what a node has just stored, or a tool just made       two hours, within which s
 =====================================================  =======================================================================
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
@@ -59,7 +58,7 @@ class Keeping:
         """Remove what nothing refers to; how many bytes that freed."""
         now = self._context.clock.time()
         referred = await self._referred(now)
-        files, freed = await asyncio.to_thread(self._artifacts.sweep, referred, now - FRESH_S)
+        files, freed = await self._artifacts.sweep(referred, now - FRESH_S)
         if files:
             LOG.info("%d artifacts that nothing refers to are removed: %s bytes", files, f"{freed:,}")
         self._context.metrics.count("artifacts_removed_total", files)

@@ -1,7 +1,5 @@
 """What a step was opened with, for those who may see the job: all that it takes to run the step again somewhere else."""
 
-from pathlib import Path
-
 import msgspec
 
 from coordinator.domain.audits.trust import Audit
@@ -51,8 +49,8 @@ class StepOpenings:
             files[ANCHOR] = one.anchor
         return AuditRecords(one.id, one.job, one.env_class, replay, jobs[0].spec, files)
 
-    async def file(self, job: str, audit: str, name: str) -> Path:
-        """One of the files that the records name.
+    async def file(self, job: str, audit: str, name: str) -> str:
+        """The artifact of one of the files that the records name.
 
         Raises:
             NotFoundError: there is no such file, or it is not kept any more.
@@ -60,4 +58,4 @@ class StepOpenings:
         files = (await self.records(job, audit)).files
         if name not in files:
             raise NotFoundError(f"there is no file {name[:40]!r}: there are {', '.join(sorted(files))}", "name")
-        return self._artifacts.path(files[name])
+        return files[name]

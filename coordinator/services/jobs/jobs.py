@@ -125,10 +125,10 @@ class JobService:
         spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec, account_id))
-        if not self._artifacts.has(spec.dataset.artifact):
+        if not await self._artifacts.has(spec.dataset.artifact):
             raise NotFoundError(f"there is no dataset {spec.dataset.artifact}: upload it first", "dataset.artifact")
         for digest in spec.model.weight_files:
-            if not self._artifacts.has(digest):
+            if not await self._artifacts.has(digest):
                 raise NotFoundError(f"there is no file of weights {digest}: upload it first", "model.weights")
         await self._check_balance(submitter, spec)
         named = await self._weight_names(spec, account_id)
@@ -155,7 +155,7 @@ class JobService:
             account_id=account_id,
         )
         await self._store(made)
-        self._unpaid.made(made)
+        await self._unpaid.made(made)
         return resources.job_view(made, (), self._traffic_of, made.reason, JobResources(now))
 
     async def funding(self, job: str) -> api.Funding:

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from coordinator.domain.account import LOCAL_ACCOUNT
@@ -127,14 +126,14 @@ class OutputsPort(Protocol):
     async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
         """Newest first."""
 
-    async def part(self, job: str, round_: int, stage: int) -> Path:
-        """One stage's file of a checkpoint."""
+    async def part(self, job: str, round_: int, stage: int) -> str:
+        """The artifact of one stage's file of a checkpoint."""
 
     async def records(self, job: str, audit: str) -> AuditRecords:
         """What an audited step was opened with."""
 
-    async def record(self, job: str, audit: str, name: str) -> Path:
-        """A file of those records."""
+    async def record(self, job: str, audit: str, name: str) -> str:
+        """The artifact of a file of those records."""
 
     async def folder(self, job: str, round_: int | None = None) -> str:
         """The artifact of a checkpoint's model folder; None: the newest."""

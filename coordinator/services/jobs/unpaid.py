@@ -9,12 +9,12 @@ import asyncio
 import logging
 import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import ENDED_EARLY, Job, JobState
-from coordinator.errors import CottageError, FullError, StoreAwayError, TooManyError
+from coordinator.errors import CottageError, FullError, NotFoundError, StoreAwayError, TooManyError
 from coordinator.services.accounts.budgets import (
     ALL_SHARE,
     FAULTY_S,
@@ -54,7 +54,7 @@ class _Made(NamedTuple):
 
 
 class Unpaid:
-    """``disk``: bytes of the disk in all; None: that of the data folder is asked."""
+    """``disk``: bytes that there is room for in all; None: those of the data folder's disk."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Unpaid:
             FullError: all accounts have, or there is no room for the files.
             NotFoundError: the dataset is not here.
         """
-        known = account_id == LOCAL_ACCOUNT or await self._may(account_id, self._artifacts.path(dataset).stat().st_size)
+        known = account_id == LOCAL_ACCOUNT or await self._may(account_id, await self._artifacts.size(dataset))
         with self._lane.enter(account_id):
             if known:
                 async with self._turn:
@@ -135,16 +135,19 @@ class Unpaid:
                 ends[MAX_FAULTY_JOBS - 1] + FAULTY_S - now,
             )
 
-    def made(self, job: Job) -> None:
+    async def made(self, job: Job) -> None:
         """A job was made, and is not paid for."""
         if self._jobs is not None:
-            self._jobs[job.id] = self._measured(job)
+            self._jobs[job.id] = await self._measured(job)
 
-    def _measured(self, job: Job) -> _Made:
+    async def _measured(self, job: Job) -> _Made:
         if job.account_id == LOCAL_ACCOUNT:
             return _Made(job.account_id, 0)
-        found = [digest for digest in set(job.files.values()) if self._artifacts.has(digest)]
-        return _Made(job.account_id, sum(self._artifacts.path(digest).stat().st_size for digest in found))
+        sizes = 0
+        for digest in set(job.files.values()):
+            with suppress(NotFoundError):
+                sizes += await self._artifacts.size(digest)
+        return _Made(job.account_id, sizes)
 
     async def _known_jobs(self) -> dict[str, _Made]:
         if self._jobs is None:
@@ -172,7 +175,8 @@ class Unpaid:
                 found[job] = known[job]
                 continue
             async with self._context.store.transaction() as tx:
-                found |= {one.id: self._measured(one) for one in await tx.find(Job, col(Job.id).equals(job))}
+                stored = await tx.find(Job, col(Job.id).equals(job))
+            found |= {one.id: await self._measured(one) for one in stored}
         self._jobs = found
 
     async def run(self) -> None:

@@ -15,9 +15,9 @@ from coordinator.app import CoordinatorParts, add_interface
 from coordinator.domain.audits.dispute import Dispute
 from coordinator.domain.audits.trust import Audit
 from coordinator.errors import UnavailableError
-from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks, Inspector
 from coordinator.services.artifacts.deliveries import Deliveries
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.disk_space import MIN_FREE_BYTES, Room
 from coordinator.services.artifacts.models import Prepared
 from coordinator.services.artifacts.uploads import UploadService
@@ -48,7 +48,7 @@ class Kitchen(FakeModels):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.store = ArtifactStore(folder / "artifacts")
+        self.store = DiskArtifacts(folder / "artifacts")
 
     async def prepare(self, spec: JobSpec, name: str = "", called: Mapping[str, str] | None = None) -> Prepared:
         made = {}

@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 
 from coordinator.domain.job import Job
 from coordinator.errors import InvalidError, UnavailableError
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import TrainerTools
 from coordinator.store.ports import col
 from protocol.job.job import TokenizerSpec
@@ -91,7 +91,7 @@ class Desk:
 
     def __init__(self, folder: Path, job: Job, memory_mb: int) -> None:
         self.folder, self.job = folder, job
-        self.artifacts = ArtifactStore(folder / "artifacts")
+        self.artifacts = DiskArtifacts(folder / "artifacts")
         self.tools = TrainerTools(self.artifacts, folder / "scratch", 60.0, memory_mb)
 
     async def keep(self, data: bytes) -> str:
@@ -118,7 +118,7 @@ async def desk(folder: Path, memory_mb: int = 4096) -> Desk:
 
 async def test_a_good_checkpoint_becomes_a_model(tmp_path: Path) -> None:
     made = await desk(tmp_path)
-    assert made.artifacts.has(await made.assemble(checkpoint()))
+    assert await made.artifacts.has(await made.assemble(checkpoint()))
 
 
 async def test_what_came_beside_the_weights_is_in_the_archive_and_not_in_its_readme(tmp_path: Path) -> None:

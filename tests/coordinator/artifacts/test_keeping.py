@@ -12,7 +12,7 @@ import pytest
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Base, Run, RunPoint
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.retention import DAY, ENDED_S, FILE_S, FRESH_S, PASSED_S, UNPAID_S, Keeping
 from coordinator.store.records import DeliveryRecord, FileRecord, RunRecord
 from protocol.ids import Digest
@@ -32,7 +32,7 @@ class Cellar:
     def __init__(self, folder: Path) -> None:
         self.bench = Bench()
         self.bench.clock.t = 1_800_000_000.0
-        self.store = ArtifactStore(folder / "artifacts")
+        self.store = DiskArtifacts(folder / "artifacts")
         self.made: list[Digest] = []
         self.keeping = Keeping(self.bench.parts.context, self.store, lambda: self.made)
 

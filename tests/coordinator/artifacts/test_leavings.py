@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -33,25 +32,21 @@ LEASE = Lease("l", "7" * 32, "node", "payout", 1, 0, 1, 0.0)
 class Files:
     """Artifacts whose bytes are their own name."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def has(self, name: str) -> bool:
+    async def has(self, name: str) -> bool:
         return True
 
-    def path(self, name: str) -> Path:
-        (self.folder / name).write_text(name)
-        return self.folder / name
+    async def size(self, name: str) -> int:
+        return len(name)
 
 
-async def test_stored_states_are_listed_with_their_sizes_losses_and_whether_they_were_looked_at(tmp_path: Path) -> None:
+async def test_stored_states_are_listed_with_their_sizes_losses_and_whether_they_were_looked_at() -> None:
     world = calm(1, nodes=5)
     await gather_nodes(world)
     job = await submit(world, 2, 2)
     await until_rounds(world, job, 9)
     assert world.parts is not None
     models = FakeModels()
-    found = Checkpoints(world.parts.context, cast(ArtifactStore, Files(tmp_path)), cast(ModelWorkshop, models))
+    found = Checkpoints(world.parts.context, cast(ArtifactStore, Files()), cast(ModelWorkshop, models))
     newest, older = await found.list(job)
     assert (newest.round, older.round) == (8, 4), "the coordinator stores every fourth"
     assert (newest.step, newest.tokens) == (16, 8 * 2 * 512)
@@ -59,7 +54,7 @@ async def test_stored_states_are_listed_with_their_sizes_losses_and_whether_they
     assert older.train_loss == 5.0 / 4
     assert [part.stage for part in newest.parts] == [0, 1]
     assert newest.bytes == sum(part.bytes for part in newest.parts) == 2 * 64
-    assert (await found.part(job, 8, 1)).name == newest.parts[1].sha256
+    assert await found.part(job, 8, 1) == newest.parts[1].sha256
     first = await found.folder(job)
     assert await found.folder(job, 8) == first
     assert models.assembled == [tuple(part.sha256 for part in newest.parts)], "an archive is made once"
@@ -173,13 +168,13 @@ async def trial(trials: Trials, job: str, prompt: str = "to be") -> list[Mapping
     return [piece async for piece in trials.generate(job, None, TrialRequest(prompt))]
 
 
-async def test_models_are_tried_one_after_the_other_and_a_long_queue_is_refused(tmp_path: Path) -> None:
+async def test_models_are_tried_one_after_the_other_and_a_long_queue_is_refused() -> None:
     world = calm(1, nodes=5)
     await gather_nodes(world)
     job = await submit(world, 2, 2)
     await until_rounds(world, job, 5)
     assert world.parts is not None
-    files, models = cast(ArtifactStore, Files(tmp_path)), cast(ModelWorkshop, FakeModels())
+    files, models = cast(ArtifactStore, Files()), cast(ModelWorkshop, FakeModels())
     echo = Echo()
     trials = Trials(Checkpoints(world.parts.context, files, models), echo)
     with pytest.raises(UnavailableError, match="cannot try models"):

@@ -19,6 +19,7 @@ from coordinator.client.errors import ProblemError
 from coordinator.client.line import is_passing
 from coordinator.errors import InvalidError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.models import TrainerTools, _pack
 from coordinator.store.memory import MemoryStore
@@ -31,8 +32,8 @@ from tests.coordinator.fakes import spec
 from tests.support.special_tokens import KNOWN, written
 
 
-def tools(tmp_path: Path, seconds: float = 60.0) -> tuple[ArtifactStore, TrainerTools]:
-    artifacts = ArtifactStore(tmp_path / "artifacts")
+def tools(tmp_path: Path, seconds: float = 60.0) -> tuple[DiskArtifacts, TrainerTools]:
+    artifacts = DiskArtifacts(tmp_path / "artifacts")
     return artifacts, TrainerTools(artifacts, tmp_path / "scratch", seconds, 4096)
 
 
@@ -136,7 +137,7 @@ async def test_a_dataset_becomes_the_files_of_every_worker(tmp_path: Path) -> No
     artifacts, workshop = tools(tmp_path)
     prepared = await workshop.prepare(await document(artifacts, tmp_path, b"all work and no play\n" * 500))
     assert set(prepared.files) == {"train.bin", "heldout.bin", "tokenizer.json", "config.json"}
-    assert all(artifacts.has(digest) for digest in prepared.files.values())
+    assert all([await artifacts.has(digest) for digest in prepared.files.values()])
     written = json.loads(artifacts.path(prepared.files["config.json"]).read_bytes())
     assert written == prepared.config
     assert written["vocab_size"] == 259

@@ -17,6 +17,7 @@ from coordinator.errors import ConflictError, InvalidError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.base_models import Origins
 from coordinator.services.artifacts.checkpoints import Checkpoints
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.model_files import ModelFiles
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.store.records import RoundRecord, RunRecord
@@ -83,7 +84,7 @@ def starting_from(job: str, round_: int | None = None) -> JobSpec:
 
 
 async def test_config_weights_and_tokenizer_are_those_of_the_finished_model(tmp_path: Path) -> None:
-    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    bench, artifacts = Bench(), DiskArtifacts(tmp_path / "artifacts")
     job = await finished(bench, artifacts, tmp_path)
     origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))
     made = await origins.started(starting_from(job))
@@ -99,7 +100,7 @@ async def test_config_weights_and_tokenizer_are_those_of_the_finished_model(tmp_
 
 
 async def test_settings_and_the_end_of_documents_come_along(tmp_path: Path) -> None:
-    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    bench, artifacts = Bench(), DiskArtifacts(tmp_path / "artifacts")
     job = await finished(bench, artifacts, tmp_path, config=CONFIG | {ENDS_WITH: "<end>"})
     settings, generation = {"eos_token": "<turn>", "chat_template": "{{ x }}"}, {"eos_token_id": [5, 6]}
     with zipfile.ZipFile(tmp_path / "model.zip", "a") as packed:
@@ -116,7 +117,7 @@ async def test_settings_and_the_end_of_documents_come_along(tmp_path: Path) -> N
 
 
 async def test_a_quote_needs_no_archive_to_know_the_models_size(tmp_path: Path) -> None:
-    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    bench, artifacts = Bench(), DiskArtifacts(tmp_path / "artifacts")
     job = await finished(bench, artifacts, tmp_path)
     own = msgspec.structs.replace(spec(1, 1), model=ModelSpec(config=CONFIG), tokenizer=TokenizerSpec("bytes"))
     quote = await bench.parts.jobs.quote(starting_from(job))
@@ -125,7 +126,7 @@ async def test_a_quote_needs_no_archive_to_know_the_models_size(tmp_path: Path) 
 
 
 async def test_a_checkpoint_is_started_from_whatever_became_of_its_job(tmp_path: Path) -> None:
-    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    bench, artifacts = Bench(), DiskArtifacts(tmp_path / "artifacts")
     job = await finished(bench, artifacts, tmp_path, state=JobState.FAILED, model=None)
     points = (RunPoint(Base(2), ("a" * 64,)), RunPoint(Base(4), ("b" * 64,)))
     run = Run(layers=(Layers(0, 4),), replicas=1, total_steps=16, inner_steps=2, evaluate=(), points=points)
@@ -151,7 +152,7 @@ async def test_a_checkpoint_is_started_from_whatever_became_of_its_job(tmp_path:
 
 
 async def test_what_is_no_whole_model_yet_cannot_be_started_from(tmp_path: Path) -> None:
-    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    bench, artifacts = Bench(), DiskArtifacts(tmp_path / "artifacts")
     origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))
     with pytest.raises(NotFoundError, match="there is no job"):
         await origins.started(starting_from("0" * 32))
@@ -165,7 +166,7 @@ async def test_what_is_no_whole_model_yet_cannot_be_started_from(tmp_path: Path)
 
 
 async def test_weights_out_of_an_archive_are_compared_with_its_config_before_a_job_is_made(tmp_path: Path) -> None:
-    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    bench, artifacts = Bench(), DiskArtifacts(tmp_path / "artifacts")
     job = await finished(bench, artifacts, tmp_path)
     jobs = bench.parts.jobs
     jobs._origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))

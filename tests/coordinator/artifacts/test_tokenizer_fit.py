@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.model_files import ModelFiles
 from protocol.ids import Digest
 from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
@@ -28,7 +28,7 @@ async def quoted(tmp_path: Path, known: Known, end: str | None = None, **config:
     bench = Bench()
     for number in range(1, 5):
         await bench.enter(number)
-    store = ArtifactStore(tmp_path / "artifacts")
+    store = DiskArtifacts(tmp_path / "artifacts")
     bench.parts.jobs._model_files = ModelFiles(store)
     file: Digest = await store.put_file(written(known, tmp_path / "tokenizer"))
     weights = "0" * 64 if "vocab_size" in config else None

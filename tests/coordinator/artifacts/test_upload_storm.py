@@ -4,7 +4,7 @@ import pytest
 
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import TooManyError
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.uploads import MAX_OPEN_OF_ACCOUNT, UploadService
 from protocol.rest.api import NewUpload
 from tests.coordinator import archive_storm
@@ -27,7 +27,7 @@ def test_whatever_an_archive_holds_nothing_stays_but_what_was_taken() -> None:
 
 
 async def test_one_account_cannot_keep_the_others_out(tmp_path: object) -> None:
-    uploads = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"))  # type: ignore[operator]
+    uploads = UploadService(tmp_path / "u", DiskArtifacts(tmp_path / "a"))  # type: ignore[operator]
     for _ in range(MAX_OPEN_OF_ACCOUNT):
         await uploads.create(NewUpload(5), "a" * 32)
     with pytest.raises(TooManyError, match="of yours"):

@@ -18,6 +18,7 @@ from coordinator.errors import CottageError, InvalidError, NotFoundError
 from coordinator.services.artifacts import model_files
 from coordinator.services.artifacts.artifacts import ArtifactStore, file_digest
 from coordinator.services.artifacts.datasets import read_safetensors
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.model_files import ModelFiles
 from coordinator.services.artifacts.uploads import _check
 from coordinator.services.artifacts.weight_index import check_fit, index_weights
@@ -160,7 +161,7 @@ def test_tensors_beside_the_model_are_a_doubt_with_three_names(tmp_path: Path) -
 
 async def here(tmp_path: Path) -> tuple[Bench, ArtifactStore]:
     """A bench of four nodes, whose files are real."""
-    bench, store = Bench(), ArtifactStore(tmp_path / "artifacts")
+    bench, store = Bench(), DiskArtifacts(tmp_path / "artifacts")
     for number in range(1, 5):
         await bench.enter(number)
     bench.parts.jobs._artifacts = store

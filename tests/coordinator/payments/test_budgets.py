@@ -28,8 +28,8 @@ from coordinator.services.accounts.throttle import Throttle
 from coordinator.services.artifacts import dataset_checks as checks_module
 from coordinator.services.artifacts import file_ownership as files_module
 from coordinator.services.artifacts import uploads as uploads_module
-from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.uploads import EMPTY_S, UploadService
 from coordinator.services.jobs.idempotency import Replays
@@ -238,7 +238,7 @@ async def test_checks_take_turns_between_accounts_and_an_account_has_a_few_at_a_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(checks_module, "MAX_CHECKS_EACH", 3)
-    artifacts, reader = ArtifactStore(tmp_path / "artifacts"), Reader()
+    artifacts, reader = DiskArtifacts(tmp_path / "artifacts"), Reader()
     digest = await artifacts.put_file(Path(__file__))
     checks = DatasetChecks(tmp_path / "checks", artifacts, reader, Budgets(MemoryStore(), VirtualClock()))
     request = CheckRequest(DatasetSpec(digest), TokenizerSpec("bytes"), 16)
@@ -293,7 +293,7 @@ async def test_uploads_that_nobody_goes_on_with_make_place_and_their_ends_are_no
 ) -> None:
     monkeypatch.setattr(uploads_module, "MAX_ENDED_OF_ACCOUNT", 2)
     clock = VirtualClock()
-    uploads = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"), clock, max_open=2)
+    uploads = UploadService(tmp_path / "u", DiskArtifacts(tmp_path / "a"), clock, max_open=2)
     begun = await uploads.create(NewUpload(6), EVE)
     await uploads.append(begun.id, 0, piece(b"to"))
     empty = await uploads.create(NewUpload(6), EVE)
@@ -308,7 +308,7 @@ async def test_uploads_that_nobody_goes_on_with_make_place_and_their_ends_are_no
     for number in range(3):
         whole = await uploads.create(NewUpload(6), ADA)
         await uploads.append(whole.id, 0, piece(b"words%d" % number))
-    again = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"), clock, max_open=2)
+    again = UploadService(tmp_path / "u", DiskArtifacts(tmp_path / "a"), clock, max_open=2)
     last = await again.create(NewUpload(6), ADA)
     assert (await again.get(begun.id)).offset == 2, "another process goes on with them"
     assert len(list((tmp_path / "u").glob("*.json"))) == 2 + 2

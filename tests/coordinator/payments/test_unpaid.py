@@ -11,7 +11,7 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Job, JobState
 from coordinator.errors import FullError, NotFoundError, TooManyError
 from coordinator.services.accounts.budgets import FAULTY_S, FUND_S, MAX_FAULTY_JOBS, MAX_PREPARED_EACH
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.jobs import unpaid as unpaid_module
 from coordinator.services.jobs.unpaid import DAY, Unpaid
 from coordinator.services.training.job_faults import OWN_FAULT
@@ -25,7 +25,7 @@ ADA, BOB, EVE = "a" * 32, "b" * 32, "e" * 32
 def unpaid(bench: Bench, folder: Path, disk: int) -> Unpaid:
     parts = bench.parts
     return Unpaid(
-        parts.context, parts.desk, parts.runs, parts.settlement, ArtifactStore(folder / "artifacts"), lambda: disk
+        parts.context, parts.desk, parts.runs, parts.settlement, DiskArtifacts(folder / "artifacts"), lambda: disk
     )
 
 
@@ -47,15 +47,15 @@ async def test_an_account_and_all_strangers_have_so_many_jobs_that_nobody_pays_f
     monkeypatch.setattr(unpaid_module, "MAX_UNPAID_JOBS_OF_ALL", 3)
     bench = Bench()
     jobs = unpaid(bench, tmp_path, 10**9)
-    dataset = await ArtifactStore(tmp_path / "artifacts").put(piece(b"words"), None, 100)
+    dataset = await DiskArtifacts(tmp_path / "artifacts").put(piece(b"words"), None, 100)
     for _ in range(2):
-        jobs.made(await job_of(bench, ADA))
+        await jobs.made(await job_of(bench, ADA))
     await jobs.look()
     with pytest.raises(TooManyError, match="2 jobs of yours"):
         async with jobs.making(ADA, dataset):
             pass
     async with jobs.making(BOB, dataset):
-        jobs.made(ended := await job_of(bench, BOB))
+        await jobs.made(ended := await job_of(bench, BOB))
     with pytest.raises(FullError, match="3 jobs wait here"):
         async with jobs.making(EVE, dataset):
             pass
@@ -79,7 +79,7 @@ async def test_an_account_and_all_strangers_have_so_many_jobs_that_nobody_pays_f
 async def test_an_account_whose_jobs_failed_by_their_own_files_waits_a_day_since_the_third_last(tmp_path: Path) -> None:
     bench = Bench()
     jobs = unpaid(bench, tmp_path, 10**9)
-    dataset = await ArtifactStore(tmp_path / "artifacts").put(piece(b"words"), None, 100)
+    dataset = await DiskArtifacts(tmp_path / "artifacts").put(piece(b"words"), None, 100)
 
     async def fail(account_id: str, reason: str, ago: float) -> None:
         ended = bench.clock.time() - ago
@@ -107,14 +107,14 @@ async def test_an_account_whose_jobs_failed_by_their_own_files_waits_a_day_since
 async def test_what_is_made_ready_has_a_share_of_the_disk(tmp_path: Path) -> None:
     bench = Bench()
     jobs = unpaid(bench, tmp_path, 8_000)
-    store = ArtifactStore(tmp_path / "artifacts")
+    store = DiskArtifacts(tmp_path / "artifacts")
     small, large = await store.put(piece(b"w" * 100), None, 1_000), await store.put(piece(b"w" * 501), None, 1_000)
     with pytest.raises(FullError, match="your unpaid jobs"):
         async with jobs.making(ADA, large):
             pass
     async with jobs.making(ADA, small):
         made = await store.put(piece(b"tokens" * 150), None, 1_000)
-        jobs.made(await job_of(bench, ADA, files={"train.bin": made, "heldout.bin": made}))
+        await jobs.made(await job_of(bench, ADA, files={"train.bin": made, "heldout.bin": made}))
     await jobs.look()
     with pytest.raises(FullError, match="your unpaid jobs"):
         async with jobs.making(ADA, small):
@@ -124,7 +124,7 @@ async def test_what_is_made_ready_has_a_share_of_the_disk(tmp_path: Path) -> Non
 async def test_a_crowd_that_makes_jobs_keeps_nobody_waiting_who_is_known(tmp_path: Path) -> None:
     bench = Bench()
     jobs = unpaid(bench, tmp_path, 10**9)
-    dataset = await ArtifactStore(tmp_path / "artifacts").put(piece(b"words"), None, 100)
+    dataset = await DiskArtifacts(tmp_path / "artifacts").put(piece(b"words"), None, 100)
     await job_of(bench, ADA, paid=1, state=JobState.SETTLED)
     go, begun = asyncio.Event(), list[str]()
 

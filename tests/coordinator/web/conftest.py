@@ -16,8 +16,8 @@ from coordinator.config import Config
 from coordinator.errors import ForbiddenError, TooLargeError
 from coordinator.services.accounts.notification_settings import NoticeService
 from coordinator.services.accounts.passwords import Passwords
-from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.artifacts.uploads import UploadService
@@ -60,7 +60,7 @@ class House:
         self.folder = folder
         self.port = 0
         self.public_url: str | None = None
-        self.artifacts = ArtifactStore(folder / "artifacts")
+        self.artifacts = DiskArtifacts(folder / "artifacts")
         self.cluster = Cluster(self.artifacts)
         self.market = Market(self.cluster)
         self.uploads = UploadService(folder / "uploads", self.artifacts)
@@ -85,7 +85,7 @@ class House:
 
     async def start(self) -> None:
         self.app = app = web.Application(middlewares=[self.ears.middleware])
-        self.artifacts = ArtifactStore(self.folder / "artifacts")
+        self.artifacts = DiskArtifacts(self.folder / "artifacts")
         self.uploads = UploadService(self.folder / "uploads", self.artifacts, kept=self.files)
         self.cluster.files = self.files
         self.cluster.artifacts = self.artifacts

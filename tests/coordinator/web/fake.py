@@ -174,7 +174,7 @@ class Cluster:
         if job in self._jobs:
             return self._jobs[job].view
         spec = new.spec
-        if self.artifacts is not None and not self.artifacts.has(spec.dataset.artifact):
+        if self.artifacts is not None and not await self.artifacts.has(spec.dataset.artifact):
             raise InvalidError(f"no dataset {spec.dataset.artifact[:12]} is here: upload it first", "dataset.artifact")
         quote = await self.quote(spec)
         if quote.problems:

@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from common.token_worth import TokenWorth
@@ -196,9 +195,9 @@ class Leavings:
         view = await self._cluster.get(job)
         return [self._checkpoint(done) for done in range(view.rounds_done, 0, -4)]
 
-    async def part(self, job: str, round_: int, stage: int) -> Path:
+    async def part(self, job: str, round_: int, stage: int) -> str:
         await self._known(job, round_)
-        return self._files().path(await self._put(f"stage {stage} of {job} after {round_}".encode()))
+        return await self._put(f"stage {stage} of {job} after {round_}".encode())
 
     async def records(self, job: str, audit: str) -> AuditRecords:
         view, file = await self._cluster.get(job), await self._put(b"what a step was opened with")
@@ -206,11 +205,11 @@ class Leavings:
         replay = ReplayStep(audit, plan, 0, 0, 0, 0, 0, 5, file, 5, file, None, file)
         return AuditRecords(audit, job, "cpu", replay, view.spec, {OPENING: file})
 
-    async def record(self, job: str, audit: str, name: str) -> Path:
+    async def record(self, job: str, audit: str, name: str) -> str:
         files = (await self.records(job, audit)).files
         if name not in files:
             raise NotFoundError(f"there is no file {name!r}", "name")
-        return self._files().path(files[name])
+        return files[name]
 
     async def folder(self, job: str, round_: int | None = None) -> str:
         await self._known(job, round_)

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from coordinator.client import Client
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.web import feed as feeds
 from coordinator.web import stream
 from coordinator.web.http import protect
@@ -45,7 +45,7 @@ class Station:
 
 @pytest.fixture
 async def station(tmp_path: Path) -> AsyncIterator[Station]:
-    cluster = Cluster(ArtifactStore(tmp_path))
+    cluster = Cluster(DiskArtifacts(tmp_path))
 
     async def chunks() -> AsyncIterator[bytes]:
         yield b"to be or not to be\n" * 200

@@ -17,7 +17,7 @@ from tusclient import client as tusclient
 
 from coordinator.client import Client, ProblemError
 from coordinator.errors import ConflictError, FullError, InvalidError, NotFoundError, TooLargeError
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.uploads import IDLE_S, UploadService
 from protocol.rest.api import NewUpload
 from tests.coordinator.web.conftest import House
@@ -368,7 +368,7 @@ async def test_no_id_leads_outside_the_folder(house: House, http: aiohttp.Client
 
 
 async def test_a_writer_whose_line_died_unnoticed_is_pushed_aside(tmp_path: Path) -> None:
-    uploads = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"))
+    uploads = UploadService(tmp_path / "u", DiskArtifacts(tmp_path / "a"))
     made = await uploads.create(NewUpload(12))
     go_on, began = asyncio.Event(), asyncio.Event()
 
@@ -389,7 +389,7 @@ async def test_a_writer_whose_line_died_unnoticed_is_pushed_aside(tmp_path: Path
 
 
 async def test_a_crash_between_the_check_and_its_record_costs_only_a_second_check(tmp_path: Path) -> None:
-    artifacts = ArtifactStore(tmp_path / "a")
+    artifacts = DiskArtifacts(tmp_path / "a")
     uploads = UploadService(tmp_path / "u", artifacts)
     made = await uploads.create(NewUpload(5))
     (tmp_path / "u" / f"{made.id}.part").write_bytes(b"hello")
@@ -402,7 +402,7 @@ async def test_a_crash_between_the_check_and_its_record_costs_only_a_second_chec
 
 async def test_promises_beyond_the_room_are_refused_and_old_ones_given_up(tmp_path: Path) -> None:
     clock = VirtualClock()
-    uploads = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"), clock, max_open=2, max_open_bytes=100)
+    uploads = UploadService(tmp_path / "u", DiskArtifacts(tmp_path / "a"), clock, max_open=2, max_open_bytes=100)
     await uploads.create(NewUpload(60))
     with pytest.raises(FullError, match="room for 40"):
         await uploads.create(NewUpload(41))
@@ -415,7 +415,7 @@ async def test_promises_beyond_the_room_are_refused_and_old_ones_given_up(tmp_pa
 
 
 async def test_a_plain_form_brings_a_whole_file_at_once(tmp_path: Path) -> None:
-    uploads = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"))
+    uploads = UploadService(tmp_path / "u", DiskArtifacts(tmp_path / "a"))
     done = await uploads.take(NewUpload(1000), pieces(b"some ", b"text"))
     assert (done.length, done.artifact) == (9, hashlib.sha256(b"some text").hexdigest())
     for bad, error in (
@@ -429,7 +429,7 @@ async def test_a_plain_form_brings_a_whole_file_at_once(tmp_path: Path) -> None:
 
 
 async def test_an_artifact_with_another_hash_leaves_nothing(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path)
+    store = DiskArtifacts(tmp_path)
     data = random.Random(1).randbytes(3_000_000)
     right = hashlib.sha256(data).hexdigest()
     with pytest.raises(InvalidError, match="SHA-256"):
@@ -441,13 +441,13 @@ async def test_an_artifact_with_another_hash_leaves_nothing(tmp_path: Path) -> N
     assert await store.put(pieces(data), None, 10**7) == right, "the same bytes again are the same artifact"
     assert store.path(right).read_bytes() == data
     for name in ("0" * 64, "../../etc/passwd", "", "A" * 64, f"{right}\n"):
-        assert not store.has(name)
+        assert not await store.has(name)
         with pytest.raises(NotFoundError):
             store.path(name)
 
 
 async def test_what_a_killed_process_left_half_received_is_removed(tmp_path: Path) -> None:
-    ArtifactStore(tmp_path)
+    DiskArtifacts(tmp_path)
     (tmp_path / "incoming" / "half").write_bytes(b"x")
-    ArtifactStore(tmp_path)
+    DiskArtifacts(tmp_path)
     assert left_over(tmp_path) == []

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from coordinator.errors import InvalidError, TookTooLongError, UnavailableError
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import TrainerTools, _pack
 from protocol.job.job import TokenizerSpec
 from protocol.rest.api import TrialRequest
@@ -39,7 +39,7 @@ async def test_a_model_continues_a_prompt_in_pieces_and_within_its_limits(tmp_pa
     folder = tmp_path / "model"
     assemble(checkpoints(tmp_path, "llama"), config_of(), tmp_path / "job" / "tokenizer.json", folder, {})
     _pack(folder, tmp_path / "model.zip")
-    artifacts = ArtifactStore(tmp_path / "artifacts")
+    artifacts = DiskArtifacts(tmp_path / "artifacts")
     archive = await artifacts.put_file(tmp_path / "model.zip")
     tools = TrainerTools(artifacts, tmp_path / "scratch", 120.0, MEMORY_MB)
 
@@ -62,6 +62,6 @@ async def test_a_model_continues_a_prompt_in_pieces_and_within_its_limits(tmp_pa
 
 async def test_without_torch_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.services.artifacts.models.find_spec", lambda _name: None)
-    tools = TrainerTools(ArtifactStore(tmp_path / "artifacts"), tmp_path / "scratch", 120.0, MEMORY_MB)
+    tools = TrainerTools(DiskArtifacts(tmp_path / "artifacts"), tmp_path / "scratch", 120.0, MEMORY_MB)
     with pytest.raises(UnavailableError, match="PyTorch is not installed beside the coordinator"):
         await said(tools, "0" * 64, TrialRequest("x"))

@@ -1,0 +1,1 @@
+"""Artifacts in a bucket of any S3-compatible service."""
