@@ -29,6 +29,7 @@ from coordinator.services.artifacts.disk_space import Room
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.inference import Generator, Trials
 from coordinator.services.artifacts.models import ModelWorkshop, TrainerTools
+from coordinator.services.artifacts.output_buckets import OutputBuckets, OutsideBuckets
 from coordinator.services.artifacts.outputs import JobOutputs
 from coordinator.services.artifacts.retention import Keeping
 from coordinator.services.artifacts.step_openings import StepOpenings
@@ -129,6 +130,7 @@ class CoordinatorParts:
     unpaid: Unpaid
     forgetting: Forgetting
     days: MachineDays
+    buckets: OutputBuckets
     checks: DatasetChecks | None = None
 
     async def recover(self) -> None:
@@ -160,6 +162,7 @@ class CoordinatorParts:
             "relays": self.relays.watch,
             "notices": self.notices.run,
             "keeping": self.keeping.run,
+            "output-buckets": self.buckets.run,
             "unpaid": self.unpaid.run,
             "forgetting": self.forgetting.run,
             "machine-days": self.days.run,
@@ -266,7 +269,9 @@ def assemble(
     days = MachineDays(context, nodes)
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator, days)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
-    leavings = JobOutputs(checkpoints, Trials(checkpoints, generator), logs, StepOpenings(context, artifacts))
+    buckets = OutputBuckets(context, artifacts, checkpoints, OutsideBuckets(clock, config.webhook_networks))
+    openings = StepOpenings(context, artifacts)
+    leavings = JobOutputs(checkpoints, Trials(checkpoints, generator), logs, openings, buckets)
     outside = outside or (lambda: outside_session(allowed=config.webhook_networks))
     notices = NoticeDelivery(context, outside, config.mail)
     work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
@@ -276,7 +281,7 @@ def assemble(
     money = (StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor))
     files = (doors, Keeping(context, artifacts, checkpoints.folders), unpaid)
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
-    parts = (*work, *found, *shown, *told, *money, *files, forgetting, days)
+    parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets)
     return CoordinatorParts(*parts)
 
 

@@ -272,7 +272,7 @@ def _add_notices(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CIDR",
-        help="webhooks may also go to this network; may be repeated",
+        help="webhooks, and models for submitters' buckets, may also go to this network; may be repeated",
     )
 
 

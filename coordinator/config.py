@@ -87,7 +87,7 @@ class Config:
         evaluators: replicas of different owners that measure the held-out loss; 1: it is one computer's word.
         stun: URLs of STUN servers beside the relays, which answer STUN too.
         relays: addresses of the relays that may announce themselves.
-        webhook_networks: that webhooks may go to beside the public Internet.
+        webhook_networks: that webhooks, and models for submitters' buckets, may go to beside the public Internet.
         relay_user_rate: bytes a second that those relays carry for one node in one job; 0: as many as they will.
     """
 

@@ -25,6 +25,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "watch": ("coordinator.client.cli", "follow a job", True),
     "pause": ("coordinator.client.cli", "pause a job; nothing is spent until it is resumed", True),
     "resume": ("coordinator.client.cli", "go on with a paused job", True),
+    "output": ("coordinator.client.cli", "have a model sent to a bucket of your own", True),
     "stop": ("coordinator.client.cli", "end a job now and keep its model", True),
     "cancel": ("coordinator.client.cli", "end a job now", True),
     "budget": ("coordinator.client.cli", "raise a job's cap", True),

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import getpass
+import os
 import re
 import shlex
 import sys
@@ -34,6 +35,7 @@ from coordinator.client.show import (
     jobs_table,
     keys_table,
     log_text,
+    output_text,
     quote_table,
 )
 from coordinator.client.text import money
@@ -171,7 +173,10 @@ async def _submit(client: Client, options: argparse.Namespace, out: Terminal) ->
         out.print(quote_table(quote))
     if not options.yes and not options.json and not _agreed(out):
         return EXIT_REFUSED
+    wanted = None if options.output is None else _wanted_output(options.output, options)
     job = await client.create_job(document, options.wallet)
+    if wanted is not None:
+        await client.set_output(job.id, wanted)
     if options.wallet is None:
         job = await client.fund(job.id)
     elif not options.json:
@@ -296,6 +301,32 @@ async def _notices(client: Client, options: argparse.Namespace, out: Terminal) -
     sent = await client.deliveries(options.limit)
     _print(out, options, {"notices": now, "deliveries": sent}, notices_table(now, sent))
     return 0
+
+
+async def _output(client: Client, options: argparse.Namespace, out: Terminal) -> int:
+    if options.remove:
+        await client.remove_output(options.job)
+        _print(out, options, {}, f"nothing more of {options.job} is sent to a bucket, and its key is forgotten")
+        return 0
+    if options.url is None:
+        found = await client.output(options.job)
+    else:
+        found = await client.set_output(options.job, _wanted_output(options.url, options))
+    _print(out, options, found, output_text(found))
+    return EXIT_REFUSED if found.state == "failed" else 0
+
+
+def _wanted_output(url: str, options: argparse.Namespace) -> api.NewOutput:
+    """Where a model is to go, with the key of the environment."""
+    key, secret = (os.environ.get(name, "") for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    if not key or not secret:
+        raise CliUsageError("the bucket's key is missing: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    given = {"url": url, "key": key, "secret": secret, "endpoint": options.endpoint, "region": options.region}
+    try:
+        wanted: api.NewOutput = convert({**given, "checkpoints": options.with_checkpoints}, api.NewOutput)
+    except MessageError as error:
+        raise CliUsageError(f"{error.field or 'output'}: {error}") from error
+    return wanted
 
 
 async def _ledger(client: Client, options: argparse.Namespace, out: Terminal) -> int:
@@ -437,6 +468,7 @@ _COMMANDS: dict[str, Callable[[Client, argparse.Namespace, Terminal], Awaitable[
     "try": _try,
     **dict.fromkeys(("pause", "resume", "stop", "cancel", "budget"), _change),
     "download": _download,
+    "output": _output,
     "keys": _keys,
     "trail": _trail,
     "notices": _notices,

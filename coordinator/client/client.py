@@ -183,6 +183,18 @@ class Client(AccountCalls, PublicCalls):
         """Let everybody look at it, or nobody else."""
         return await self._line.change("PUT", f"jobs/{job}/share", api.JobView, api.Share(shared))
 
+    async def output(self, job: str) -> api.OutputView:
+        """The bucket of one's own that its model goes to."""
+        return await self._line.get(f"jobs/{job}/output", api.OutputView)
+
+    async def set_output(self, job: str, output: api.NewOutput) -> api.OutputView:
+        """Name that bucket, or another one."""
+        return await self._line.change("PUT", f"jobs/{job}/output", api.OutputView, output)
+
+    async def remove_output(self, job: str) -> None:
+        """Send nothing more there."""
+        await self._line.change("DELETE", f"jobs/{job}/output", None)
+
     async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
         """Its newest stored states, newest first."""
         return await self._line.list(f"jobs/{job}/checkpoints", api.CheckpointView)

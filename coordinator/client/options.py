@@ -76,6 +76,8 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
         "--wallet", type=wallet, metavar="ADDRESS", help="the wallet that funds it; without it, the test wallet does"
     )
     submit.add_argument("--yes", action="store_true", help="do not ask before funding")
+    submit.add_argument("--output", metavar="URL", help="send the model there, as `cottage output JOB URL` does")
+    _output(submit)
     upload = _add(commands, "upload", [common], "upload a file; goes on where it was after a cut")
     upload.add_argument("file", type=Path, metavar="FILE")
     upload.add_argument(
@@ -112,6 +114,19 @@ def _following(commands: Any, common: argparse.ArgumentParser) -> None:
     download = _add(commands, "download", [common], "fetch a finished model; checks its SHA-256, goes on after a cut")
     _job(download)
     download.add_argument("folder", type=Path, metavar="DIR", help="where the model's folder goes")
+    output = _add(commands, "output", [common], "have a model sent to a bucket of your own, or see how far that is")
+    _job(output)
+    key = "s3://BUCKET/PREFIX; its key is taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    output.add_argument("url", nargs="?", metavar="URL", help=key)
+    output.add_argument("--remove", action="store_true", help="send nothing more there")
+    _output(output)
+
+
+def _output(command: argparse.ArgumentParser) -> None:
+    """Where a model goes; the key is in the environment, where no list of processes shows it."""
+    command.add_argument("--endpoint", default="", metavar="URL", help="the bucket's server; without it, AWS")
+    command.add_argument("--region", default="us-east-1", metavar="NAME", help="default: %(default)s")
+    command.add_argument("--with-checkpoints", action="store_true", help="send verified checkpoints there, too")
 
 
 def _looking(commands: Any, common: argparse.ArgumentParser) -> None:

@@ -125,6 +125,19 @@ def time_left(view: api.JobView) -> str:
     return likely if low == high else f"about {likely} ({low} to {high})"
 
 
+def output_text(output: api.OutputView) -> str:
+    """A line or two of where a model goes, and how far that is."""
+    where = f"{output.url} at {output.endpoint or f'AWS, {output.region}'}"
+    said = f"\nThe server said: {output.answer}" if output.answer else ""
+    match output.state:
+        case "sent":
+            return f"{where}: everything has arrived, {len(output.sent)} objects"
+        case "failed":
+            return f"{where}: given up after {output.attempts} attempts. Name it again once that is mended.{said}"
+        case "waiting":
+            return f"{where}: {len(output.sent)} objects have arrived, and more come as the job goes on{said}"
+
+
 def log_text(lines: Sequence[api.LogLine], end: str = "\n") -> RenderableType:
     """A job's log, oldest first. ``end``: what follows a line."""
     shown = Text()

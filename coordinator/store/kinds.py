@@ -27,6 +27,7 @@ from coordinator.store.records import (
     NoticeRecord,
     NoticeSettings,
     OutboxRecord,
+    OutputRecord,
     ReplayRecord,
     RoundRecord,
     RunRecord,
@@ -88,6 +89,7 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
     NoticeSettings: RecordKind(
         "notice_settings", ("account_id",), ("account_id",), frozenset({"webhook_kinds", "mail_kinds"})
     ),
+    OutputRecord: RecordKind("outputs", ("job",), ("created", "job"), frozenset({"sent"})),
     NoticeRecord: RecordKind("notices", ("id",), ("id",), numbered=True),
     MetricRecord: RecordKind("metrics", ("id",), ("id",), numbered=True),
     ReplayRecord: RecordKind("replays", ("account_id", "key"), ("created", "account_id", "key")),

@@ -241,6 +241,31 @@ class NoticeSettings(msgspec.Struct, frozen=True):
     version: int = 0
 
 
+class OutputRecord(Told, frozen=True):
+    """A bucket that a job's model goes to.
+
+    Attributes:
+        secret: empty once nothing more is sent. ``due``: when it is looked at next; ``answer``: the last refusal.
+        sent: names of objects that have arrived.
+    """
+
+    job: str
+    account_id: str
+    url: str
+    endpoint: str
+    region: str
+    key: str
+    secret: str
+    checkpoints: bool
+    created: float
+    due: float
+    state: Literal["waiting", "sent", "failed"] = "waiting"
+    sent: tuple[str, ...] = ()
+    attempts: int = 0
+    answer: Untrusted = Untrusted("")
+    version: int = 0
+
+
 class NoticeRecord(Told, frozen=True):
     """One notice on one channel. ``body``: JSON, as a webhook gets it; ``due``: when it is tried next; ``answer``: the last."""
 

@@ -315,6 +315,27 @@ notice_settings = Table(
     Column("version", Integer, nullable=False),
 )
 
+outputs = Table(
+    "outputs",
+    metadata,
+    Column("job", _ID, primary_key=True),
+    Column("account_id", _ID, nullable=False),
+    Column("url", String(300), nullable=False),
+    Column("endpoint", String(500), nullable=False),
+    Column("region", String(40), nullable=False),
+    Column("key", String(200), nullable=False),
+    Column("secret", String(200), nullable=False),
+    Column("checkpoints", Boolean, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("due", Float, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("sent", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Index("outputs_by_due", "state", "due"),
+)
+
 notices = Table(
     "notices",
     metadata,

@@ -61,6 +61,9 @@ class LifeRoutes:
         stop = "End now with the model of the newest verified checkpoint; the rest is refunded"
         budget = "Raise the cap: the test wallet deposits it, or the job's own wallet is waited for"
         compare = "Several runs beside each other: how they stand, and their loss curves"
+        output = "The bucket of the submitter's own that the model goes to, and what has arrived there"
+        name_it = "Send the model to a bucket of one's own once it is ready, and checkpoints as they are verified"
+        end_it = "Send nothing more there, and forget its key"
         share = "Let everybody look at the job, or nobody else"
         return [
             *self._leaving(),
@@ -77,6 +80,11 @@ class LifeRoutes:
             Route("POST", f"{_JOB}/resume", self.resume, resume, api.JobView, errors=(402, *_CHANGES)),
             Route("POST", f"{_JOB}/stop", self.stop, stop, api.JobView, errors=_CHANGES),
             Route("POST", f"{_JOB}/budget", self.budget, budget, api.JobView, api.AddBudget, errors=(402, *_CHANGES)),
+            Route("GET", f"{_JOB}/output", self.output, output, api.OutputView, errors=(404,)),
+            Route(
+                "PUT", f"{_JOB}/output", self.set_output, name_it, api.OutputView, api.NewOutput, errors=(404, 409, 422)
+            ),
+            Route("DELETE", f"{_JOB}/output", self.remove_output, end_it, None, status=204, errors=(404,)),
             Route("PUT", f"{_JOB}/share", self.share, share, api.JobView, api.Share, errors=_CHANGES),
         ]
 
@@ -224,6 +232,21 @@ class LifeRoutes:
         """PUT jobs/{job}/share."""
         wanted = await read_document(request, api.Share)
         return answer(await self._jobs.share(job_id(request), wanted.shared))
+
+    async def output(self, request: web.Request) -> web.Response:
+        """GET jobs/{job}/output."""
+        return answer(await self._leavings.output(job_id(request)))
+
+    async def set_output(self, request: web.Request) -> web.Response:
+        """PUT jobs/{job}/output."""
+        wanted = await read_document(request, api.NewOutput)
+        return answer(await self._leavings.set_output(job_id(request), principal(request).account_id, wanted))
+
+    async def remove_output(self, request: web.Request) -> web.Response:
+        """DELETE jobs/{job}/output."""
+        await read_body(request)
+        await self._leavings.remove_output(job_id(request))
+        return web.Response(status=204)
 
     async def _ask(self, request: web.Request, action: JobAction) -> web.Response:
         await read_body(request)

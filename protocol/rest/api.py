@@ -416,6 +416,33 @@ class AddBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     amount: Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
+class NewOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A bucket of the submitter's own, which a job's model goes to. ``endpoint``: its server; empty: AWS in that ``region``.
+    ``key``, ``secret``: kept until everything has arrived. ``checkpoints``: verified ones go there, too, as they are stored."""
+
+    url: Annotated[str, Meta(max_length=300, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=/-]*)?$")]
+    key: Annotated[str, Meta(min_length=1, max_length=200)]
+    secret: Annotated[str, Meta(min_length=1, max_length=200)]
+    endpoint: Annotated[str, Meta(max_length=500, pattern=r"^(https?://[^\s/?#@]+/?)?$")] = ""
+    region: Annotated[str, Meta(max_length=40, pattern=r"^[a-z0-9-]+$")] = "us-east-1"
+    checkpoints: bool = False
+
+
+class OutputView(View, frozen=True):
+    """Where a job's model goes, and how far that is. ``sent``: objects that have arrived; ``answer``: what the server said last,
+    where it refused; ``due``: when it is tried next, while it waits."""
+
+    url: str
+    endpoint: str
+    region: str
+    checkpoints: bool
+    state: Literal["waiting", "sent", "failed"]
+    sent: tuple[str, ...]
+    attempts: int
+    answer: Untrusted
+    due: float
+
+
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether everybody may look at the job: its page, curves, nodes and receipts, never its data, logs or files."""
 

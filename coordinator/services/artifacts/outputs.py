@@ -5,6 +5,7 @@ from typing import Any
 
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.artifacts.inference import Trials
+from coordinator.services.artifacts.output_buckets import OutputBuckets
 from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.core.logs import JobLogs, Level
 from protocol.rest import api
@@ -14,7 +15,15 @@ from protocol.rest.records import AuditRecords
 class JobOutputs:
     """Implements ``ports.OutputsPort``."""
 
-    def __init__(self, checkpoints: Checkpoints, trials: Trials, logs: JobLogs, openings: StepOpenings) -> None:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        trials: Trials,
+        logs: JobLogs,
+        openings: StepOpenings,
+        buckets: OutputBuckets,
+    ) -> None:
+        self._buckets = buckets
         self._checkpoints = checkpoints
         self._openings = openings
         self._trials = trials
@@ -39,6 +48,19 @@ class JobOutputs:
     async def folder(self, job: str, round_: int | None = None) -> str:
         """The artifact of a checkpoint's model folder."""
         return await self._checkpoints.folder(job, round_)
+
+    async def output(self, job: str) -> api.OutputView:
+        """The bucket that the job's model goes to."""
+        return await self._buckets.get(job)
+
+    async def set_output(self, job: str, account_id: str, wanted: api.NewOutput) -> api.OutputView:
+        """Name it, or another one."""
+        await self._checkpoints.known(job)
+        return await self._buckets.put(job, account_id, wanted)
+
+    async def remove_output(self, job: str) -> None:
+        """Send nothing more, and forget its key."""
+        await self._buckets.remove(job)
 
     def generate(self, job: str, round_: int | None, request: api.TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
         """Pieces of text from a checkpoint."""

@@ -1,11 +1,11 @@
-"""Requests to addresses that a stranger named (webhooks): only to the public Internet, checked at the socket.
+"""Requests to addresses that a stranger named (webhooks, buckets): only to the public Internet, checked at the socket.
 
 A name is no proof: it may resolve to another address a moment later, and a redirect names a new one. So the check sits where a
 socket is made for the address that is then connected to, after all resolving, for every hop.
 """
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import aiohttp
@@ -29,6 +29,19 @@ def outside_session(seconds: float = 10.0, allowed: Iterable[Network] = ()) -> a
         seconds: for a whole request, connecting and reading included.
         allowed: networks beyond the public Internet that the operator lets it reach.
     """
+    return open_session(
+        proxies=False,
+        connector=aiohttp.TCPConnector(
+            socket_factory=outside_sockets(allowed), force_close=True, use_dns_cache=False, limit=32
+        ),
+        timeout=aiohttp.ClientTimeout(total=seconds),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        requote_redirect_url=False,
+    )
+
+
+def outside_sockets(allowed: Iterable[Network] = ()) -> Callable[[Any], socket.socket]:
+    """What makes sockets to addresses of the public Internet, and of the ``allowed`` networks, and no others."""
     policy = PeerPolicy(allowed, ())
 
     def make(address: Any) -> socket.socket:
@@ -40,10 +53,4 @@ def outside_session(seconds: float = 10.0, allowed: Iterable[Network] = ()) -> a
             )
         return socket.socket(family, kind, protocol)
 
-    return open_session(
-        proxies=False,
-        connector=aiohttp.TCPConnector(socket_factory=make, force_close=True, use_dns_cache=False, limit=32),
-        timeout=aiohttp.ClientTimeout(total=seconds),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        requote_redirect_url=False,
-    )
+    return make

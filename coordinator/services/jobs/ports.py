@@ -138,6 +138,15 @@ class OutputsPort(Protocol):
     async def folder(self, job: str, round_: int | None = None) -> str:
         """The artifact of a checkpoint's model folder; None: the newest."""
 
+    async def output(self, job: str) -> api.OutputView:
+        """The bucket that the job's model goes to; NotFoundError where none is named."""
+
+    async def set_output(self, job: str, account_id: str, wanted: api.NewOutput) -> api.OutputView:
+        """Name it, or another one."""
+
+    async def remove_output(self, job: str) -> None:
+        """Send nothing more, and forget its key."""
+
     def generate(self, job: str, round_: int | None, request: api.TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
         """Pieces of text from a checkpoint, one request at a time."""
 

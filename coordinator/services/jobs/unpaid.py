@@ -35,7 +35,7 @@ from coordinator.services.payments.funding import FundingService
 from coordinator.services.training.job_faults import faulty_jobs
 from coordinator.services.training.runs import Runs
 from coordinator.store.ports import Condition, col
-from coordinator.store.records import EventRecord, LogRecord, NoticeRecord, OutboxRecord
+from coordinator.store.records import EventRecord, LogRecord, NoticeRecord, OutboxRecord, OutputRecord
 from ledger.errors import LedgerError
 
 DAY = 86_400.0
@@ -224,7 +224,13 @@ class Unpaid:
                     await self._runs.stop(work, JobState.CANCELLED, f"nobody funded it within {hours:.0f} hours")
 
     async def _forget(self, job: Job) -> None:
-        of_jobs = col(EventRecord.job), col(LogRecord.job), col(OutboxRecord.job), col(NoticeRecord.job)
+        of_jobs = (
+            col(EventRecord.job),
+            col(LogRecord.job),
+            col(OutboxRecord.job),
+            col(NoticeRecord.job),
+            col(OutputRecord.job),
+        )
         async with self._context.store.transaction() as tx:
             for of_job in of_jobs:
                 await tx.forget(of_job.of, of_job.equals(job.id))

@@ -19,6 +19,7 @@ from coordinator.web.pages.pipeline import drawing, pipeline
 from coordinator.web.pages.render import NODE_LOOKS, Renderer, server_of
 from coordinator.web.stream import TERMINAL
 from coordinator.web.transfers import job_id
+from protocol.codec import MessageError, convert
 from protocol.rest import api
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class JobPages:
             ("stop", self.stop),
             ("budget", self.budget),
             ("share", self.share),
+            ("output", self.output),
             ("try", self.try_model),
         ):
             app.router.add_post(f"/jobs/{{job}}/{word}", do)
@@ -133,6 +135,25 @@ class JobPages:
         """Show the job to everybody, or to nobody else."""
         typed = await read_form(request)
         return await self._change(request, self._jobs.share(job_id(request), typed.get("shared") == "1"))
+
+    async def output(self, request: web.Request) -> web.StreamResponse:
+        """Name the bucket that the model goes to; an empty address takes it back."""
+        typed, job, who = await read_form(request), job_id(request), visitor(request)
+        given = {name: typed.get(name, "").strip() for name in ("url", "endpoint", "region", "key", "secret")}
+        try:
+            if not given["url"]:
+                await self._leavings.remove_output(job)
+            elif who is not None:
+                filled = {name: value for name, value in given.items() if value}
+                wanted = convert({**filled, "checkpoints": typed.get("checkpoints") == "1"}, api.NewOutput)
+                await self._leavings.set_output(job, who.account_id, wanted)
+        except NotFoundError:
+            raise
+        except MessageError as error:
+            return await self._job(request, f"{error.field or 'bucket'}: {error}", 422)
+        except CottageError as error:
+            return await self._job(request, error.detail, error.status)
+        raise web.HTTPSeeOther(f"/jobs/{job}", headers={hdrs.CACHE_CONTROL: "no-store"})
 
     async def log(self, request: web.Request) -> web.Response:
         """The job's log, the newest lines, searchable."""
@@ -208,6 +229,7 @@ class JobPages:
             "audits": _latest(await self._jobs.audits(job), MAX_ROWS_SHOWN),
             "receipts": _latest(await self._jobs.receipts(job), MAX_ROWS_SHOWN),
             "checkpoints": await self._leavings.checkpoints(job),
+            "output": await self._output_of(job) if mine else None,
             "metrics": await points_of(self._jobs, job),
             "events": _latest(await self._happened(job), MAX_EVENTS_SHOWN),
             "funding": await self._jobs.funding(job) if mine and view.state not in TERMINAL else None,
@@ -217,6 +239,12 @@ class JobPages:
             "names": {node.node: node.name for node in nodes},
             "server": server,
         }
+
+    async def _output_of(self, job: str) -> api.OutputView | None:
+        try:
+            return await self._leavings.output(job)
+        except NotFoundError:
+            return None
 
     async def _is_mine(self, request: web.Request, job: str) -> bool:
         """Whether the job is the reader's own."""

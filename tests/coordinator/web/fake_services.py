@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 from common.token_worth import TokenWorth
+from common.untrusted_text import Untrusted
 from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from protocol.audit import ReplayStep
@@ -189,6 +190,7 @@ class Leavings:
     """``ports.OutputsPort`` over a cluster: checkpoints whose files are made up, a model that repeats its prompt."""
 
     def __init__(self, cluster: Cluster) -> None:
+        self._outputs: dict[str, api.OutputView] = {}
         self._cluster = cluster
 
     async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
@@ -214,6 +216,21 @@ class Leavings:
     async def folder(self, job: str, round_: int | None = None) -> str:
         await self._known(job, round_)
         return await self._put(f"model of {job} after {round_}".encode())
+
+    async def output(self, job: str) -> api.OutputView:
+        if job not in self._outputs:
+            raise NotFoundError(f"no bucket is named for job {job}", "job")
+        return self._outputs[job]
+
+    async def set_output(self, job: str, account_id: str, wanted: api.NewOutput) -> api.OutputView:
+        await self._cluster.get(job)
+        given = (wanted.url, wanted.endpoint, wanted.region, wanted.checkpoints)
+        self._outputs[job] = api.OutputView(*given, "waiting", (), 0, Untrusted(""), START)
+        return self._outputs[job]
+
+    async def remove_output(self, job: str) -> None:
+        await self.output(job)
+        del self._outputs[job]
 
     async def generate(
         self, job: str, round_: int | None, request: api.TrialRequest

@@ -14,7 +14,7 @@ import pytest
 from coordinator.client import Client, ProblemError
 from coordinator.client.cli import main
 from coordinator.client.line import HttpLine
-from protocol.rest.api import TrialRequest
+from protocol.rest.api import NewOutput, TrialRequest
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import archive
 from tests.coordinator.web.test_life import started
@@ -85,6 +85,9 @@ async def the_life_of_a_job(it: Story) -> None:
     await client.resume(job)
     await client.add_budget(job, 1_000)
     await client.share(job)
+    await client.set_output(job, NewOutput("s3://mine", "a key", "a secret"))
+    await client.output(job)
+    await client.remove_output(job)
     await client.cancel(job)
 
 

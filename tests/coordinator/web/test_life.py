@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from coordinator.client import Client
 from coordinator.client.cli import main
 from coordinator.client.errors import ProblemError
-from protocol.rest.api import TrialRequest
+from protocol.rest.api import NewOutput, TrialRequest
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_tenants import job_of, member
 
@@ -53,6 +54,38 @@ async def test_checkpoints_are_listed_and_come_whole(house: House, http: aiohttp
     for path, status in (("99/model.zip", 404), ("x/model.zip", 422), ("1/stages/-1", 422)):
         async with http.get(f"{house.api}/jobs/{job}/checkpoints/{path}") as answer:
             assert answer.status == status, path
+
+
+async def test_a_bucket_of_ones_own_is_named_shown_and_taken_back(
+    house: House, http: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await started(house)
+    wanted = NewOutput("s3://mine/models", "a key", "a very secret key", "https://s3.example.org", checkpoints=True)
+    async with Client(house.url) as client:
+        with pytest.raises(ProblemError, match="no bucket is named"):
+            await client.output(job)
+        made = await client.set_output(job, wanted)
+        assert (made.url, made.state, made.checkpoints) == ("s3://mine/models", "waiting", True)
+        assert await client.output(job) == made
+    async with http.get(f"{house.api}/jobs/{job}/output") as answer:
+        assert "secret" not in await answer.text()
+    for wrong in ({"url": "https://mine"}, {"url": "s3://m"}, {"endpoint": "ftp://x"}, {"key": ""}, {"region": "a b"}):
+        body = msgspec.to_builtins(wanted) | wrong
+        async with http.put(f"{house.api}/jobs/{job}/output", json=body) as answer:
+            assert answer.status == 422, wrong
+    words = ["output", job, "s3://other", "--server", house.url]
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    assert await asyncio.to_thread(main, words) == 2
+    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in capsys.readouterr().err
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a very secret key")
+    assert await asyncio.to_thread(main, words) == 0
+    told = capsys.readouterr().out
+    assert "s3://other at AWS, us-east-1: 0 objects have arrived" in told
+    assert "very secret" not in told
+    assert await asyncio.to_thread(main, ["output", job, "--remove", "--server", house.url]) == 0
+    async with http.get(f"{house.api}/jobs/{job}/output") as answer:
+        assert answer.status == 404
 
 
 async def test_the_records_of_an_audit_come_with_their_digests(house: House, http: aiohttp.ClientSession) -> None:

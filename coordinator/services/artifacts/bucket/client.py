@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ TRIES: Final = 6  # Of one request, some 15 seconds in all; the client waits lon
 READ_TRIES: Final = 6  # Of a body that breaks off without having brought a byte.
 CONNECT_S, ANSWER_S = 5.0, 60.0
 CONNECTIONS: Final = 64
+
+MakeSocket = Callable[[Any], socket.socket]
 
 LOG = logging.getLogger(__name__)
 
@@ -46,11 +49,13 @@ class Unfinished:
 class BucketClient:
     """``client``: aiobotocore's, open. Names of objects are without the address's prefix."""
 
-    def __init__(self, client: Any, address: BucketAddress, clock: Clock) -> None:
+    def __init__(self, client: Any, address: BucketAddress, clock: Clock, told: bool = True) -> None:
+        """``told``: the log says when it is away."""
         self._client = client
         self._clock = clock
         self._away_since: float | None = None
         self._reached = False
+        self._told = told
         self.address = address
 
     @contextmanager
@@ -60,7 +65,7 @@ class BucketClient:
             with answering(self.address):
                 yield
         except FilesAwayError as error:
-            if self._away_since is None and self._reached:  # At the start its caller says it.
+            if self._told and self._away_since is None and self._reached:  # At the start its caller says it.
                 self._away_since = self._clock.now()
                 LOG.error("%s. Whatever needs a file of it is refused until that is mended", error.cause)
             raise
@@ -242,11 +247,14 @@ def _part_of(path: Path, start: int, length: int) -> bytes:
 
 
 @asynccontextmanager
-async def opened(address: BucketAddress, clock: Clock, tries: int = TRIES, **how: Any) -> AsyncIterator[BucketClient]:
+async def opened(
+    address: BucketAddress, clock: Clock, tries: int = TRIES, outside: MakeSocket | None = None, **how: Any
+) -> AsyncIterator[BucketClient]:
     """A bucket, reached by the settings that every tool of AWS takes: environment, files in ``~/.aws``, the machine's role.
 
     Args:
         tries: of one request.
+        outside: makes the sockets, and no proxy is taken, where a stranger named the address.
         how: what the client is made with beside them.
     Raises:
         StoreError: the client is not installed, or these settings cannot be.
@@ -266,7 +274,7 @@ async def opened(address: BucketAddress, clock: Clock, tries: int = TRIES, **how
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"payload_signing_enabled": True},
-        connector_args=how.pop("connector_args", {}),
+        **({} if outside is None else {"connector_args": {"socket_factory": outside}, "proxies": {}}),
     )
     how.setdefault("region_name", get_session().get_config_variable("region") or "us-east-1")
     client = get_session().create_client("s3", config=config, **how)
@@ -275,6 +283,6 @@ async def opened(address: BucketAddress, clock: Clock, tries: int = TRIES, **how
     except (BotoCoreError, ValueError) as error:
         raise StoreError(f"{address} cannot be used: {error}. Correct AWS_ENDPOINT_URL, or the profile") from error
     try:
-        yield BucketClient(made, address, clock)
+        yield BucketClient(made, address, clock, told=outside is None)
     finally:
         await client.__aexit__(None, None, None)

@@ -75,6 +75,21 @@ async def test_a_job_is_paused_goes_on_gets_more_budget_and_stops_with_its_model
             assert response.status == 403, f"{word} without the page's token"
 
 
+async def test_a_bucket_of_ones_own_is_named_on_the_page(house: House, http: aiohttp.ClientSession) -> None:
+    job = await running(house)
+    typed = {"url": "s3://mine/models", "key": "a key", "secret": "a very secret key", "region": "us-east-1"}
+    status, text = await press(house, http, job.id, "output", **typed | {"url": "mine"})
+    assert (status, 'role="alert"' in text) == (422, True)
+    status, text = await press(house, http, job.id, "output", **typed, checkpoints="1")
+    assert status == 200
+    assert "0 objects have arrived" in text
+    assert "very secret" not in text
+    status, text = await press(house, http, job.id, "output", url="")
+    assert 'id="output-set"' in text, "it can be named again"
+    async with http.post(f"{house.url}/jobs/{job.id}/output", data=typed) as response:
+        assert response.status == 403, "without the page's token"
+
+
 async def test_an_audit_says_until_when_its_node_opens_and_since_when_it_is_away(
     house: House, http: aiohttp.ClientSession
 ) -> None:
