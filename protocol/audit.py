@@ -215,26 +215,44 @@ class AuditReport(Told, frozen=True, forbid_unknown_fields=True, tag="audit"):
 # --- the outer step -----------------------------------------------------------------------------------------------------
 
 
+class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a reducer did with a shard: the digest of its ``result``, and of its residue ``before`` and ``after`` it.
+
+    The residue is what the codec of a result loses, which its reducer adds to the next; None: there is none.
+    """
+
+    shard: ReplicaIndex
+    result: Digest
+    before: Digest | None = None
+    after: Digest | None = None
+
+
 class OuterRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an outer step did, equal on all replicas of a stage; what came in is in ``ApplyRound.contributors``.
 
     ``before``, ``after``: digests of anchor and outer momentum; ``after`` of a round is ``before`` of the next. ``left_out``:
     replicas whose pseudo-gradient was decoded, and refused by the checks that the job asks for (``trainer.outer.checks``).
+    ``results``: as in ``ApplyRound``. ``reduced``: shards that this very member reduced, so not equal on all.
     """
 
     before: Digest
     after: Digest
     left_out: Annotated[tuple[ReplicaIndex, ...], Meta(max_length=MAX_REPLICAS)] = ()
+    results: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)] = {}
+    reduced: Annotated[tuple[ShardRecord, ...], Meta(max_length=MAX_REPLICAS)] = ()
 
 
 def outer_claim(record: OuterRecord, parameters: str) -> Digest:
-    """One digest for all that a member says of an outer step: equal ones say the same."""
+    """One digest for all that a member says of the step that all members of its stage make: equal ones say the same."""
     spelled = f"{record.before} {record.after} {list(record.left_out)} {parameters}"
+    if record.results:
+        spelled += "".join(f" {shard}:{digest}" for shard, digest in sorted(record.results.items()))
     return hashlib.sha256(spelled.encode()).hexdigest()
 
 
 class OpenOuter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open_outer"):
-    """Show the outer step of a round: its state before and the pseudo-gradients. The answer is a ``StepOpened``."""
+    """Show the outer step of a round: its state before and the pseudo-gradients; by shards the results, and what came in of the
+    shards that this member reduced. The answer is a ``StepOpened``."""
 
     audit: AuditId
     epoch: Count

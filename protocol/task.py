@@ -8,7 +8,10 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
                              its pipeline neighbours; sends its pseudo-gradient to the same stage of the other replicas
                       <-   RoundCommit     Merkle root over its steps, digest of its pseudo-gradient
                       <-   RoundHolding    whose pseudo-gradients it holds, by digest (sent again whenever that grows)
-      ApplyRound      ->     once the contributors are fixed: applies theirs in replica order, as soon as it holds them
+      ReduceRound     ->     by shards only, once the contributors are chosen: reduces its shard of theirs, hands the result out
+                      <-   RoundHolding    the results that it holds, its own included, by digest
+      ApplyRound      ->     once the contributors are fixed: applies theirs in replica order, as soon as it holds them; by
+                             shards the results, which every living member holds
                       <-   RoundApplied    digest of the parameters and of the state kept; the checkpoint where it was asked for
       AbandonRound    ->     the replica lost a member, or is late: stop stepping, keep receiving, wait for ApplyRound
       OpenStep        ->   OpeningMade     from the agent: the answer is made, and on its way
@@ -38,6 +41,7 @@ from protocol.audit import (
     ReplayAcross,
     ReplayOuter,
     ReplayStep,
+    ShardRecord,
     ShowLeaf,
     StepOpened,
 )
@@ -77,12 +81,14 @@ __all__ = [
     "OuterRecord",
     "Plan",
     "Progress",
+    "ReduceRound",
     "ReplayAcross",
     "ReplayOuter",
     "ReplayStep",
     "RoundApplied",
     "RoundCommit",
     "RoundHolding",
+    "ShardRecord",
     "ShowLeaf",
     "StepChallenge",
     "StepOpened",
@@ -142,13 +148,33 @@ class AbandonRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     round: RoundIndex
 
 
+class ReduceRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="reduce"):
+    """Reduce the shards of these contributors: ``protocol.job.sharding``. A shard has the name of the replica that it is cut for.
+
+    ``turn``: grows whenever the contributors of a round change, which nobody has applied yet. ``reducers``: shard -> replica. Who
+    is named for another's shard gets its parts of the contributors anew; of those in ``passed`` (shard -> digest) it passes on
+    the result that it holds.
+    """
+
+    epoch: Count
+    round: RoundIndex
+    turn: Count
+    contributors: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)]
+    reducers: Annotated[dict[ReplicaIndex, ReplicaIndex], Meta(max_length=MAX_REPLICAS)]
+    passed: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)] = {}
+
+
 class ApplyRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="apply"):
-    """``contributors``: replica -> digest of its pseudo-gradient for this stage. ``checkpoint``: report the new state too."""
+    """``contributors``: replica -> digest of its pseudo-gradient for this stage. ``checkpoint``: report the new state too.
+
+    ``results``: shard -> digest of what its reducer handed out; none in a mesh.
+    """
 
     epoch: Count
     round: RoundIndex
     contributors: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)]
     checkpoint: bool = False
+    results: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)] = {}
 
 
 class StopTask(Told, frozen=True, forbid_unknown_fields=True, tag="stop"):
@@ -160,6 +186,7 @@ class StopTask(Told, frozen=True, forbid_unknown_fields=True, tag="stop"):
 TaskCommand = (
     BeginRound
     | AbandonRound
+    | ReduceRound
     | ApplyRound
     | OpenStep
     | ShowLeaf
@@ -215,11 +242,23 @@ class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class RoundHolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="holding"):
-    """Replica -> digest of the pseudo-gradient held of it, this worker's own included."""
+    """Replica -> digest of the pseudo-gradient held of it, this worker's own included; by shards, of which it holds its shard.
+
+    ``taken``: of other shards that it was named for, the replicas whose parts it holds. ``results``: shard -> digest of the
+    result held, in turn ``turn``; ``reduced``: of those that it came to itself, which is its word for good. By shards each
+    report has what is new.
+    """
 
     epoch: Count
     round: RoundIndex
     held: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)]
+    taken: Annotated[
+        dict[ReplicaIndex, Annotated[tuple[ReplicaIndex, ...], Meta(max_length=MAX_REPLICAS)]],
+        Meta(max_length=MAX_REPLICAS),
+    ] = {}
+    turn: Count = 0
+    results: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)] = {}
+    reduced: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)] = {}
 
 
 class RoundApplied(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="applied"):

@@ -32,12 +32,15 @@ class TensorName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``activation``: forward, from stage s to s + 1. ``gradient``: backward, from s to s - 1. ``offer``: which cached activations
     s has, to s - 1, before a step.
-    ``pseudo_gradient``: between replicas. ``exchange``: between replicas within a step; ``micro`` is the replica that sends.
+    ``pseudo_gradient``: between replicas. ``shard``: a part of one, ``micro`` is the shard; ``result``: what it was reduced to,
+    in turn ``step``. ``exchange``: between replicas within a step; ``micro`` is the replica that sends.
     ``validation``: forward only, never quantised.
     ``end``: forward; the round of this replica is over before step ``step``.
     """
 
-    kind: Literal["activation", "gradient", "exchange", "pseudo_gradient", "validation", "offer", "end"]
+    kind: Literal[
+        "activation", "gradient", "exchange", "pseudo_gradient", "shard", "result", "validation", "offer", "end"
+    ]
     epoch: Count
     round: RoundIndex
     step: StepIndex

@@ -70,6 +70,11 @@ RECIPES = (
     Recipe("400x", "rounds", _diloco(15, "coarse", 0.5), "H=15, coarse, error feedback"),
     Recipe("400x growing", "rounds", _growing(9, 30, "coarse", 0.5), "the same bytes, H from 9 to 30", scratch=True),
     Recipe("1000x", "rounds", _diloco(20, "coarser", 0.5), "H=20, coarser, error feedback"),
+    Recipe("H=20 int4 shards", "rounds", _diloco(20, "int4", 0.5, exchange="shards"), "H=20 int4, by shards"),
+    Recipe("H=15 int8 shards", "rounds", _diloco(15, "int8", 0.5, exchange="shards"), "H=15 int8, by shards"),
+    Recipe("H=15 int8", "rounds", _diloco(15, "int8", 0.5), "8-bit blocks of 64"),
+    Recipe("400x shards", "rounds", _diloco(15, "coarse", 0.5, exchange="shards"), "400x, by shards"),
+    Recipe("1000x shards", "rounds", _diloco(20, "coarser", 0.5, exchange="shards"), "1000x, by shards"),
     Recipe("a quarter lost", "rounds", _diloco(20, "int4", 0.5), "H=20 int4; one upload in four never arrives", 0.25),
     Recipe("400x a quarter lost", "rounds", _diloco(15, "coarse", 0.5), "one upload in four never arrives", 0.25),
     Recipe(
@@ -84,6 +89,12 @@ RECIPES = (
         "streaming", "rounds", _diloco(5, "int4", 0.5, outer="streaming"), "a quarter of the layers every 5 steps, int4"
     ),
     Recipe("sparseloco H=20", "rounds", _diloco(20, "int4", 0.0, 1.0, outer="sparseloco"), "3 % of the values, 2 bits"),
+    Recipe(
+        "sparseloco shards",
+        "rounds",
+        _diloco(20, "int4", 0.0, 1.0, outer="sparseloco", exchange="shards"),
+        "the same, by shards",
+    ),
     Recipe("H=50 int4 growing", "rounds", _growing(40, 110, "int4", 0.5), "as many rounds as H=50", scratch=True),
     Recipe(
         "timed",

@@ -23,13 +23,15 @@ from protocol.audit import ends_segment
 from protocol.boundary import Position
 from protocol.job.job import TrainingSpec
 from protocol.job.rounds import schedule
+from protocol.job.sharding import shard_count
 from trainer.audit.environment import configure
 from trainer.codecs import CodecName, decode, encode
 from trainer.data.data import TokenFile, Windows
-from trainer.outer import Local, OuterState, outer_method
+from trainer.outer import Local, OuterMethod, OuterState, outer_method
 from trainer.outer.checks import mean_update
 from trainer.outer.every_step import GRADIENT_CODEC
 from trainer.outer.inner_update import update
+from trainer.outer.shards import read_result, reduce_shard
 from trainer.stage.model import Cut
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.steps import Recorded, accumulate
@@ -99,6 +101,30 @@ SIZES: Mapping[str, Size] = {
 }
 
 
+class Exchange:
+    """How contributions become the next state: in a mesh, or by shards with what their reducers keep."""
+
+    def __init__(self, method: OuterMethod, count: int) -> None:
+        self._method = method
+        self._residues: list[Tensor | None] = [None] * count
+        self.count = count
+
+    def apply(self, state: OuterState, contributions: Mapping[int, tuple[bytes, ...]], index: int) -> OuterState:
+        """The outer step of a round."""
+        if self.count == 1:
+            return self._method.apply(state, {p: pieces[0] for p, pieces in contributions.items()}, index)
+        shards, free = self._method.shards(index, self.count), self._method.free(index)
+        results = []
+        for shard in range(self.count):
+            parts = {replica: pieces[shard] for replica, pieces in contributions.items()}
+            here = shards.take(free, shard)
+            made = reduce_shard(shards, shard, parts, self._method.combining, here, self._residues[shard])
+            self._residues[shard] = made.residue
+            results.append(read_result(shards, shard, made.data, here))
+        left_out = tuple(sorted({replica for _, odd in results for replica in odd}))
+        return self._method.step(state, shards.join([mean for mean, _ in results]), left_out, index)
+
+
 @dataclass
 class Setting:
     """What all runs of a table share."""
@@ -135,6 +161,7 @@ class Setting:
             "clip_norm": CLIP,
             "precision": self.precision,
             "seed": self.seed,
+            "exchange": "mesh",
         }
         return TrainingSpec(**(values | dict(recipe.training if recipe else {})))
 
@@ -217,9 +244,10 @@ class Runner:
         state = OuterState(stages[0].values().clone(), torch.zeros(stages[0].size))
         local: list[Local] = [method.fresh(state) for _ in stages]
         chance = np.random.Generator(np.random.Philox(key=training.seed))
+        reducing = Exchange(method, shard_count(training, REPLICAS))
         sent, curve, losses = 0, [], 0
         for index, (first, steps) in enumerate(plan):
-            contributions: dict[int, bytes] = {}
+            contributions: dict[int, tuple[bytes, ...]] = {}
             for replica, stage in enumerate(stages):
                 stage.load(method.start(state, local[replica], index))
                 for step in range(steps[replica]):
@@ -228,14 +256,14 @@ class Runner:
                     update(stage, Position(0, 1), NOBODY, at, total)
                     if ends_segment(step, training.commit_every, steps[replica]):
                         stage.shorten(state.anchor)
-                made = method.contribution(state.anchor, stage.values(), local[replica], index)
-                sent += len(made.data) if replica == 0 else 0
+                made = method.contribution(state.anchor, stage.values(), local[replica], index, reducing.count)
+                sent += sum(map(len, made.pieces)) if replica == 0 else 0
                 if chance.random() >= recipe.lost or (replica == REPLICAS - 1 and not contributions):
-                    contributions[replica], local[replica] = made.data, made.local
+                    contributions[replica], local[replica] = made.pieces, made.local
                 else:
                     losses += 1
                 self._tell((index + (replica + 1) / REPLICAS) / len(plan))
-            state = method.apply(state, contributions, index)
+            state = reducing.apply(state, contributions, index)
             if (index + 1) * CURVE_POINTS // len(plan) > index * CURVE_POINTS // len(plan):
                 stages[0].load(state.anchor)
                 curve.append((first + max(steps), self._loss(stages[0], CURVE_WINDOWS)))

@@ -18,6 +18,7 @@ from protocol.task import (
     BisectQuery,
     OpenOuter,
     OpenStep,
+    ReduceRound,
     ReplayAcross,
     ReplayOuter,
     ReplayStep,
@@ -60,7 +61,7 @@ def named_by(command: TaskCommand) -> tuple[Digest, ...]:
         case (ReplayStep() as replay) | ReplayAcross(replay=replay) | BisectQuery(replay=replay):
             stored = replay.anchor_in == "artifact" and replay.anchor is not None
             return (replay.opening, replay.anchor) if stored and replay.anchor is not None else (replay.opening,)
-        case ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf() | StopTask():
+        case ReduceRound() | ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf() | StopTask():
             return ()
         case _:
             assert_never(command)

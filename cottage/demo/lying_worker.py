@@ -86,8 +86,9 @@ class Substitute(StageMember):
     def made(self, command: BeginRound, trace: RoundTrace) -> Made:
         """The same direction with ``EXAGGERATION`` times the norm; the last leaf binds the true one."""
         true = super().made(command, trace)
-        far = self._method.decode_update(true.encoded, command.round).mul(EXAGGERATION)
-        return replace(true, encoded=self._method.encode_update(far, command.round))
+        shards = self._method.shards(command.round, len(true.pieces))
+        far = shards.join([shards.decode(data, at) for at, data in enumerate(true.pieces)]).mul_(EXAGGERATION)
+        return replace(true, pieces=shards.encode(far))
 
 
 def wrong_product() -> Meddle:

@@ -181,6 +181,8 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How pseudo-gradients become one, see ``trainer.outer.checks``; all but ``mean`` withstand a few bad ones of many."""
     check_updates: bool = True
     """Leave out pseudo-gradients whose norm or direction is far from the others', of three replicas or more."""
+    exchange: Literal["auto", "mesh", "shards"] = "auto"
+    """How contributions reach the other replicas, see ``protocol.job.sharding``. ``auto``: by shards from four replicas on."""
     fragments: Annotated[int, Meta(ge=1, le=64)] = 4
     """``streaming``: parts of the model that are exchanged in turn."""
     mixing: Annotated[float, Meta(ge=0, lt=1)] = 0.0

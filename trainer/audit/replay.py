@@ -1,6 +1,5 @@
 """Re-running a committed segment and saying whether it was done as committed: bit for bit, or near enough across classes."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from protocol.audit import ProvenLeaf, StepLeaf, ends_segment, segment
 from protocol.boundary import PayloadKey, Position, crossings, position_of
 from protocol.contradiction import contradiction
 from protocol.job.job import TrainingSpec
+from protocol.job.sharding import shard_count
 from protocol.task import AuditReport, Plan, ReplayAcross, ReplayOuter, ReplayStep
 from trainer.audit.opening_file import Due, Opening, SegmentEnd, read_opening
 from trainer.audit.step_leaves import RoundTrace, job_digest, made_after
@@ -339,8 +339,9 @@ def _compare_contribution(
         return "the leaf of the step that made the pseudo-gradient binds another one than the last leaf"
     if opened.anchor is None:  # The method carries nothing, and the contribution was made in another segment.
         return "" if leaf.carried is None else "something is carried into the next round where nothing can be"
-    given = method.contribution(opened.anchor, values(), opened.local, command.round)
-    if step == made and hashlib.sha256(given.data).hexdigest() != leaf.pseudo_gradient:
+    count = shard_count(stage.training, len(command.plan.replicas()))
+    given = method.contribution(opened.anchor, values(), opened.local, command.round, count)
+    if step == made and given.digest != leaf.pseudo_gradient:
         return "the pseudo-gradient is not what the round gives"
     if step == last and local_digest(given.local) != leaf.carried:
         return "what is carried into the next round is not what this one gives"

@@ -21,6 +21,7 @@ from torch import Tensor
 from trainer.codecs import Codec, CodecName, decode, encode, encoded_size
 from trainer.outer.checks import PLAIN, Combining
 from trainer.outer.method import Contribution, Layout, Local, OuterState, nesterov
+from trainer.outer.shards import Shards, loses
 from trainer.stage.eight_bits import BLOCK, chance
 from trainer.stage.short import shortened, way
 
@@ -61,19 +62,30 @@ class DiLoCo:
         """As ``OuterMethod.start``: the anchor."""
         return state.anchor
 
-    def contribution(self, anchor: Tensor, parameters: Tensor, local: Local, round_index: int) -> Contribution:
+    def contribution(
+        self, anchor: Tensor, parameters: Tensor, local: Local, round_index: int, count: int = 1
+    ) -> Contribution:
         """As ``OuterMethod.contribution``."""
-        update = anchor - parameters.detach().cpu()
+        update, shards = anchor - parameters.detach().cpu(), self.shards(round_index, count)
         if self.feedback is None:
-            return Contribution(self.encode_update(update, round_index))
+            return Contribution(shards.encode(update))
         wanted = (way(local[CODES], local[UNITS].float()) if self.short else local[RESIDUAL]).mul(self.feedback)
-        data = self.encode_update(wanted.add_(update), round_index)
-        residual = wanted.sub_(self.decode_update(data, round_index))
+        pieces = shards.encode(wanted.add_(update))
+        sent = shards.join([shards.decode(data, shard) for shard, data in enumerate(pieces)])
+        residual = wanted.sub_(sent.masked_fill_(self.layout.padding, 0.0))
         if not self.short:
-            return Contribution(data, {RESIDUAL: residual})
+            return Contribution(pieces, {RESIDUAL: residual})
         drawn = chance(0, residual.numel(), _KEY - round_index, residual.device)
         codes, units = shortened(residual, torch.zeros(()), drawn)
-        return Contribution(data, {CODES: codes, UNITS: units.bfloat16()})
+        return Contribution(pieces, {CODES: codes, UNITS: units.bfloat16()})
+
+    def shards(self, round_index: int, count: int) -> Shards:
+        """As ``OuterMethod.shards``."""
+        return Shards(self.layout.size, count, self.codec, loses(self.codec))
+
+    def free(self, round_index: int) -> Tensor:
+        """As ``OuterMethod.free``."""
+        return self.layout.padding
 
     def limit(self, round_index: int) -> int:
         """As ``OuterMethod.limit``."""
@@ -90,5 +102,8 @@ class DiLoCo:
     def apply(self, state: OuterState, contributions: Mapping[int, bytes], round_index: int) -> OuterState:
         """As ``OuterMethod.apply``."""
         updates = {replica: self.decode_update(data, round_index) for replica, data in contributions.items()}
-        mean, left_out = self.combining.combine(updates)
+        return self.step(state, *self.combining.combine(updates), round_index)
+
+    def step(self, state: OuterState, mean: Tensor, left_out: tuple[int, ...], round_index: int) -> OuterState:
+        """As ``OuterMethod.step``."""
         return OuterState(*nesterov(state.anchor, state.momentum, mean, self.learning_rate, self.momentum), left_out)

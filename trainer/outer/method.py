@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from trainer.files.tensors import bytes_of
+from trainer.outer.checks import Combining
+from trainer.outer.shards import Shards, contribution_digest
 from trainer.stage.stage import vector_digest
 from trainer.stage.storage import ALIGNMENT, Slot
 
@@ -54,10 +56,21 @@ class OuterState:
 
 @dataclass(frozen=True)
 class Contribution:
-    """The encoded pseudo-gradient of a round, and what the replica carries over if it counts."""
+    """The encoded pseudo-gradient of a round, in one piece or in shards, and what the replica carries over if it counts."""
 
-    data: bytes
+    pieces: tuple[bytes, ...]
     local: Local = field(default_factory=dict)
+
+    @property
+    def data(self) -> bytes:
+        """The only piece."""
+        (data,) = self.pieces
+        return data
+
+    @property
+    def digest(self) -> str:
+        """What it is committed to by."""
+        return contribution_digest(self.pieces)
 
 
 @dataclass(frozen=True)
@@ -102,8 +115,10 @@ class OuterMethod(Protocol):
     def start(self, state: OuterState, local: Local, round_index: int) -> Tensor:
         """The parameters that round ``round_index`` begins with, flat ``[n]``."""
 
-    def contribution(self, anchor: Tensor, parameters: Tensor, local: Local, round_index: int) -> Contribution:
-        """The encoded way from ``anchor`` to ``parameters``.
+    def contribution(
+        self, anchor: Tensor, parameters: Tensor, local: Local, round_index: int, count: int = 1
+    ) -> Contribution:
+        """The encoded way from ``anchor`` to ``parameters``, in ``count`` shards.
 
         Raises:
             NonFiniteError: training has diverged.
@@ -117,6 +132,19 @@ class OuterMethod(Protocol):
 
     def decode_update(self, data: bytes, round_index: int) -> Tensor:
         """The update of a contribution: a flat vector of the length that the round exchanges; raises ``CodecError``."""
+
+    @property
+    def combining(self) -> Combining:
+        """How updates become one."""
+
+    def shards(self, round_index: int, count: int) -> Shards:
+        """How what a round exchanges is cut."""
+
+    def free(self, round_index: int) -> Tensor:
+        """True where no parameter lies in what a round exchanges."""
+
+    def step(self, state: OuterState, mean: Tensor, left_out: tuple[int, ...], round_index: int) -> OuterState:
+        """The shared state of the next round, from the mean update; ``state`` is left as it is."""
 
     def apply(self, state: OuterState, contributions: Mapping[int, bytes], round_index: int) -> OuterState:
         """The shared state of the next round; ``state`` is left as it is.

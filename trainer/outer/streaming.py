@@ -22,6 +22,7 @@ from torch import Tensor
 from trainer.codecs import Codec, CodecName, decode, encode, encoded_size
 from trainer.outer.checks import PLAIN, Combining
 from trainer.outer.method import Contribution, Layout, Local, OuterState, nesterov
+from trainer.outer.shards import Shards
 from trainer.stage.storage import Slot
 
 PARAMETERS = "parameters"
@@ -68,11 +69,21 @@ class Streaming:
             merged[span] = merged[span].mul_(self.mixing).add_(anchor[span].mul(1 - self.mixing))
         return merged
 
-    def contribution(self, anchor: Tensor, parameters: Tensor, local: Local, round_index: int) -> Contribution:
+    def contribution(
+        self, anchor: Tensor, parameters: Tensor, local: Local, round_index: int, count: int = 1
+    ) -> Contribution:
         """As ``OuterMethod.contribution``."""
         own = parameters.detach().to("cpu", copy=True)
         update = _gather(anchor, self.fragment(round_index)) - _gather(own, self.fragment(round_index))
-        return Contribution(self.encode_update(update, round_index), {PARAMETERS: own})
+        return Contribution(self.shards(round_index, count).encode(update), {PARAMETERS: own})
+
+    def shards(self, round_index: int, count: int) -> Shards:
+        """As ``OuterMethod.shards``."""
+        return Shards(self._size(round_index), count, self.codec)
+
+    def free(self, round_index: int) -> Tensor:
+        """As ``OuterMethod.free``."""
+        return _gather(self.layout.padding, self.fragment(round_index))
 
     def limit(self, round_index: int) -> int:
         """As ``OuterMethod.limit``."""
@@ -85,13 +96,16 @@ class Streaming:
     def decode_update(self, data: bytes, round_index: int) -> Tensor:
         """As ``OuterMethod.decode_update``."""
         update = decode(data, (self._size(round_index),), self.codec)
-        return update.masked_fill_(_gather(self.layout.padding, self.fragment(round_index)), 0.0)
+        return update.masked_fill_(self.free(round_index), 0.0)
 
     def apply(self, state: OuterState, contributions: Mapping[int, bytes], round_index: int) -> OuterState:
         """As ``OuterMethod.apply``."""
-        spans = self.fragment(round_index)
         updates = {replica: self.decode_update(data, round_index) for replica, data in contributions.items()}
-        mean, left_out = self.combining.combine(updates)
+        return self.step(state, *self.combining.combine(updates), round_index)
+
+    def step(self, state: OuterState, mean: Tensor, left_out: tuple[int, ...], round_index: int) -> OuterState:
+        """As ``OuterMethod.step``."""
+        spans = self.fragment(round_index)
         part = nesterov(
             _gather(state.anchor, spans), _gather(state.momentum, spans), mean, self.learning_rate, self.momentum
         )

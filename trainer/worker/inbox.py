@@ -9,6 +9,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar
 
 from protocol.task import (
     AbandonRound,
@@ -17,6 +19,7 @@ from protocol.task import (
     BisectQuery,
     OpenOuter,
     OpenStep,
+    ReduceRound,
     ReplayAcross,
     ReplayOuter,
     ReplayStep,
@@ -25,11 +28,35 @@ from protocol.task import (
 from protocol.worker import TensorName
 from trainer.errors import AbandonedError
 
+Found = TypeVar("Found")
 RoundKey = tuple[int, int]
 """(epoch, round)"""
 
 Audit = OpenStep | ShowLeaf | ReplayStep | ReplayAcross | OpenOuter | ReplayOuter | BisectQuery
-Order = BeginRound | ApplyRound | AbandonRound
+
+
+@dataclass(frozen=True)
+class PartsHeld:
+    """All that was expected of a shard is here."""
+
+    shard: int
+
+
+Order = BeginRound | ReduceRound | ApplyRound | AbandonRound
+Work = Order | PartsHeld
+
+
+class Held(NamedTuple):
+    """What is kept of a round between replicas: a whole contribution, a shard of one, or the result of a shard.
+
+    ``replica``: who made it, or passed it on.
+    """
+
+    kind: Literal["contribution", "shard", "result"]
+    replica: int
+    shard: int = 0
+    turn: int = 0
+
 
 MAX_WAITING_BYTES = 1 << 30  # An honest neighbour is at most one step ahead: a few micro-batches of activations.
 MAX_WAITING_AUDITS = 64  # One is drawn a round; the rest is room for an auditor of several jobs' worth of rounds.
@@ -46,7 +73,8 @@ class WorkerInbox:
         self._orders: deque[tuple[Order, bytes, int]] = deque()
         self._audits: deque[tuple[Audit, bytes, bytes]] = deque()
         self._payloads: dict[TensorName, bytes] = {}
-        self._held: dict[RoundKey, dict[int, tuple[str, bytes]]] = {}
+        self._held: dict[RoundKey, dict[Held, tuple[str, bytes]]] = {}
+        self._expected: dict[int, Mapping[Held, str]] = {}
         self._waiting_bytes = 0
         self._current: RoundKey = (-1, -1)
         self._newest: RoundKey = (-1, -1)  # Begun or still queued: any older round is over.
@@ -91,11 +119,14 @@ class WorkerInbox:
 
     def contribution(self, key: RoundKey, replica: int, data: bytes) -> bool:
         """Keep a pseudo-gradient; False where it is stale, a duplicate, too far ahead or over the limit."""
-        digest = hashlib.sha256(data).hexdigest()
+        return self.keep(key, Held("contribution", replica), hashlib.sha256(data).hexdigest(), data)
+
+    def keep(self, key: RoundKey, place: Held, digest: str, data: bytes) -> bool:
+        """Keep something of a round; False as ``contribution``."""
         with self._changed:
-            if not self._fits(*key, len(data)) or replica in self._held.get(key, {}):
+            if not self._fits(*key, len(data)) or place in self._held.get(key, {}):
                 return False
-            self._held.setdefault(key, {})[replica] = (digest, data)
+            self._held.setdefault(key, {})[place] = (digest, data)
             self._waiting_bytes += len(data)
             self._changed.notify_all()
             return True
@@ -116,17 +147,33 @@ class WorkerInbox:
     def holding(self) -> dict[int, str]:
         """Replica -> digest of the pseudo-gradients held for the current round."""
         with self._changed:
-            return {replica: digest for replica, (digest, _) in self._held.get(self._current, {}).items()}
+            held = self._held.get(self._current, {})
+            return {place.replica: digest for place, (digest, _) in held.items() if place.kind == "contribution"}
 
-    def next_order(self) -> tuple[Order, bytes, int] | None:
-        """Wait for a command, serving audits meanwhile; ``None`` when closed."""
+    def held(self) -> dict[Held, tuple[str, bytes]]:
+        """All that is kept of the current round, each with its digest."""
+        with self._changed:
+            return dict(self._held.get(self._current, {}))
+
+    def expect(self, shard: int, wanted: Mapping[Held, str]) -> None:
+        """Have ``next_order`` say once when all of this, by digest, is held of the current round."""
+        with self._changed:
+            self._expected[shard] = dict(wanted)
+
+    def next_order(self) -> tuple[Work, bytes, int] | None:
+        """Wait for a command, or for what was expected, serving audits meanwhile; ``None`` when closed."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._orders or self._audits or self._closed)
+                self._changed.wait_for(
+                    lambda: self._orders or self._audits or self._closed or self._complete_shard() is not None
+                )
                 if self._closed:
                     return None
                 if self._orders:
                     return self._orders.popleft()
+                if (shard := self._complete_shard()) is not None:
+                    del self._expected[shard]
+                    return PartsHeld(shard), b"", 0
                 audit = self._audits.popleft()
             self._serve_audit(*audit)
 
@@ -134,6 +181,7 @@ class WorkerInbox:
         """Make ``key`` the current round and drop what came for older ones."""
         with self._changed:
             self._current = key
+            self._expected = {}
             for name in [name for name in self._payloads if (name.epoch, name.round) < key]:
                 self._waiting_bytes -= len(self._payloads.pop(name))
             for old in [old for old in self._held if old < key]:
@@ -197,14 +245,35 @@ class WorkerInbox:
         Raises:
             AbandonedError: a newer round begins first, or the worker ends.
         """
+        places = {Held("contribution", replica): digest for replica, digest in wanted.items()}
+
+        def found() -> dict[int, bytes] | None:
+            held = self._held.get(self._current, {})
+            return {place.replica: held[place][1] for place in places} if self._complete(places) else None
+
+        return self._once(found)
+
+    def results(self, wanted: Mapping[int, str]) -> dict[int, bytes]:
+        """The same of the results of shards, whoever sent them."""
+
+        def found() -> dict[int, bytes] | None:
+            held = self._held.get(self._current, {})
+            here = {
+                place.shard: data
+                for place, (digest, data) in held.items()
+                if place.kind == "result" and wanted.get(place.shard) == digest
+            }
+            return here if len(here) == len(wanted) else None
+
+        return self._once(found)
+
+    def _once(self, find: Callable[[], Found | None]) -> Found:
+        """What ``find`` gives, inside the lock, once that is anything; raises as ``contributions``."""
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._complete(wanted) or self._audits or self._closed or bool(self._orders)
-                )
-                if self._complete(wanted):
-                    held = self._held.get(self._current, {})
-                    return {replica: held[replica][1] for replica in wanted}
+                self._changed.wait_for(lambda: find() is not None or self._audits or self._closed or bool(self._orders))
+                if (there := find()) is not None:
+                    return there
                 if self._closed or self._newest > self._current:
                     raise AbandonedError(f"round {self._current} ended without all of its contributions")
                 while self._orders and not self._audits:
@@ -216,9 +285,12 @@ class WorkerInbox:
 
     # --- inside the lock ----------------------------------------------------------------------------------------------
 
-    def _complete(self, wanted: Mapping[int, str]) -> bool:
+    def _complete(self, wanted: Mapping[Held, str]) -> bool:
         held = self._held.get(self._current, {})
-        return all(replica in held and held[replica][0] == digest for replica, digest in wanted.items())
+        return all(place in held and held[place][0] == digest for place, digest in wanted.items())
+
+    def _complete_shard(self) -> int | None:
+        return next((shard for shard, wanted in self._expected.items() if self._complete(wanted)), None)
 
     def _fits(self, epoch: int, round_index: int, size: int) -> bool:
         if (epoch, round_index) < self._current or self._waiting_bytes + size > MAX_WAITING_BYTES:

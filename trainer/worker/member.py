@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 from torch import Tensor
 
 from protocol.audit import StepLeaf, state_interval
 from protocol.boundary import Kind, crossings, position_of
 from protocol.job.job import TOGETHER, JobSpec
+from protocol.job.sharding import shard_count
 from protocol.models.boundary_bytes import longest_payload, recorded_bytes
 from protocol.task import (
     AbandonRound,
@@ -34,6 +36,7 @@ from protocol.task import (
     OuterRecord,
     Plan,
     Progress,
+    ReduceRound,
     RoundApplied,
     RoundCommit,
     RoundHolding,
@@ -49,18 +52,20 @@ from trainer.data.data import Windows, heldout_parts
 from trainer.data.folder import JobFiles
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
 from trainer.outer import Local, OuterState, local_digest, outer_method
-from trainer.outer.audit import outer_step
+from trainer.outer.audit import Shown, contribution_name, outer_step, outer_step_of_results
 from trainer.outer.inner_update import update
+from trainer.outer.shards import contribution_digest
 from trainer.stage.activation_cache import Caches
 from trainer.stage.boundary_codec import wrapped_kinds
 from trainer.stage.snapshots import SnapshotKeeper
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.steps import Recorder, accumulate, digests, heldout_loss
 from trainer.worker.checkpoint import read_checkpoint, read_moments, write_checkpoint, write_moments
-from trainer.worker.inbox import RoundKey, WorkerInbox
+from trainer.worker.inbox import PartsHeld, RoundKey, Work, WorkerInbox
 from trainer.worker.malloc_trim import trim
 from trainer.worker.opening_service import OpeningService
 from trainer.worker.outbox import WorkerOutbox
+from trainer.worker.sharding import ShardExchange
 from trainer.worker.time_budget import TimeBudget
 
 LOG = logging.getLogger("cottage.worker")
@@ -120,10 +125,10 @@ class LiveBoundary:
 
 @dataclass(frozen=True)
 class Made:
-    """A round's contribution: the digest that leaves bind, the bytes that go out, and what the replica would carry over."""
+    """A round's contribution: the digest that leaves bind, the pieces that go out, and what the replica would carry over."""
 
     bound: str
-    encoded: bytes
+    pieces: tuple[bytes, ...]
     local: Local
 
 
@@ -162,6 +167,8 @@ class StageMember:
         size = self.stage.size
         self._outer = OuterState(self.stage.values().to("cpu", copy=True), torch.zeros(size))
         self._method = outer_method(spec.training, self.stage.slots, size)
+        self._shards = ShardExchange(self._method, inbox, outbox, stage, replica)
+        self._count = 1
         self._local = self._method.fresh(self._outer)
         self._load(self._method.start(self._outer, self._local, 0))
         self._pending: Local | None = None
@@ -179,8 +186,12 @@ class StageMember:
     # --- called from the socket's loop --------------------------------------------------------------------------------
 
     def take_contribution(self, name: TensorName, stage: int, replica: int, data: bytes) -> None:
-        """A pseudo-gradient of the same stage of another replica; anything else is dropped, and so not held."""
+        """What another replica of the same stage contributes or reduced; anything else is dropped, and so not held."""
         if stage != self._position.stage or replica == self._replica:
+            return
+        if name.kind != "pseudo_gradient":
+            if self._shards.take(name, replica, data) and (name.epoch, name.round) == self._inbox.current:
+                self._report_holding()
             return
         try:
             data = unwrap(data, self._method.limit(name.round))
@@ -218,8 +229,8 @@ class StageMember:
 
     def made(self, command: BeginRound, trace: RoundTrace) -> Made:
         """The contribution of the steps in ``trace``."""
-        given = self._method.contribution(trace.anchor, self.stage.values(), trace.local, command.round)
-        return Made(hashlib.sha256(given.data).hexdigest(), given.data, given.local)
+        given = self._method.contribution(trace.anchor, self.stage.values(), trace.local, command.round, self._count)
+        return Made(given.digest, given.pieces, given.local)
 
     def say(self, report: TaskReport) -> None:
         """Report what came of this round, and again when the command comes again."""
@@ -227,8 +238,8 @@ class StageMember:
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def obey(self, order: BeginRound | ApplyRound | AbandonRound, payload: bytes, split: int = 0) -> None:
-        """Do what a command says, as far as it is not done or stale.
+    def obey(self, order: Work, payload: bytes, split: int = 0) -> None:
+        """Do what a command says, as far as it is not done or stale, or what has become possible since.
 
         Raises:
             RoundError: the command does not fit what this worker holds.
@@ -238,6 +249,11 @@ class StageMember:
             match order:
                 case BeginRound():
                     self._begin(order, payload, split)
+                case ReduceRound():
+                    self._reduce(order)
+                case PartsHeld(shard):
+                    self._shards.reduce(shard)
+                    self._report_holding()
                 case ApplyRound():
                     self._apply(order)
                 case AbandonRound():
@@ -273,8 +289,10 @@ class StageMember:
             )
         self._said = {}
         self._position = position_of(command.plan, self._position.stage, self._replica, self._training)
+        self._count = shard_count(self._training, len(command.plan.replicas()))
+        self._shards.begin(key, command.plan)
         self._inbox.begin(key)
-        if self._inbox.holding():
+        if self._inbox.held():
             self._report_holding()
         if command.validate:
             self._validate(command, key)
@@ -413,19 +431,17 @@ class StageMember:
         if (
             early is not None
         ):  # The steps since then are no part of what was sent, but of what the replica goes on with.
-            local = self._method.contribution(trace.anchor, self.stage.values(), trace.local, command.round).local
+            local = self.made(command, trace).local
         carried = local_digest(local)
         trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
         root = trace.tree().root
-        digest = hashlib.sha256(made.encoded).hexdigest()
+        digest = contribution_digest(made.pieces)
         unread = self.openings.keep(key, trace, command.total_steps, self._position)
         if unread:
             self._keeper.give_back(unread)
         tokens = len(trace.leaves) * self._training.batch * self._training.sequence
         operations = self.stage.operations_per_token * tokens
         self._pending = local
-        if early is None:
-            self._inbox.contribution(key, self._replica, made.encoded)
         steps = len(trace.leaves)
         if loss is not None:
             LOG.info("round %d: training loss %.4f", command.round + 1, loss)
@@ -439,18 +455,30 @@ class StageMember:
     def _contribute(self, command: BeginRound, key: RoundKey, trace: RoundTrace) -> Made:
         """Make and send the round's contribution before its last steps; the commitment to it follows with the others."""
         made = replace(self.made(command, trace), local={})  # The steps that follow change what is carried.
-        self._inbox.contribution(key, self._replica, made.encoded)
         self._send_contribution(command, key, made, command.steps)
         return made
 
     def _send_contribution(self, command: BeginRound, key: RoundKey, made: Made, steps: int) -> None:
-        name = TensorName("pseudo_gradient", *key, command.first_step, 0)
-        naive, wrapped = 4 * self.stage.parameter_count * steps, wrap(made.encoded)
+        naive = 4 * self.stage.parameter_count * steps
         if self._training.outer in TOGETHER:
             naive = 0  # Counted at every step already.
+        if self._count > 1:
+            self._shards.contribute(made.pieces, naive)
+            return
+        (encoded,) = made.pieces
+        self._inbox.contribution(key, self._replica, encoded)
+        name, wrapped = TensorName("pseudo_gradient", *key, command.first_step, 0), wrap(encoded)
         for member in command.plan.members:
             if member.stage == self._position.stage and member.replica != self._replica:
                 self._outbox.put(PeerSend(member.stage, member.replica, name, naive), wrapped)
+
+    def _reduce(self, command: ReduceRound) -> None:
+        if (command.epoch, command.round) != self._inbox.current or RoundApplied in self._said or self._count == 1:
+            return
+        if RoundCommit not in self._said:
+            self._back_to_start()  # The contributors were chosen without this replica.
+        self._shards.order(command)
+        self._report_holding()
 
     def _apply(self, command: ApplyRound) -> None:
         key = (command.epoch, command.round)
@@ -461,18 +489,28 @@ class StageMember:
             return
         if RoundCommit not in self._said:
             self._back_to_start()  # The replica was given up and we were still stepping.
-        contributions = self._inbox.contributions(command.contributors)
         before = self._outer
-        self._outer, self._outer_record = outer_step(self._method, self.stage, before, contributions, command.round)
+        self._outer, self._outer_record, shown = self._step_together(command)
         if self._outer.left_out:
             LOG.info("round %d: left out the pseudo-gradients of replicas %s", command.round + 1, self._outer.left_out)
-        self.openings.keep_outer(key, before, contributions)
+        self.openings.keep_outer(key, before, shown)
         self._anchor_round, self._start = command.round + 1, None
-        if self._pending is not None and self._replica in contributions:
+        if self._pending is not None and self._replica in command.contributors:
             self._local = self._pending
         self._pending = None
         self._load(self._method.start(self._outer, self._local, self._anchor_round))
         self._report_applied(command)
+
+    def _step_together(self, command: ApplyRound) -> tuple[OuterState, OuterRecord, Shown]:
+        """The outer step, what says so, and what it was made from, once that is here; raises ``AbandonedError``."""
+        number = command.round
+        if not command.results:
+            given = self._inbox.contributions(command.contributors)
+            after, record = outer_step(self._method, self.stage, self._outer, given, number)
+            return after, record, {contribution_name(replica): data for replica, data in given.items()}
+        agreed = self._shards.agreed(command)
+        after, record = outer_step_of_results(self._method, self.stage, self._outer, agreed.results, number)
+        return after, msgspec.structs.replace(record, reduced=agreed.reduced), agreed.shown
 
     def _report_applied(self, command: ApplyRound) -> None:
         """Hand the new state over: the agent keeps it for peers, and stores it where that is asked for."""
@@ -486,7 +524,11 @@ class StageMember:
 
     def _report_holding(self) -> None:
         with self._holding:  # Two threads report; the later report must not be the one that knows less.
-            self._outbox.report(self._remember(RoundHolding(*self._inbox.current, self._inbox.holding())))
+            if self._count == 1:
+                self._outbox.report(self._remember(RoundHolding(*self._inbox.current, self._inbox.holding())))
+            elif self._shards.key == self._inbox.current and (news := self._shards.news()) is not None:
+                self._outbox.report(news)
+                self._remember(self._shards.told or news)
 
     def _remember(self, report: TaskReport) -> TaskReport:
         self._said[type(report)] = report

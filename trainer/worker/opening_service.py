@@ -26,7 +26,7 @@ from trainer.audit.step_leaves import RoundTrace, made_after
 from trainer.data.folder import JobFiles
 from trainer.errors import RoundError
 from trainer.outer import OuterState, outer_method
-from trainer.outer.audit import write_outer
+from trainer.outer.audit import Shown, write_outer
 from trainer.stage.background import Aside
 from trainer.stage.stage import Stage, StageState
 from trainer.worker.inbox import RoundKey
@@ -49,7 +49,7 @@ class _Round:
 @dataclass(frozen=True)
 class _Outer:
     before: OuterState
-    contributions: dict[int, bytes]
+    shown: Shown
 
 
 class OpeningService:
@@ -79,11 +79,11 @@ class OpeningService:
         unread = [old for old in gone if all(opening.done() for opening in old.leaving)]
         return [state for old in unread for state in old.trace.states.values()]
 
-    def keep_outer(self, key: RoundKey, before: OuterState, contributions: dict[int, bytes]) -> None:
-        """Keep an outer step."""
-        self._outers[key] = _Outer(before, contributions)
+    def keep_outer(self, key: RoundKey, before: OuterState, shown: Shown) -> None:
+        """Keep an outer step; ``shown``: what came in, see ``trainer.outer.audit``."""
+        self._outers[key] = _Outer(before, shown)
         if self.records:
-            self._record(RecordPart(*key, "outer"), write_outer_record(before.digest(), contributions))
+            self._record(RecordPart(*key, "outer"), write_outer_record(before.digest(), shown))
         for old in sorted(self._outers)[:-KEPT_ROUNDS]:
             del self._outers[old]
 
@@ -153,7 +153,7 @@ class OpeningService:
             reason = f"the outer step of round {command.round} of epoch {command.epoch} is not kept"
             self._outbox.report(StepOpened(command.audit, None, untrusted(reason)))
             return
-        self._answer(command.audit, lambda: write_outer(kept.before, kept.contributions))
+        self._answer(command.audit, lambda: write_outer(kept.before, kept.shown))
 
     def anchor(self, digest: str) -> Tensor | None:
         """The anchor of a round that is kept, by its digest."""

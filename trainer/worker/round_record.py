@@ -25,7 +25,7 @@ from protocol.boundary import PayloadKey, Position
 from protocol.codec import MessageError
 from protocol.codec import decode as decode_message
 from protocol.codec import encode as encode_message
-from protocol.ids import Count, Digest, ReplicaIndex, StepIndex
+from protocol.ids import Count, Digest, StepIndex
 from trainer.audit.step_leaves import RoundTrace
 from trainer.errors import RoundRecordError, WeightsError
 from trainer.files.tensors import bytes_of
@@ -56,10 +56,10 @@ class _StepsHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _OuterHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``before``: digest of the state before the step; ``contributions``: replica -> length."""
+    """``before``: digest of the state before the step; ``shown``: lengths of what came in, by name."""
 
     before: Digest
-    contributions: dict[ReplicaIndex, Count]
+    shown: dict[Annotated[str, Meta(max_length=40)], Count]
 
 
 @dataclass(frozen=True)
@@ -147,20 +147,20 @@ def read_steps(
     return trace, head.total_steps, head.position
 
 
-def write_outer_record(before: str, contributions: Mapping[int, bytes]) -> list[memoryview]:
+def write_outer_record(before: str, shown: Mapping[str, bytes]) -> list[memoryview]:
     """The record of an outer step in pieces; ``before``: digest of the state that it changes."""
-    head = _OuterHead(before, {replica: len(data) for replica, data in contributions.items()})
-    return [*_headed(head), *(memoryview(data) for data in contributions.values())]
+    head = _OuterHead(before, {name: len(data) for name, data in shown.items()})
+    return [*_headed(head), *(memoryview(data) for data in shown.values())]
 
 
-def read_outer_record(data: bytes, beginning: RoundBeginning) -> dict[int, bytes]:
-    """The contributions to an outer step; raises RoundRecordError as ``read_steps``."""
+def read_outer_record(data: bytes, beginning: RoundBeginning) -> dict[str, bytes]:
+    """What came into an outer step; raises RoundRecordError as ``read_steps``."""
     head, rest = _parsed(data, _OuterHead)
     if beginning.outer.digest() != head.before:
         raise RoundRecordError("the outer step did not begin with the state that is here")
-    contributions = {replica: bytes(rest.take(length)) for replica, length in head.contributions.items()}
+    shown = {name: bytes(rest.take(length)) for name, length in head.shown.items()}
     rest.end()
-    return contributions
+    return shown
 
 
 def _headed(head: msgspec.Struct) -> list[memoryview]:

@@ -28,6 +28,7 @@ from protocol.task import (
     LeafShown,
     OpenOuter,
     OpenStep,
+    ReduceRound,
     ReplayAcross,
     ReplayOuter,
     ReplayStep,
@@ -181,7 +182,9 @@ class Worker:
                     case WorkerCommand(body=StopTask(reason=reason)):
                         LOG.info("stopped: %s", reason)
                         return
-                    case WorkerCommand(body=BeginRound() | ApplyRound() | AbandonRound() as order, split=split):
+                    case WorkerCommand(
+                        body=BeginRound() | ReduceRound() | ApplyRound() | AbandonRound() as order, split=split
+                    ):
                         self._inbox.order(order, payload, split)
                     case WorkerCommand(
                         body=OpenStep()
@@ -208,9 +211,11 @@ class Worker:
         if message.name.kind in (
             "exchange",
             "pseudo_gradient",
+            "shard",
+            "result",
         ):  # Unpacking one is long enough to keep it off the loop.
             member = self._member
-            take = member.take_contribution if message.name.kind == "pseudo_gradient" else member.take_payload
+            take = member.take_payload if message.name.kind == "exchange" else member.take_contribution
             await asyncio.to_thread(take, message.name, message.stage, message.replica, payload)
         else:
             self._member.take_payload(message.name, message.stage, message.replica, payload)

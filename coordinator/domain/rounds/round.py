@@ -3,10 +3,12 @@
 ::
 
     training --(contributors fixed: see ``contributors``)--> applying --(applied, and each stage's state is safe)--> complete
-       |                                                        |
-       +------------ no replica is whole / a stage is gone -----+--> void
+       |  |                                                   |  ^
+       |  +--(chosen)--> reducing, by shards: ``reduction`` --|--+
+       +------------ no replica is whole / a stage is gone ---+--> void
 
-A replica is *whole* while every one of its stages is alive. Contributors are decided once and never change. Events may come in
+A replica is *whole* while every one of its stages is alive. Contributors are decided once and never change; by shards they are
+decided once all results are held. Events may come in
 any order, twice, or for another round: what does not fit changes nothing. The time is passed in with each event; ``look`` moves
 a round on that nothing but time stands against.
 """
@@ -23,6 +25,16 @@ from coordinator.domain.rounds.contributors import (
     enough_applied,
     everybody_applied,
     unanimous,
+)
+from coordinator.domain.rounds.reduction import (
+    advanced,
+    authored,
+    held_up_by,
+    noted,
+    passed_on,
+    reducers_of,
+    results_of,
+    started,
 )
 from coordinator.domain.rounds.seat import (
     Commitment,
@@ -43,9 +55,12 @@ from protocol.task import (
     AbandonRound,
     ApplyRound,
     BeginRound,
+    OuterRecord,
+    ReduceRound,
     RoundApplied,
     RoundCommit,
     RoundHolding,
+    ShardRecord,
     TaskCommand,
     Validation,
 )
@@ -94,6 +109,7 @@ def fold(current: Round, lease: str, event: RoundEvent, now: float = 0.0) -> Rou
         case RoundHolding():
             times = dict.fromkeys(event.held, now) | seat.held_at
             changed = msgspec.structs.replace(seat, held={**seat.held, **event.held}, held_at=times)
+            changed = noted(current, changed, event, now)
         case RoundApplied():
             changed = _applied(current, seat, event, now)
         case Validation():
@@ -111,7 +127,15 @@ def news(current: Round) -> Round:
     """What a report may change that is worth waiting for: not which digest a member says that it holds, again and again."""
     replicas = {seat.replica for seat in current.seats}
     seats = tuple(
-        msgspec.structs.replace(seat, held=dict.fromkeys(sorted(replicas & {*seat.held}), ""), held_at={})
+        msgspec.structs.replace(
+            seat,
+            held=dict.fromkeys(sorted(replicas & {*seat.held}), ""),
+            held_at={},
+            taken=dict.fromkeys(sorted(replicas & {*seat.taken}), ()),
+            results=dict.fromkeys(sorted(seat.results), ""),
+            results_at={},
+            reduced=dict.fromkeys(sorted(seat.reduced), ""),
+        )
         for seat in current.seats
     )
     return msgspec.structs.replace(current, seats=seats)
@@ -132,9 +156,15 @@ def commands(current: Round, lease: str) -> tuple[TaskCommand, ...]:
         told.append(_begin(current, seat))
         if seat.replica not in current.whole() or _decided_without(current, seat):
             told.append(AbandonRound(current.epoch, current.number))
+    if current.phase == "reducing" and current.reduction is not None:
+        digests = contributions(current, current.reduction.contributors, seat.stage)
+        reducers = reducers_of(current.reduction, seat.stage)
+        passed = passed_on(current.reduction, seat.stage)
+        told.append(ReduceRound(current.epoch, current.number, current.reduction.turn, digests, reducers, passed))
     if current.contributors is not None and (seat.parameters is None or must_store(current, seat)):
         digests = contributions(current, current.contributors, seat.stage)
-        told.append(ApplyRound(current.epoch, current.number, digests, must_store(current, seat)))
+        results = results_of(current, seat.stage)
+        told.append(ApplyRound(current.epoch, current.number, digests, must_store(current, seat), results))
     return tuple(told)
 
 
@@ -144,6 +174,8 @@ def culprits(current: Round) -> frozenset[str]:
     if current.phase == "applying":
         waited = frozenset(s.lease for s in living if s.parameters is None or must_store(current, s))
         return waited or frozenset(s.lease for s in living if not is_safe(current, s.stage))
+    if current.phase == "reducing":
+        return held_up_by(current)
     if current.phase != "training":
         return frozenset()
     if current.steps == 0:
@@ -195,8 +227,22 @@ def _applied(current: Round, seat: Seat, event: RoundApplied, now: float) -> Sea
         manifest=seat.manifest or event.kept,
         own=seat.own or event.moments,
         applied_at=at,
-        outer=seat.outer or event.outer,
+        outer=seat.outer or _outer(current, seat, event.outer),
     )
+
+
+def _outer(current: Round, seat: Seat, said: OuterRecord | None) -> OuterRecord | None:
+    """What a member says of its outer step, held to the results that were agreed on and to what it had said of its shards."""
+    if said is None or current.reduction is None:
+        return said
+    reduced = []
+    residues = {record.shard: record.after for record in said.reduced}
+    for task in authored(current, seat):
+        assert task.result is not None
+        before = seat.residue if task.shard == seat.replica else None
+        reduced.append(ShardRecord(task.shard, task.result, before, residues.get(task.shard)))
+    results = results_of(current, seat.stage)
+    return msgspec.structs.replace(said, results=results, reduced=tuple(reduced))
 
 
 def _validated(current: Round, seat: Seat, event: Validation, now: float) -> Round:
@@ -209,7 +255,11 @@ def _validated(current: Round, seat: Seat, event: Validation, now: float) -> Rou
 
 def _advance(current: Round, now: float) -> Round:
     if current.phase == "training":
-        return _decide(current, now)
+        current = _decide(current, now)
+    if current.phase == "reducing":
+        return advanced(current, now)
+    if current.phase != "applying":
+        return current
     if any(is_gone(current, stage) for stage in range(len(current.layers))):
         return msgspec.structs.replace(current, phase="void")
     if not current.overdue and enough_applied(current, now):
@@ -229,6 +279,8 @@ def _decide(current: Round, now: float) -> Round:
     chosen = unanimous(current) or after_deadline(current, now)
     if chosen is None:
         return current
+    if current.sharded:
+        return started(current, chosen, now)
     return msgspec.structs.replace(current, phase="applying", contributors=chosen, decided=now)
 
 
@@ -261,4 +313,5 @@ def _hold_each_other(current: Round, replicas: list[int]) -> bool:
 
 
 def _decided_without(current: Round, seat: Seat) -> bool:
-    return current.contributors is not None and seat.replica not in current.contributors
+    chosen = current.contributors if current.reduction is None else current.reduction.contributors
+    return chosen is not None and seat.replica not in chosen

@@ -85,6 +85,8 @@ class Run(msgspec.Struct, frozen=True):
         price_from: see ``PriceFrom``.
         current: leases whose workers hold that anchor.
         local: what leases carry into round ``done`` beside the anchor, by digest; only of methods that carry something.
+        residues: what leases keep of their shards' last results, by digest; only of codecs that lose much.
+        sharded_from: see ``protocol.job.sharding``.
         restarts: void rounds since the last complete one.
         evaluate: rounds that begin with a validation. ``evaluators``: replicas of different owners that measure the loss.
         members: leases of the last complete round, where it lost and corrected nobody.
@@ -117,6 +119,8 @@ class Run(msgspec.Struct, frozen=True):
     price_from: PriceFrom = PriceFrom()
     current: tuple[str, ...] = ()
     local: dict[str, Digest] = {}
+    residues: dict[str, Digest] = {}
+    sharded_from: int = 0
     members: tuple[str, ...] = ()
     restarts: int = 0
     finished: bool = False
@@ -187,6 +191,8 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
     seats = tuple(_seat(run, h) for h in taking)
     # Other members, or a round that is done again, make another epoch: their messages cannot be mixed up.
     epoch = run.epoch if tuple(h.lease for h in taking) == run.members else run.epoch + 1
+    if epoch == run.epoch:  # Other members cut other shards.
+        seats = tuple(msgspec.structs.replace(seat, residue=run.residues.get(seat.lease)) for seat in seats)
     if run.round_seconds is not None:
         steps = 0 if last else _steps(run, len(replicas))
     started = Round(
@@ -201,6 +207,7 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
         seats=seats,
         started=now,
         together=run.together and not last,
+        sharded=0 < run.sharded_from <= len(replicas),
         seconds=run.round_seconds,
         rate_step=_rate_step(run, planned),
         lateness=run.lateness,
@@ -229,6 +236,7 @@ def close(run: Run) -> Run:
         current=current,
         restarts=0,
         local=_carried(over, current),
+        residues={s.lease: after for s in over.seats if (after := _residue(s)) is not None},
         members=current if len(current) == len(over.seats) else (),
         next_step=over.first_step + over.steps,
         progress=run.progress + over.contributed(),
@@ -277,6 +285,7 @@ def go_back(run: Run, before: int | None = None) -> Run:
         current=(),
         members=(),
         local={},
+        residues={},
         kept=(),
         moments=(),
     )
@@ -313,6 +322,12 @@ def _carried(over: Round, current: tuple[str, ...]) -> dict[str, Digest]:
         if seat.lease in current and local is not None:
             carried[seat.lease] = local
     return carried
+
+
+def _residue(seat: Seat) -> Digest | None:
+    """What a member keeps of its own shard."""
+    reduced = () if seat.outer is None else seat.outer.reduced
+    return next((record.after for record in reduced if record.shard == seat.replica), None)
 
 
 def _rate_step(run: Run, planned: int) -> int | None:

@@ -13,7 +13,7 @@ from protocol.task import KeptState, Layers, Member, Plan
 
 KEEPERS = 2  # A state that lies with fewer peers than this is stored with the coordinator as well.
 
-Phase = Literal["training", "applying", "complete", "void"]
+Phase = Literal["training", "reducing", "applying", "complete", "void"]
 
 
 class Commitment(msgspec.Struct, frozen=True):
@@ -41,6 +41,9 @@ class Seat(msgspec.Struct, frozen=True):
         held: replica -> digest of its contribution; ``held_at``: when this member first said so.
         applied_at: when it came to ``parameters``; ``outer``: what its outer step did.
         manifest: of the state that it keeps since; ``own``: of its optimizer's moments.
+        taken: of others' shards the replicas whose parts it holds; ``results``: shard -> digest of the result that it holds in
+            the reduction's turn, ``results_at``: since when; ``reduced``: of those that it came to itself.
+        residue: digest of what it keeps of its shard's last result; None: it begins.
     """
 
     lease: str
@@ -63,6 +66,42 @@ class Seat(msgspec.Struct, frozen=True):
     local: Digest | None = None
     owner: str = ""
     env_class: str = ""
+    taken: dict[int, tuple[int, ...]] = {}
+    results: dict[int, Digest] = {}
+    results_at: dict[int, float] = {}
+    reduced: dict[int, Digest] = {}
+    residue: Digest | None = None
+
+
+class ShardTask(msgspec.Struct, frozen=True):
+    """A shard of a stage's contributions on its way.
+
+    Attributes:
+        reducer: the replica that is in charge of it, since ``since``; ``tried``: who was before.
+        result: digest of what it was reduced to, and ``author`` the replica that said so; None: nobody has yet.
+    """
+
+    stage: int
+    shard: int
+    reducer: int
+    since: float
+    tried: tuple[int, ...] = ()
+    author: int | None = None
+    result: Digest | None = None
+
+
+class Reduction(msgspec.Struct, frozen=True):
+    """Shards that are reduced.
+
+    Attributes:
+        turn: how often contributors were chosen in the round.
+        since: when they were.
+    """
+
+    turn: int
+    contributors: tuple[int, ...]
+    tasks: tuple[ShardTask, ...]
+    since: float
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -78,6 +117,7 @@ class Round(msgspec.Struct, frozen=True):
         decided: when the contributors were fixed.
         together: replicas exchange in every step, so without one none can go on.
         overdue: members that have not applied are not waited for any more.
+        sharded: contributions are reduced by shards; ``reduction``: since their contributors were chosen.
     """
 
     epoch: int
@@ -103,6 +143,8 @@ class Round(msgspec.Struct, frozen=True):
     decided: float = 0.0
     overdue: bool = False
     together: bool = False
+    sharded: bool = False
+    reduction: Reduction | None = None
 
     @property
     def plan(self) -> Plan:
@@ -177,6 +219,10 @@ def is_gone(current: Round, stage: int) -> bool:
     living, majority = current.stage(stage), agreed(current, stage)
     if checkpoint(current, stage) is not None or any(s.parameters and s.parameters == majority for s in living):
         return False
+    if current.reduction is not None:
+        due = {task.shard: task.result for task in current.reduction.tasks if task.stage == stage}
+        having = {shard for s in living for shard, digest in s.results.items() if digest == due.get(shard)}
+        return having != due.keys() or all(s.parameters for s in living)
     senders = {s.replica for s in living}
     wanted = contributions(current, current.contributors or (), stage)
     return not any(

@@ -320,7 +320,7 @@ class Runs:
         """Store what became of the round in flight."""
         assert work.run is not None
         over = work.run.round
-        if over is None or over.phase == "training":
+        if over is None or over.phase in ("training", "reducing"):
             return
         if over.phase == "applying":
             await self._store_decision(work, over)

@@ -27,6 +27,7 @@ from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord
 from ledger import events as ledger_events
 from protocol.job.job import TOGETHER
+from protocol.job.sharding import sharded_from
 from protocol.models.model import ModelShape, inspect_config
 
 MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
@@ -110,6 +111,7 @@ class Staffing:
             evaluators=self._context.config.evaluators,
             stretches=rounds.stretches,
             together=training.outer in TOGETHER,
+            sharded_from=sharded_from(training),
             store_every=self._context.config.store_every,
             round_seconds=None if training.outer in TOGETHER else training.round_seconds,
             lateness=None if training.outer in TOGETHER else lateness_of(training),

@@ -29,6 +29,8 @@ _LANES = {
     "end": Lane.ACTIVATIONS,
     "offer": Lane.ACTIVATIONS,
     "pseudo_gradient": Lane.BULK,
+    "shard": Lane.BULK,
+    "result": Lane.BULK,
 }
 
 
