@@ -119,6 +119,7 @@ class BeginRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="b
     peers, asked first) replaces what the worker has: it joins, was late, or the round starts again. ``validate``: this replica
     measures the held-out loss before it steps. ``rate_step``: where the learning rate's schedule stands, None: at ``first_step``.
     ``moments``: of the optimizer at this seat, to be taken with the state; they begin at zero where nobody has them any more.
+    ``residue``: of this member's shard (``ShardRecord.after``), which its result is to begin with; None: it begins without.
     """
 
     plan: Plan
@@ -132,6 +133,7 @@ class BeginRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="b
     seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     rate_step: StepIndex | None = None
     moments: KeptState | None = None
+    residue: Digest | None = None
 
     @property
     def replaces_state(self) -> bool:

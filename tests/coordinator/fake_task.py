@@ -22,12 +22,14 @@ from protocol.task import (
     OpenStep,
     OuterRecord,
     Progress,
+    ReduceRound,
     ReplayAcross,
     ReplayOuter,
     ReplayStep,
     RoundApplied,
     RoundCommit,
     RoundHolding,
+    ShardRecord,
     ShowLeaf,
     StepOpened,
     StopTask,
@@ -38,6 +40,7 @@ from protocol.task import (
     Traffic,
     Validation,
 )
+from tests.coordinator.fake_shards import FakeShards
 from tests.coordinator.fakes import FALSE_CONTRIBUTIONS, Lie, Peers, Tree
 from tests.coordinator.rerun import Committed
 from tests.coordinator.rerun import digest as digest
@@ -60,7 +63,7 @@ class FakeTask:
     ``noughts``: skips all steps, and gives the other stages of its replica nothing to compute; ``faint``:
     the same with something that only looks like work; ``replays``: sends what it, or a
     friend in its seat, had come to before from the same samples, where there is such a round, and works where there is none;
-    ``blames`` the job's files before it has read them, or is too ``small`` for its stage.
+    ``blames`` the job's files before it has read them, or is too ``small`` for its stage; or lies about a shard (``FakeShards``).
 
     ``accuse``: finds every step that it re-runs wrong, and shows its leaves as a proof. ``blind``: finds every step right that
     it is to re-run, of everybody or of these nodes. ``choose``: says before each round what it will lie about.
@@ -95,6 +98,7 @@ class FakeTask:
         self.applied: RoundApplied | None = None
         self.held: dict[int, str] = {}
         self.stopped = False
+        self.shards = FakeShards(peers.shards, -1 if assign.replica is None else assign.replica)
 
     def start(self) -> list[TaskReport]:
         if self.lie == "blames":
@@ -103,13 +107,16 @@ class FakeTask:
             return [TaskFailed("the stage does not fit", cause="memory")]
         return [TaskReady(self.env_class, 1000)]
 
-    def act(self, command: TaskCommand) -> list[TaskReport]:
+    def act(self, command: TaskCommand) -> list[TaskReport]:  # noqa: C901 - one line for each command.
         match command:
             case BeginRound():
                 return self._begin(command)
             case AbandonRound():
                 self.abandoned = True
                 return []
+            case ReduceRound():
+                self.shards.order(command)
+                return self.look()
             case ApplyRound():
                 return self._apply(command)
             case OpenStep() if self.lie == "mute":
@@ -133,7 +140,7 @@ class FakeTask:
                 self.peers.outers[opening] = self.outers[command.epoch, command.round]
                 return [OpeningMade(command.audit, opening), StepOpened(command.audit, opening)]
             case ReplayOuter():
-                right = self.peers.outers[command.opening] == (command.record, command.parameters)
+                right = self.shards.is_right(command, *self.peers.outers[command.opening])
                 return [AuditReport(command.audit, "match" if right and not self.accuse else "mismatch", "seen")]
 
     def _show_leaf(self, command: ShowLeaf) -> LeafShown:
@@ -246,10 +253,11 @@ class FakeTask:
             return []
         key = (self.assign.job, self.begun.plan.epoch, self.begun.round, self._seat()[0])
         now = dict(self.peers.sent.get(key, {}))
+        news: list[TaskReport] = [*self.shards.look(now)]
         if now == self.held:
-            return []
+            return news
         self.held = now
-        return [RoundHolding(key[1], key[2], now), Traffic(1, 2, 3, 30, 4)]
+        return [*news, RoundHolding(key[1], key[2], now), Traffic(1, 2, 3, 30, 4)]
 
     def _seat(self) -> tuple[int, int]:
         assert self.assign.stage is not None
@@ -263,6 +271,8 @@ class FakeTask:
         if self.choose is not None:
             self.lie = self.choose(command)
         self.begun, self.abandoned, self.applied, self.held, self.trained = command, False, None, {}, False
+        self.shards.lie = self.lie or ""
+        self.shards.begin((self.assign.job, command.plan.epoch, command.round, stage), command)
         self.peers.begun.setdefault((self.assign.job, command.plan.epoch, command.round, replica), set()).add(stage)
         self._check(command)
         source = command.state if command.kept is None else command.kept.manifest
@@ -317,11 +327,16 @@ class FakeTask:
             self.peers.violations.append(f"round {command.round} is applied but was not begun")
             return []
         stage, _ = self._seat()
-        if any(self.held.get(replica) != held for replica, held in command.contributors.items()):
+        if (
+            any(self.held.get(replica) != held for replica, held in command.contributors.items())
+            and not command.results
+        ):
             self.peers.violations.append(f"round {command.round}: a contribution that is not held is applied")
-        before = self.anchor
+        before, reduced = self.anchor, tuple[ShardRecord, ...]()
         if self.applied is None:
-            self.anchor = digest(self.anchor, sorted(command.contributors.items()))
+            wrong, reduced = self.shards.apply(command)
+            self.peers.violations += [wrong] if wrong else []
+            self.anchor = digest(self.anchor, sorted(command.contributors.items()), sorted(command.results.items()))
             self.anchor_round = command.round + 1
         name = digest("checkpoint", self.assign.job, stage, self.anchor_round, self.anchor)
         self.peers.checkpoints[name] = (self.anchor_round, stage, self.anchor)
@@ -335,9 +350,11 @@ class FakeTask:
             self.applied = msgspec.structs.replace(self.applied, checkpoint=stored)
             return [self.applied]
         record, said = OuterRecord(digest("outer", before), digest("outer", self.anchor)), self.anchor
+        record = msgspec.structs.replace(record, results=command.results, reduced=reduced)
         self.outers[command.epoch, command.round] = record, said
         if self.lie == "outer":
-            record, said = OuterRecord(record.before, digest("false", record.after)), digest("false", said)
+            record = msgspec.structs.replace(record, after=digest("false", record.after))
+            said = digest("false", said)
         self.applied = RoundApplied(command.epoch, command.round, said, stored, name, own, record)
         return [self.applied]
 

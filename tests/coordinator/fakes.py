@@ -31,6 +31,7 @@ from protocol.node import NodeProfile
 from protocol.task import (
     OuterRecord,
 )
+from tests.coordinator.fake_shards import ShardPost
 from tests.coordinator.rerun import Committed
 from tests.coordinator.rerun import digest as digest
 
@@ -450,6 +451,10 @@ Lie = Literal[
     "replays",
     "blames",
     "small",
+    "false result",
+    "no result",
+    "late result",
+    "no reduction",
 ]
 FALSE_CONTRIBUTIONS = frozenset({"stale", "copied", "zero", "nan", "scaled", "flipped"})
 
@@ -481,6 +486,7 @@ class Peers:
         self.trees: dict[str, Tree] = {}
         self.openings: dict[str, str] = {}
         self.outers: dict[str, tuple[OuterRecord, str]] = {}
+        self.shards = ShardPost()
         self.violations: list[str] = []
         self.across = 0
         self.poisoned: set[str] = set()

@@ -290,7 +290,7 @@ class StageMember:
         self._said = {}
         self._position = position_of(command.plan, self._position.stage, self._replica, self._training)
         self._count = shard_count(self._training, len(command.plan.replicas()))
-        self._shards.begin(key, command.plan)
+        self._shards.begin(key, command.plan, command.residue)
         self._inbox.begin(key)
         if self._inbox.held():
             self._report_holding()

@@ -76,7 +76,8 @@ class ShardExchange:
         self._reduced: dict[int, Reduced] = {}
         self._told: RoundHolding | None = None
         self._sound: dict[Held, bool] = {}
-        self._residue: tuple[RoundKey, Tensor | None] = (-1, -1), None
+        self._left: Tensor | None = None
+        self._residue: Tensor | None = None
 
     # --- called from the socket's loop, too ----------------------------------------------------------------------------
 
@@ -153,14 +154,13 @@ class ShardExchange:
         """The round that was begun last."""
         return self._key
 
-    def begin(self, key: RoundKey, plan: Plan) -> None:
-        """A round begins; before the inbox learns of it."""
+    def begin(self, key: RoundKey, plan: Plan, residue: str | None) -> None:
+        """A round begins; before the inbox learns of it. ``residue``: as in ``BeginRound``."""
         with self._lock:
             self._key, self._replicas = key, plan.replicas()
             self._parts, self._sent, self._order, self._reduced = {}, set(), None, {}
             self._told, self._sound = None, {}
-            if self._residue[0] != key:
-                self._residue = key, None
+            self._residue, self._left = (self._left if residue_digest(self._left) == residue else None), None
 
     def contribute(self, pieces: tuple[bytes, ...], naive: int) -> None:
         """Send each other replica its shard; ``naive``: as in ``PeerSend``, of each."""
@@ -200,7 +200,7 @@ class ShardExchange:
         parts = {p: ShardPart.read(found[Held("shard", p, shard)][1]).data for p in order.contributors}
         shards = self._method.shards(self._key[1], self.count)
         free = shards.take(self._method.free(self._key[1]), place)
-        before = self._residue[1] if shard == self._replica else None
+        before = self._residue if shard == self._replica else None
         made = reduce_shard(shards, place, parts, self._method.combining, free, before)
         with self._lock:
             self._reduced[shard] = Reduced(before, made)
@@ -217,7 +217,6 @@ class ShardExchange:
         shown = {result_name(shard): data for shard, data in results.items()}
         records: list[ShardRecord] = []
         found = self._inbox.held()
-        kept: Tensor | None = None
         for shard, mine in sorted(self._reduced.items()):
             parts = {p: found.get(Held("shard", p, shard)) for p in command.contributors}
             if mine.result.digest != command.results[shard] or None in parts.values():
@@ -228,8 +227,7 @@ class ShardExchange:
             if mine.before is not None:
                 shown[residue_name(shard)] = mine.before.contiguous().numpy().tobytes()
             if shard == self._replica:
-                kept = mine.result.residue
-        self._residue = (self._key[0], self._key[1] + 1), kept
+                self._left = mine.result.residue
         return Agreed(results, tuple(records), shown)
 
     # --- small helpers -------------------------------------------------------------------------------------------------

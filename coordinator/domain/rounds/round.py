@@ -305,6 +305,7 @@ def _begin(current: Round, seat: Seat) -> BeginRound:
         seconds=current.seconds,
         rate_step=current.rate_step,
         moments=seat.moments,
+        residue=seat.residue,
     )
 
 
