@@ -20,13 +20,16 @@ from protocol.task import BeginRound, ReplayStep, RoundCommit, TaskReport
 from trainer.__main__ import main as trainer
 from trainer.audit.replay import OpeningReplayer, Redone, Rerun
 from trainer.audit.step_leaves import RoundTrace
+from trainer.codecs import encode
 from trainer.data.data import Windows
 from trainer.operations.effects import Value
 from trainer.operations.tracer import Source, Tracer
 from trainer.outer.inner_update import update
+from trainer.outer.shards import Result, Shards
 from trainer.stage.steps import Recorder, accumulate
 from trainer.worker.dispute_player import Player
 from trainer.worker.member import Made, StageMember
+from trainer.worker.sharding import ShardExchange
 from trainer.worker.worker import Worker
 
 EXAGGERATION = 10.0  # Enough to steer the mean of a few replicas.
@@ -89,6 +92,21 @@ class Substitute(StageMember):
         shards = self._method.shards(command.round, len(true.pieces))
         far = shards.join([shards.decode(data, at) for at, data in enumerate(true.pieces)]).mul_(EXAGGERATION)
         return replace(true, pieces=shards.encode(far))
+
+
+class FalseExchange(ShardExchange):
+    """Hands out another mean than the parts of its shard give."""
+
+    def made(self, shards: Shards, place: int, parts: dict[int, bytes], free: Tensor, residue: Tensor | None) -> Result:
+        """The mean turned around."""
+        turned = {replica: encode(shards.decode(data, place).neg_(), shards.codec) for replica, data in parts.items()}
+        return super().made(shards, place, turned, free, residue)
+
+
+class FalseReducer(StageMember):
+    """Trains as it should, and reduces its shard to something else."""
+
+    exchange = FalseExchange
 
 
 def wrong_product() -> Meddle:
@@ -154,6 +172,7 @@ LIES: Mapping[str, type[StageMember]] = {
     "lazy": Lazy,
     "substitute": Substitute,
     "operation": WrongOperation,
+    "shard": FalseReducer,
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.domain.audits.penalty import EVASIONS
-from coordinator.domain.audits.sampling import LAST, WHOLE
+from coordinator.domain.audits.sampling import LAST, OUTER, WHOLE
 from coordinator.domain.audits.trust import Audit
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from tests.sim.test_faults import read, run_world
@@ -33,7 +33,7 @@ class Cheat:
         at_once: the others' claims show it, so that it is looked at for certain.
         ends: how it ends: ``slashed``, ``expelled``, ``repeated``: the second time costs a small part of the stake,
             ``harmless``, ``outvoted``: others' word is reported, and its rate rises, or ``undecided``: it is seen that one of
-            two lies, and not who.
+            two lies, and not who, or ``replaced``: others do its part, and it has no more than its work is worth.
         jobs: one after the other, in each of which it goes on as before.
         faults: how often machines, connections, the coordinator and the ledger break, as in ``World``.
         shape: stages and replicas.
@@ -68,6 +68,9 @@ def _lies(lie: str) -> dict[int, dict[str, Any]]:
 ANY, LAST_STEP = 1.0, 1 / LAST + (1 - 1 / LAST) / STEPS
 ONE_STEP = (1 - 1 / LAST) / STEPS / 2 + LAST_STEP / 2  # The forged step is the last one as often as the other.
 
+OUTER_STEP = 1 / OUTER
+BY_SHARDS = (1, 4)
+
 CATALOGUE = (
     Cheat("skips all steps", _lies("skips"), ANY, "slashed"),
     Cheat("forges one step of the round", _lies("one step"), ONE_STEP, "slashed"),
@@ -79,6 +82,10 @@ CATALOGUE = (
     Cheat("scaled gradients", _lies("scaled"), LAST_STEP, "slashed"),
     Cheat("sign-flipped gradients", _lies("flipped"), LAST_STEP, "slashed"),
     Cheat("says something else of the outer step", _lies("outer"), ANY, "slashed", at_once=True),
+    Cheat("hands out a false result of its shard", _lies("false result"), OUTER_STEP, "slashed", shape=BY_SHARDS),
+    Cheat("reduces its shard and hands nothing out", _lies("no result"), None, "replaced", shape=BY_SHARDS),
+    Cheat("hands its result out far too late", _lies("late result"), None, "replaced", shape=BY_SHARDS),
+    Cheat("never reduces its shard", _lies("no reduction"), None, "replaced", shape=BY_SHARDS),
     Cheat("begins from another anchor", _lies("anchor"), ANY, "slashed"),
     Cheat("forges the commitment", _lies("root"), ANY, "slashed"),
     Cheat("claims another environment class", _lies("class"), ANY, "repeated", jobs=2),

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import msgspec
 import torch
@@ -135,6 +136,9 @@ class Made:
 class StageMember:
     """Stage ``stage`` of replica ``replica``."""
 
+    exchange: ClassVar[type[ShardExchange]] = ShardExchange
+    """Its part in an exchange by shards."""
+
     def __init__(
         self,
         spec: JobSpec,
@@ -167,7 +171,7 @@ class StageMember:
         size = self.stage.size
         self._outer = OuterState(self.stage.values().to("cpu", copy=True), torch.zeros(size))
         self._method = outer_method(spec.training, self.stage.slots, size)
-        self._shards = ShardExchange(self._method, inbox, outbox, stage, replica)
+        self._shards = self.exchange(self._method, inbox, outbox, stage, replica)
         self._count = 1
         self._local = self._method.fresh(self._outer)
         self._load(self._method.start(self._outer, self._local, 0))

@@ -64,7 +64,7 @@ def advanced(current: Round, now: float) -> Round:
         reduction = msgspec.structs.replace(reduction, tasks=tuple(_claimed(current, t) for t in reduction.tasks))
         tasks = tuple(_in_hand(current, reduction, task, now) for task in reduction.tasks)
         reduction = msgspec.structs.replace(reduction, tasks=tasks)
-        lost = _unobtainable(current, reduction)
+        lost = _unobtainable(current, reduction, now)
         if not lost:
             break
         left = tuple(replica for replica in reduction.contributors if replica not in lost)
@@ -145,7 +145,7 @@ def _in_hand(current: Round, reduction: Reduction, task: ShardTask, now: float) 
     if task.result is not None and all(s.results.get(task.shard) == task.result for s in living):
         return task
     gone = _member(current, task.stage, task.reducer) is None
-    if not gone and not _is_late(current, reduction, task, now):
+    if not gone and (not _is_late(current, reduction, task, now) or _withheld(current, reduction, task)):
         return task
     tried = (*task.tried, task.reducer)
     able = [s for s in living if s.replica not in tried]
@@ -191,14 +191,25 @@ def _lacking(current: Round, reduction: Reduction, task: ShardTask) -> tuple[int
     return tuple(p for p in reduction.contributors if p not in having and p != task.reducer)
 
 
-def _unobtainable(current: Round, reduction: Reduction) -> set[int]:
-    """Contributors of whom a part is wanted that neither they nor its reducer can show any more."""
-    return {
+def _withheld(current: Round, reduction: Reduction, task: ShardTask) -> bool:
+    """Whether the one that was replaced does not send its own part either."""
+    return bool(task.tried) and task.result is None and task.shard in _lacking(current, reduction, task)
+
+
+def _unobtainable(current: Round, reduction: Reduction, now: float) -> set[int]:
+    """Contributors of whom a part is wanted that neither they nor its reducer can show any more, or that is withheld."""
+    gone = {
         replica
         for task in reduction.tasks
         if task.result is None
         for replica in _lacking(current, reduction, task)
         if _member(current, task.stage, replica) is None
+    }
+    # Of others it is the reducer alone who says that they do not send.
+    return gone | {
+        task.shard
+        for task in reduction.tasks
+        if _withheld(current, reduction, task) and _is_late(current, reduction, task, now)
     }
 
 
