@@ -34,6 +34,7 @@ from protocol.worker import RecordPart
 from trainer.audit.environment import configure
 from trainer.audit.step_leaves import RoundTrace
 from trainer.outer import OuterState, outer_method
+from trainer.outer.audit import contribution_name
 from trainer.outer.inner_update import update
 from trainer.stage.model import Cut
 from trainer.stage.snapshots import SnapshotKeeper
@@ -82,7 +83,7 @@ class Bench:
         figures["states"] = self.timed("keep_states", figures, self.keep_states, number)
         for kind, write in (
             ("steps", lambda: write_steps(trace, TOTAL, self.position)),
-            ("outer", lambda: write_outer_record(self.outer.digest(), dict.fromkeys(range(REPLICAS), given.data))),
+            ("outer", lambda: write_outer_record(self.outer.digest(), self.shown(given.data))),
         ):
             pieces = self.timed(f"write_{kind}", figures, write)
             data = b"".join(pieces)
@@ -91,6 +92,10 @@ class Bench:
             self.timed(f"keep_{kind}", figures, self.records.keep, self.assign, part, self.start, data)
             figures[kind] = -(-len(data) // SEGMENT) * OVERHEAD + len(data)
         return figures
+
+    def shown(self, data: bytes) -> dict[str, bytes]:
+        """What comes into an outer step of a mesh."""
+        return {contribution_name(replica): data for replica in range(REPLICAS)}
 
     def steps(self, number: int) -> tuple[RoundTrace, float]:
         """A trace of a whole round, of whose steps some were done; seconds of one."""

@@ -157,7 +157,7 @@ def test_on_a_lean_card_it_is_run_up_to_in_the_stages_place(
 def test_an_outer_step_is_opened_the_same_way(shown: Shown) -> None:
     state = shown.line.stages[1].state()
     before = OuterState(state.parameters, state.first_moment)
-    shown.openings.keep_outer((0, 0), before, {0: b"given", 1: b"given, too"})
+    shown.openings.keep_outer((0, 0), before, {"contribution.0": b"given", "contribution.1": b"given, too"})
     shown.openings.open_outer(OpenOuter(AUDIT, 0, 0))
     assert shown.socket.said == []
     shown.socket.room.set()
