@@ -34,7 +34,7 @@ from trainer.outer.checks import Combining
 
 EXACT_ENOUGH = frozenset({"fp32", "fp16", "int8-block"})
 """Codecs of which nothing of a result has to be kept."""
-UPLOAD = 2.15
+UPLOAD = 2.1
 """Times its encoded contribution that a member sends at most, parts and results together; the rest up to 2.2 is for heads."""
 STEPS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.35, 1.6, 2.0)
 """Of a coarse result, in those of a contribution: the finest that is short enough."""

@@ -21,6 +21,7 @@ import msgspec
 
 from coordinator.domain.placement.fleet import Fleet
 from protocol.job.job import DGC_DENSITY, SPARSE_DENSITY, TOGETHER, TrainingSpec
+from protocol.job.sharding import SHARDED_FROM, sharded_from
 from protocol.job.updates import UPDATES
 from protocol.models.boundary_bytes import boundary_bytes
 from protocol.models.model import ModelShape
@@ -50,7 +51,7 @@ class Load(msgspec.Struct, frozen=True):
         round_seconds: of such rounds; 0: as long as the mean replica needs for ``period`` steps.
         overlap: the exchange is hidden behind the next round's steps.
         together: replicas exchange in every step; that is counted with the round's exchange.
-        sharded: each replica averages its part and sends it back, instead of every one sending all to every other.
+        sharded: from ``SHARDED_FROM`` replicas on each averages its part and sends it back, instead of all to every other.
     """
 
     layers: int
@@ -106,6 +107,7 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
         overlap=training.overlap > 0,
         scalar_bytes=scalar,
         together=training.outer in TOGETHER,
+        sharded=sharded_from(training) > 0,
         fixed_time=training.round_seconds is not None,
         round_seconds=training.round_seconds or 0.0,
     )
@@ -207,7 +209,8 @@ def stepping_of(load: Load, steps: Sequence[float]) -> tuple[float, list[float]]
 
 def exchange_of(fleet: Fleet, load: Load, counts: Sequence[int], stage: int, node: int, replicas: int) -> float:
     """Seconds that one node sends, and receives, the pseudo-gradients of its stage."""
-    size = load.stage_bytes(counts, stage) * (replicas - 1) * (2 / replicas if load.sharded else 1)
+    by_shards = load.sharded and replicas >= SHARDED_FROM
+    size = load.stage_bytes(counts, stage) * (replicas - 1) * (2 / replicas if by_shards else 1)
     return size / min(fleet.up[node], fleet.down[node])
 
 

@@ -22,6 +22,7 @@ from protocol.task import RoundHolding
 
 # Times the median that a result may take: a reducer on a slow line sends as much as the others, and is no worse for it.
 PATIENCE = 3.0
+WITHHOLDING_S = 10.0  # Beyond that, until a contributor is left out that could send its part of a shard and does not.
 MOST_REDUCERS = 4  # Of a shard in one turn; after that the round waits until it stalls, which ends whoever holds it up.
 
 
@@ -148,11 +149,10 @@ def _in_hand(current: Round, reduction: Reduction, task: ShardTask, now: float) 
     if not gone and (not _is_late(current, reduction, task, now) or _withheld(current, reduction, task)):
         return task
     tried = (*task.tried, task.reducer)
-    able = [s for s in living if s.replica not in tried]
-    if not able and not gone:
-        return task
-    able = able or list(living)
+    able = [s for s in living if s.replica not in tried] or (list(living) if gone else [])
     having = [s for s in able if task.result is not None and s.results.get(task.shard) == task.result]
+    if not gone and (not able or (_spread(current, task) is not None and not having)):
+        return task  # What most have is not made anew for those who do not say that they have it.
     busy = [other.reducer for other in reduction.tasks if other.stage == task.stage]
     order = sorted(having or able, key=lambda s: (busy.count(s.replica), (s.replica - task.shard) % (1 << 20)))
     after = msgspec.structs.replace(task, reducer=order[0].replica, since=now, tried=tried)
@@ -163,11 +163,11 @@ def _is_late(current: Round, reduction: Reduction, task: ShardTask, now: float) 
     """Whether a shard takes far longer than those that most members hold: its reducer does not send, or not to all."""
     if len(task.tried) >= MOST_REDUCERS - 1:
         return False
-    times = [at for other in reduction.tasks if (at := _spread(current, other)) is not None]
+    times = sorted(at for other in reduction.tasks if (at := _spread(current, other)) is not None)
     ends = deadline([at - reduction.since for at in times], len(reduction.tasks), LATENESS)
     if ends is None:
         return False
-    patience = max(ends, PATIENCE * (sorted(times)[len(times) // 2] - reduction.since))
+    patience = max(ends, PATIENCE * (times[len(times) // 2] - reduction.since))
     # Somebody who lacks what most have may be slow itself, so that is given twice the time.
     return now - task.since >= patience * (2.0 if _spread(current, task) is not None else 1.0)
 
@@ -209,7 +209,7 @@ def _unobtainable(current: Round, reduction: Reduction, now: float) -> set[int]:
     return gone | {
         task.shard
         for task in reduction.tasks
-        if _withheld(current, reduction, task) and _is_late(current, reduction, task, now)
+        if _withheld(current, reduction, task) and _is_late(current, reduction, task, now - WITHHOLDING_S)
     }
 
 
