@@ -149,6 +149,11 @@ SELECTS = (
         tuple((name, f"{name}: {update.about}") for name, update in UPDATES.items()),
     ),
     Select(
+        "training.exchange",
+        "Way of the exchange",
+        (("auto", "by shards from four replicas on"), ("mesh", "everybody to everybody"), ("shards", "by shards")),
+    ),
+    Select(
         "training.decay",
         "Fall of the learning rate",
         (("cosine", "cosine"), ("wsd", "stable, then quick at the end"), ("constant", "none")),
