@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-reference", action="store_true", help="skip the same training in one process")
     parser.add_argument(
         "--lie",
-        choices=("gradient", "commitment", "lazy", "substitute", "operation"),
+        choices=("gradient", "commitment", "lazy", "substitute", "operation", "shard"),
         help="make the last node lie in its work, to see it caught (use with --audits 4)",
     )
     return parser

@@ -1,5 +1,6 @@
 """Re-running a committed segment and saying whether it was done as committed: bit for bit, or near enough across classes."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
