@@ -11,7 +11,9 @@ Nobody applies anything before all results are held, so contributors may change 
 cannot take back, and the one who said it answers for it, whoever passes it on.
 """
 
+import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -62,10 +64,12 @@ def advanced(current: Round, now: float) -> Round:
     if any(not current.stage(stage) for stage in range(len(current.layers))):
         return msgspec.structs.replace(current, phase="void")
     for _ in range(len(current.seats) + 2):  # Each pass leaves somebody out, or is the last.
-        reduction = msgspec.structs.replace(reduction, tasks=tuple(_claimed(current, t) for t in reduction.tasks))
-        tasks = tuple(_in_hand(current, reduction, task, now) for task in reduction.tasks)
+        members = _Members(current)
+        reduction = msgspec.structs.replace(reduction, tasks=tuple(_claimed(members, t) for t in reduction.tasks))
+        patience = _Patience(members, reduction)
+        tasks = tuple(_in_hand(members, reduction, task, patience, now) for task in reduction.tasks)
         reduction = msgspec.structs.replace(reduction, tasks=tasks)
-        lost = _unobtainable(current, reduction, now)
+        lost = _unobtainable(members, reduction, patience, now)
         if not lost:
             break
         left = tuple(replica for replica in reduction.contributors if replica not in lost)
@@ -117,41 +121,75 @@ def held_up_by(current: Round) -> frozenset[str]:
     """Leases that the reduction waits for: contributors that do not send, else reducers, else who has not got the results."""
     assert current.reduction is not None
     waiting = [task for task in current.reduction.tasks if task.result is None]
+    members = _Members(current)
     silent = {
         (task.stage, replica)
         for task in waiting
-        for replica in _lacking(current, current.reduction, task)
-        if _member(current, task.stage, replica) is not None
+        for replica in _lacking(members, current.reduction, task)
+        if members.of(task.stage, replica) is not None
     }
     seats = silent or {(task.stage, task.reducer) for task in waiting}
     found = frozenset(s.lease for s in current.seats if s.alive and (s.stage, s.replica) in seats)
     return found or frozenset(s.lease for s in current.seats if s.alive and not holds_results(current, s))
 
 
+class _Members:
+    """The living members of a round, found at once: one of many replicas has thousands of reports."""
+
+    def __init__(self, current: Round) -> None:
+        self.stages = [current.stage(stage) for stage in range(len(current.layers))]
+        self._seats = {(s.stage, s.replica): s for s in current.seats if s.alive}
+
+    def of(self, stage: int, replica: int) -> Seat | None:
+        return self._seats.get((stage, replica))
+
+
+class _Patience:
+    """How long a shard may take, from those that most members hold; forever while fewer than half of the shards are."""
+
+    def __init__(self, members: _Members, reduction: Reduction) -> None:
+        self._members = members
+        self._reduction = reduction
+
+    @cached_property
+    def _seconds(self) -> float:
+        since, tasks = self._reduction.since, self._reduction.tasks
+        taken = sorted(at - since for task in tasks if (at := _spread(self._members, task)) is not None)
+        ends = deadline(taken, len(tasks), LATENESS)
+        return math.inf if ends is None else max(ends, PATIENCE * taken[len(taken) // 2])
+
+    def ends(self, task: ShardTask, now: float) -> bool:
+        """Whether a shard is late: its reducer does not send, or not to all."""
+        if len(task.tried) >= MOST_REDUCERS - 1:
+            return False
+        # Somebody who lacks what most have may be slow itself, so that is given twice the time.
+        return now - task.since >= self._seconds * (2.0 if _spread(self._members, task) is not None else 1.0)
+
+
 # --- one shard ------------------------------------------------------------------------------------------------------------
 
 
-def _claimed(current: Round, task: ShardTask) -> ShardTask:
+def _claimed(members: _Members, task: ShardTask) -> ShardTask:
     """With what its reducer says of the result; its first word stands."""
     if task.result is not None:
         return task
-    reducer = _member(current, task.stage, task.reducer)
+    reducer = members.of(task.stage, task.reducer)
     said = None if reducer is None else reducer.reduced.get(task.shard)
     return task if said is None else msgspec.structs.replace(task, result=said, author=task.reducer)
 
 
-def _in_hand(current: Round, reduction: Reduction, task: ShardTask, now: float) -> ShardTask:
+def _in_hand(members: _Members, reduction: Reduction, task: ShardTask, patience: _Patience, now: float) -> ShardTask:
     """With another reducer, where the one that it has left, or is late."""
-    living = current.stage(task.stage)
+    living = members.stages[task.stage]
     if task.result is not None and all(s.results.get(task.shard) == task.result for s in living):
         return task
-    gone = _member(current, task.stage, task.reducer) is None
-    if not gone and (not _is_late(current, reduction, task, now) or _withheld(current, reduction, task)):
+    gone = members.of(task.stage, task.reducer) is None
+    if not gone and (not patience.ends(task, now) or _withheld(members, reduction, task)):
         return task
     tried = (*task.tried, task.reducer)
     able = [s for s in living if s.replica not in tried] or (list(living) if gone else [])
     having = [s for s in able if task.result is not None and s.results.get(task.shard) == task.result]
-    if not gone and (not able or (_spread(current, task) is not None and not having)):
+    if not gone and (not able or (_spread(members, task) is not None and not having)):
         return task  # What most have is not made anew for those who do not say that they have it.
     busy = [other.reducer for other in reduction.tasks if other.stage == task.stage]
     order = sorted(having or able, key=lambda s: (busy.count(s.replica), (s.replica - task.shard) % (1 << 20)))
@@ -159,22 +197,9 @@ def _in_hand(current: Round, reduction: Reduction, task: ShardTask, now: float) 
     return after if having else msgspec.structs.replace(after, result=None, author=None)
 
 
-def _is_late(current: Round, reduction: Reduction, task: ShardTask, now: float) -> bool:
-    """Whether a shard takes far longer than those that most members hold: its reducer does not send, or not to all."""
-    if len(task.tried) >= MOST_REDUCERS - 1:
-        return False
-    times = sorted(at for other in reduction.tasks if (at := _spread(current, other)) is not None)
-    ends = deadline([at - reduction.since for at in times], len(reduction.tasks), LATENESS)
-    if ends is None:
-        return False
-    patience = max(ends, PATIENCE * (times[len(times) // 2] - reduction.since))
-    # Somebody who lacks what most have may be slow itself, so that is given twice the time.
-    return now - task.since >= patience * (2.0 if _spread(current, task) is not None else 1.0)
-
-
-def _spread(current: Round, task: ShardTask) -> float | None:
+def _spread(members: _Members, task: ShardTask) -> float | None:
     """When half of a stage's living members had a shard's result; None: not yet."""
-    living = current.stage(task.stage)
+    living = members.stages[task.stage]
     if task.result is None:
         return None
     times = sorted(s.results_at[task.shard] for s in living if s.results.get(task.shard) == task.result)
@@ -182,34 +207,34 @@ def _spread(current: Round, task: ShardTask) -> float | None:
     return times[needed - 1] if len(times) >= needed else None
 
 
-def _lacking(current: Round, reduction: Reduction, task: ShardTask) -> tuple[int, ...]:
+def _lacking(members: _Members, reduction: Reduction, task: ShardTask) -> tuple[int, ...]:
     """Contributors whose parts a shard's reducer does not hold."""
-    reducer = _member(current, task.stage, task.reducer)
+    reducer = members.of(task.stage, task.reducer)
     if reducer is None:
         return ()
     having = reducer.held.keys() if task.reducer == task.shard else set(reducer.taken.get(task.shard, ()))
     return tuple(p for p in reduction.contributors if p not in having and p != task.reducer)
 
 
-def _withheld(current: Round, reduction: Reduction, task: ShardTask) -> bool:
+def _withheld(members: _Members, reduction: Reduction, task: ShardTask) -> bool:
     """Whether the one that was replaced does not send its own part either."""
-    return bool(task.tried) and task.result is None and task.shard in _lacking(current, reduction, task)
+    return bool(task.tried) and task.result is None and task.shard in _lacking(members, reduction, task)
 
 
-def _unobtainable(current: Round, reduction: Reduction, now: float) -> set[int]:
+def _unobtainable(members: _Members, reduction: Reduction, patience: _Patience, now: float) -> set[int]:
     """Contributors of whom a part is wanted that neither they nor its reducer can show any more, or that is withheld."""
     gone = {
         replica
         for task in reduction.tasks
         if task.result is None
-        for replica in _lacking(current, reduction, task)
-        if _member(current, task.stage, replica) is None
+        for replica in _lacking(members, reduction, task)
+        if members.of(task.stage, replica) is None
     }
     # Of others it is the reducer alone who says that they do not send.
     return gone | {
         task.shard
         for task in reduction.tasks
-        if _withheld(current, reduction, task) and _is_late(current, reduction, task, now - WITHHOLDING_S)
+        if _withheld(members, reduction, task) and patience.ends(task, now - WITHHOLDING_S)
     }
 
 
@@ -236,8 +261,3 @@ def _had_all(seat: Seat) -> float:
 
 def _of(seats: Sequence[Seat], stage: int) -> int:
     return sum(seat.stage == stage for seat in seats)
-
-
-def _member(current: Round, stage: int, replica: int) -> Seat | None:
-    """A living member."""
-    return next((s for s in current.seats if s.alive and (s.stage, s.replica) == (stage, replica)), None)
