@@ -224,8 +224,9 @@ async def test_of_float32_shards_give_the_bits_of_the_mesh(routed: MakeRouter) -
         {"pseudo_gradient": "coarse"},
         {"outer": "streaming", "fragments": 2, "mixing": 0.5, "overlap": 1},
         {"outer": "sparseloco", "outer_momentum": 0.0},
+        {"memory": "lean", "precision": "bf16", "pseudo_gradient": "coarse"},
     ],
-    ids=["coarse", "streaming", "sparse"],
+    ids=["coarse", "streaming", "sparse", "lean"],
 )
 async def test_replicas_stay_equal_and_steps_and_shards_replay(changes: dict[str, Any], routed: MakeRouter) -> None:
     async with routed(job(inner_steps=STEPS, **changes)) as router:
