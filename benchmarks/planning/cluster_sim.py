@@ -60,20 +60,23 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Setup:
-    """What a job's document says of lines; all of it is in the trainer."""
+    """What a job's document says of lines; all of it is in the trainer.
+
+    Attributes:
+        timed: rounds of fixed time (``round_seconds``), as long as the mean replica needs for a period.
+    """
 
     name: str
     settings: dict[str, Any]
+    timed: bool = False
 
 
+FEW_BITS = {"activations": "int4", "lookahead": 2}
 HIDDEN = {"outer": "streaming", "fragments": 2, "overlap": 4}
 SETUPS = (
     Setup("int8 edges, int8 exchange", {}),
-    Setup("4-bit edges, 1.2-bit exchange", {"activations": "int4", "pseudo_gradient": "coarse", "lookahead": 2}),
-    Setup(
-        "4-bit edges, int4 exchange, hidden",
-        {"activations": "int4", "pseudo_gradient": "int4", "lookahead": 2} | HIDDEN,
-    ),
+    Setup("4-bit edges, 1.2-bit exchange, timed", FEW_BITS | {"pseudo_gradient": "coarse"}, timed=True),
+    Setup("4-bit edges, int4 exchange, hidden", FEW_BITS | {"pseudo_gradient": "int4"} | HIDDEN),
 )
 
 
@@ -94,13 +97,14 @@ def shape_of(model: str) -> ModelShape:
     )
 
 
-def load_for(shape: ModelShape, training: TrainingSpec) -> Load:
+def load_for(shape: ModelShape, training: TrainingSpec, timed: bool = False) -> Load:
     """The job's load. The machines' speeds are already what training reaches."""
     plain = load_of(shape, training)
     return structs.replace(
         plain,
         layer_operations=plain.layer_operations * COMPUTE_SHARE,
         head_operations=plain.head_operations * COMPUTE_SHARE,
+        fixed_time=timed,
     )
 
 
@@ -232,7 +236,7 @@ def case(model: str, count: int, setup: Setup) -> dict[str, Any]:
     """One line of the table."""
     homes, shape = Homes(count, seed=count, between=WORLD), shape_of(model)
     training = structs.replace(TRAINING, **setup.settings)
-    load = load_for(shape, training)
+    load = load_for(shape, training, setup.timed)
     row: dict[str, Any] = {"model": model, "homes": count, "setup": setup.name}
     began = time.process_time()
     try:
@@ -243,10 +247,20 @@ def case(model: str, count: int, setup: Setup) -> dict[str, Any]:
     world = world_of(homes, load, found)
     plan_seconds = time.process_time() - began
     stages, replicas = len(world.counts), len(world.rows)
-    period = max(PERIODS, key=lambda h: world.round(h).rate * usable(stages, world.round(h).seconds))
-    chosen, slower = world.round(period), played(world)
+    slower = played(world)
+
+    def lengthened(period: int) -> float:
+        """How many times longer a round is by what is sent beside the training."""
+        seconds = world.round(period).seconds * slower
+        sent = sum(upkeep(shape, training, stages, replicas, seconds).values())
+        return 1 + delay(world, load, world.round(period), period, sent) / seconds
+
+    def worth(period: int) -> float:
+        return world.round(period).rate / lengthened(period) * usable(stages, world.round(period).seconds)
+
+    period = max(PERIODS, key=worth)
+    chosen, longer = world.round(period), lengthened(period)
     beside = upkeep(shape, training, stages, replicas, chosen.seconds * slower)
-    longer = 1 + delay(world, load, chosen, period, sum(beside.values())) / (chosen.seconds * slower)
     rate = chosen.rate / slower / longer
     state_bytes = 2 * FLOAT32 * shape.parameters / stages  # Anchor and outer momentum of a stage, float32.
     away = round(count * AWAY_HOURS / STAYS_HOURS)  # Beside the homes that are here: as many come as go.
