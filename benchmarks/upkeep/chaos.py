@@ -53,6 +53,7 @@ def main() -> int:
     )
     for name in ("stages", "replicas", "spares", "joiners", "kills", "rounds", "inner_steps", "audits", "seed"):
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=getattr(default, name))
+    parser.add_argument("--lean", action="store_true", help="stages that are kept lean")
     parser.add_argument("--lateness", type=float, default=None)
     parser.add_argument(
         "--power-cuts", type=float, default=default.power_cuts, help="share of the kills that close nothing"

@@ -67,6 +67,7 @@ class Weather:
         power_cuts: share of the kills after which nothing is closed.
         lease_seconds: a node that is silent for as long has died (the heartbeat's time limit).
         tokens: to train on; None: as many as ``rounds`` of ``inner_steps`` by all replicas read.
+        lean: stages are kept lean.
     """
 
     stages: int = 2
@@ -85,6 +86,7 @@ class Weather:
     store_every: int = 4
     seed: int = 1
     tokens: int | None = None
+    lean: bool = False
 
     def tokens_to_read(self) -> int:
         """What the job's document asks for."""
@@ -377,6 +379,8 @@ class Storm:
                 round_seconds=weather.round_seconds,
                 lateness=weather.lateness,
                 seed=weather.seed,
+                memory="lean" if weather.lean else "float32",
+                precision="bf16" if weather.lean else "fp32",
             ),
             parallel=ParallelSpec(stages=weather.stages, replicas=weather.replicas),
             deadline_hours=6.0,
