@@ -165,6 +165,7 @@ async def test_every_page_fits_its_window_complains_of_nothing_and_is_accessible
         await seen.page.evaluate(AXE)
         if name == "submit":
             await seen.page.wait_for_selector("#quote .price")
+        await seen.page.evaluate("document.querySelectorAll('details.panel').forEach(one => one.open = true)")
         for place, (width, scheme) in enumerate(windows):
             await seen.page.set_viewport_size({"width": width, "height": 900})
             await seen.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # No colour is half-way.
