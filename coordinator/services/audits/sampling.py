@@ -37,6 +37,9 @@ from protocol.task import StepChallenge
 
 MAX_ACCUSED = 8  # Open audits of a job that bonds on the ledger asked for; others wait for their turn.
 
+OPENED_WHOLE = 4
+"""One in so many audits of lean stages can go to anybody: a cartel may have all other replicas of a stage."""
+
 
 def drawable_of(commits: Sequence[CommitRecord], beacon: Beacon) -> list[Drawable]:
     """Commitments of a round that can be drawn, with the rates that were fixed for them."""
@@ -354,6 +357,8 @@ class Drawing:
             return False
         if audit.look or (audit.watched and not audit.proven):
             return False  # The operator's auditors train nothing.
+        if int(audit.id[:8], 16) % OPENED_WHOLE == 0:
+            return False
         operators = self._context.config.auditors
         others = [auditor_of(lease, operators) for lease in work.leases.values() if lease.state == "ready"]
         near = {a.payout for a in others if a.stage == audit.stage and a.env_class == audit.env_class}
