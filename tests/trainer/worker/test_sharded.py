@@ -326,9 +326,12 @@ async def test_a_reducer_whose_results_do_not_come_is_replaced_and_stays(routed:
         decisions = Decisions(router)
         decisions.begin()
         await decisions.until(
-            lambda: decisions.round.phase == "reducing" and len(with_results(decisions, 3)) == REPLICAS
+            lambda: (
+                decisions.round.phase == "reducing"
+                and len(with_results(decisions, 3)) == REPLICAS
+                and len(lost) == REPLICAS - 1
+            )
         )
-        assert len(lost) == REPLICAS - 1
         decisions.later(60.0)
         await decisions.end()
         done = decisions.kept[0]
