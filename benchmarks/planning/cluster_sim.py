@@ -20,6 +20,7 @@ from msgspec import structs
 from benchmarks.common import publish
 from benchmarks.planning._homes import ACCESS_LATENCY, CITIES, COUNTRIES, MACHINES, UTILISATION, WIDTH, Homes
 from coordinator.config import Config
+from coordinator.domain.audits.answer_time import SHORT_BYTES
 from coordinator.domain.audits.rate import FLOOR
 from coordinator.domain.placement import NoPlacementError, Placement, PlanOptions, choose
 from coordinator.domain.placement.cost import COMPUTE_SHARE, Load, PlannedRound, estimate, load_of, pace
@@ -40,7 +41,7 @@ ROUNDS = 400  # Played with homes that leave.
 TRAINING = TrainingSpec(
     tokens=10**12, sequence=2048, batch=64, micro_batches=64, inner_steps=100, memory="lean", precision="bf16"
 )
-FLOAT32, SHORT = 4, 2.0  # Bytes; of a parameter in an opening: `benchmarks/trust/audit_bytes.py`.
+STATE_BYTES = 8  # Of a parameter: anchor and outer momentum, float32.
 PRICE = Config.__dataclass_fields__["price_per_petaflop"].default * 1e-6
 MODELS = {
     "1B": (2048, 5632, 22, 32, 4),
@@ -135,9 +136,9 @@ def upkeep(shape: ModelShape, training: TrainingSpec, stages: int, replicas: int
     """
     parameters = shape.parameters / stages
     payloads = recorded_bytes(shape, training, training.batch * training.sequence) if stages > 1 else 0
-    state, comes = 2 * FLOAT32 * parameters, 1 - math.exp(-round_s / (STAYS_HOURS * 3600))
+    state, comes = STATE_BYTES * parameters, 1 - math.exp(-round_s / (STAYS_HOURS * 3600))
     return {
-        "audits": FLOOR / 1e6 * (SHORT * parameters + training.commit_every * payloads),
+        "audits": FLOOR / 1e6 * (SHORT_BYTES * parameters + training.commit_every * payloads),
         "stored": state / replicas / Config.__dataclass_fields__["store_every"].default,
         "joins": state * comes,
     }
@@ -247,24 +248,23 @@ def case(model: str, count: int, setup: Setup) -> dict[str, Any]:
     world = world_of(homes, load, found)
     plan_seconds = time.process_time() - began
     stages, replicas = len(world.counts), len(world.rows)
-    slower = played(world)
+    slower, rounds = played(world), {period: world.round(period) for period in PERIODS}
 
     def lengthened(period: int) -> float:
         """How many times longer a round is by what is sent beside the training."""
-        seconds = world.round(period).seconds * slower
+        seconds = rounds[period].seconds * slower
         sent = sum(upkeep(shape, training, stages, replicas, seconds).values())
-        return 1 + delay(world, load, world.round(period), period, sent) / seconds
+        return 1 + delay(world, load, rounds[period], period, sent) / seconds
 
     def worth(period: int) -> float:
-        return world.round(period).rate / lengthened(period) * usable(stages, world.round(period).seconds)
+        return rounds[period].rate / lengthened(period) * usable(stages, rounds[period].seconds)
 
     period = max(PERIODS, key=worth)
-    chosen, longer = world.round(period), lengthened(period)
+    chosen, longer = rounds[period], lengthened(period)
     beside = upkeep(shape, training, stages, replicas, chosen.seconds * slower)
     rate = chosen.rate / slower / longer
-    state_bytes = 2 * FLOAT32 * shape.parameters / stages  # Anchor and outer momentum of a stage, float32.
     away = round(count * AWAY_HOURS / STAYS_HOURS)  # Beside the homes that are here: as many come as go.
-    left = churned(world, chosen, count - stages * replicas, away, state_bytes, seed=1)
+    left = churned(world, chosen, count - stages * replicas, away, STATE_BYTES * shape.parameters / stages, seed=1)
     flops = 6 * shape.parameters * rate * left
     return row | {
         "stages": stages,

@@ -114,11 +114,9 @@ def by_part(opening: bytes) -> dict[str, int]:
     return dict(found)
 
 
-def planned(model: str, homes: int, each: float) -> dict[str, Any]:
-    """What openings of ``each`` bytes a parameter, and their payloads, take of the lines of a plan on simulated homes."""
-    plan = case(model, homes, SETUPS[1])
-    if "stages" not in plan:
-        return plan
+def planned(plan: dict[str, Any], each: float) -> dict[str, Any]:
+    """What openings of ``each`` bytes a parameter, and their payloads, take of the lines of a plan of ``cluster_sim``."""
+    model, homes = plan["model"], plan["homes"]
     shape, stages = shape_of(model), plan["stages"]
     parameters = shape.parameters / stages
     payloads = 0.0
@@ -162,8 +160,8 @@ def main() -> None:
         found = [sum(parts.values()) - parts.get("payloads", 0) for parts in row["openings"].values()]
         mean[row["way"]] = sum(found) / len(found) / row["parameters"]
     plans = [
-        planned(model, homes, mean[way]) | {"way": way}
-        for model, homes in (("1B", 64), ("7B", 64), ("7B", 512))
+        planned(plan, mean[way]) | {"way": way}
+        for plan in (case(model, homes, SETUPS[1]) for model, homes in (("1B", 64), ("7B", 64), ("7B", 512)))
         for way in ("float32, 400x", "lean, whole", "lean, 400x")
     ]
     publish("audit_bytes", str(__doc__).splitlines()[0], {"rows": rows, "mean": mean, "plans": plans})

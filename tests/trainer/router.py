@@ -11,6 +11,7 @@ import multiprocessing
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -346,3 +347,7 @@ class Router:
 
 def replace(plan: Plan, **changes: Any) -> Plan:
     return msgspec.structs.replace(plan, **changes)
+
+
+MakeRouter = Callable[..., AbstractAsyncContextManager[Router]]
+"""The fixture ``routed``: a router for a job; ``by_command`` and ``recording`` as ``Router`` has them."""

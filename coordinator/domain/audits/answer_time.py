@@ -32,7 +32,7 @@ MAX_INPUT_BYTES = 2 << 30  # As a worker shows of an operation.
 HEAD_BYTES = 16 << 20  # Leaves and proofs, as a worker takes them.
 FLOAT32 = 4
 _SHOWN = 4 + 3 + 3  # Vectors: the state before with the anchor, what the method carries, and the state after.
-_SHORT = 2.0  # Bytes a parameter of a lean state in short form (`benchmarks/trust/audit_bytes.py`).
+SHORT_BYTES = 2.0  # Bytes a parameter of a lean state in short form (`benchmarks/trust/audit_bytes.py`).
 _OUTER = 2  # Anchor and outer momentum.
 _PADDING = 1.1  # Of what a stage has: each tensor's place is rounded up.
 
@@ -74,7 +74,7 @@ def opening_bytes(shape: ModelShape, training: TrainingSpec, layers: Layers, las
 
 def short_bytes(shape: ModelShape, training: TrainingSpec, layers: Layers, last: int, steps: int) -> int:
     """About what an opening of a lean stage comes to without its anchor."""
-    state = int(_SHORT * parameters_of(shape, layers, last))
+    state = int(SHORT_BYTES * parameters_of(shape, layers, last))
     return state + steps * _payload_bytes(shape, training, layers, last)
 
 

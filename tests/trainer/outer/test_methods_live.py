@@ -1,15 +1,11 @@
 """Every method between replicas in real worker processes: whole rounds, equal bits, audits, members that come back."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from protocol.job.job import JobSpec
 from protocol.task import AuditReport, OpenStep, ReplayStep, RoundApplied, RoundCommit, StepOpened
-from tests.trainer.router import Place, Router, make_plan, replace
+from tests.trainer.router import MakeRouter, Place, Router, make_plan, replace
 from tests.trainer.small import job
 
 CUTS = [(0, 1), (1, 3)]
@@ -28,20 +24,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "demo": {"outer": "demo", "learning_rate": 1e-3},
     "dgc": {"outer": "dgc", "density": 0.01, "learning_rate": 0.1, "clip_norm": 1.0},
 }
-
-MakeRouter = Callable[..., AbstractAsyncContextManager[Router]]
-
-
-@pytest.fixture
-def routed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeRouter:
-    sockets = tmp_path_factory.mktemp("s")
-
-    @asynccontextmanager
-    async def make(spec: JobSpec) -> AsyncIterator[Router]:
-        async with Router(sockets, spec, folder) as router:
-            yield router
-
-    return make
 
 
 async def audit(router: Router, place: Place, round_index: int, step: int, **changes: Any) -> AuditReport:

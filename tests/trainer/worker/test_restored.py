@@ -1,38 +1,19 @@
 """A worker that died, and another one that has its records: it opens every step to the same bytes, or nothing."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from protocol.job.job import JobSpec
 from protocol.task import LeafShown, OpenOuter, OpenStep, RoundApplied, RoundCommit, ShowLeaf, StepOpened, TaskFailed
 from protocol.worker import RecordPart, RestoredPart
 from tests.trainer.outer.test_methods_live import CUTS, METHODS
-from tests.trainer.router import Place, Router, make_plan, replace
+from tests.trainer.router import MakeRouter, Place, Router, make_plan, replace
 from tests.trainer.small import job
 
 PLAN = make_plan(CUTS, [0, 1])
 PLACES: list[Place] = [(0, 0), (1, 0), (0, 1), (1, 1)]
 STEPS, TOTAL = 4, 12
 OTHERS: dict[str, dict[str, Any]] = {"visits": {"activations": "aq4"}, "lean": {"memory": "lean", "precision": "bf16"}}
-
-MakeRouter = Callable[..., AbstractAsyncContextManager[Router]]
-
-
-@pytest.fixture
-def routed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeRouter:
-    sockets = tmp_path_factory.mktemp("s")
-
-    @asynccontextmanager
-    async def make(spec: JobSpec) -> AsyncIterator[Router]:
-        async with Router(sockets, spec, folder) as router:
-            router.recording = True
-            yield router
-
-    return make
 
 
 async def train(router: Router, rounds: int, place: Place) -> dict[int, tuple[bytes, bytes]]:
@@ -85,7 +66,7 @@ async def test_every_opening_is_byte_for_byte_the_one_of_the_worker_that_died(
 ) -> None:
     changes = (METHODS | OTHERS)[method]
     place: Place = (1, 1)
-    async with routed(job(inner_steps=STEPS, commit_every=every, **changes)) as router:
+    async with routed(job(inner_steps=STEPS, commit_every=every, **changes), recording=True) as router:
         starts = await train(router, 2, place)
         alive = await openings(router, place, [0, 1])
         assert len(set(alive.values())) == 2 * (STEPS // every + STEPS + 1), "a segment's steps have one opening"
@@ -99,7 +80,7 @@ async def test_every_opening_is_byte_for_byte_the_one_of_the_worker_that_died(
 @pytest.mark.slow
 async def test_what_a_segment_came_to_is_shown_the_same_too(routed: MakeRouter) -> None:
     place: Place = (0, 0)
-    async with routed(job(inner_steps=STEPS, commit_every=2)) as router:
+    async with routed(job(inner_steps=STEPS, commit_every=2), recording=True) as router:
         starts = await train(router, 2, place)
         alive = await openings(router, place, [1], ending=True)
         parts = restored(router, place, starts)
@@ -112,7 +93,7 @@ async def test_what_a_segment_came_to_is_shown_the_same_too(routed: MakeRouter) 
 async def test_a_round_whose_contribution_did_not_count_leaves_the_next_ones_record_whole(routed: MakeRouter) -> None:
     """What a replica carries is then what it carried before: the record of the round after has to say the same."""
     place: Place = (0, 1)
-    async with routed(job(inner_steps=STEPS, **METHODS["sparseloco"])) as router:
+    async with routed(job(inner_steps=STEPS, **METHODS["sparseloco"]), recording=True) as router:
         await router.start(PLAN, PLACES)
         await router.begin(PLAN, 0, 0, STEPS, TOTAL)
         commits = await router.wait_commits(PLAN, 0)
@@ -129,7 +110,7 @@ async def test_a_round_whose_contribution_did_not_count_leaves_the_next_ones_rec
 @pytest.mark.slow
 async def test_a_round_that_was_done_again_from_a_state_of_others_is_opened_from_that(routed: MakeRouter) -> None:
     place: Place = (1, 0)
-    async with routed(job(inner_steps=STEPS)) as router:
+    async with routed(job(inner_steps=STEPS), recording=True) as router:
         states = (await train(router, 1, place))[1][0]
         again = replace(PLAN, epoch=1)
         both = {1: states, 0: (await train_state(router, 0))}
@@ -159,7 +140,7 @@ async def train_state(router: Router, stage: int) -> bytes:
 @pytest.mark.parametrize("spoil", ["cut", "longer", "another round's state", "no moments", "junk"])
 async def test_a_record_that_does_not_fit_restores_nothing(spoil: str, routed: MakeRouter) -> None:
     place: Place = (0, 0)
-    async with routed(job(inner_steps=STEPS)) as router:
+    async with routed(job(inner_steps=STEPS), recording=True) as router:
         starts = await train(router, 2, place)
         parts = [
             (part, data) for part, data in restored(router, place, starts) if part.round == 1 and part.kind != "outer"
@@ -183,7 +164,7 @@ async def test_a_record_that_does_not_fit_restores_nothing(spoil: str, routed: M
 @pytest.mark.slow
 async def test_of_two_rounds_of_which_one_is_damaged_the_other_is_shown(routed: MakeRouter) -> None:
     place: Place = (0, 0)
-    async with routed(job(inner_steps=STEPS)) as router:
+    async with routed(job(inner_steps=STEPS), recording=True) as router:
         starts = await train(router, 2, place)
         parts = [
             (part, data[:100] if (part.round, part.kind) == (1, "steps") else data)

@@ -2,9 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +11,6 @@ import pytest
 from coordinator.domain.rounds import run as runs
 from coordinator.domain.rounds.round import Lost, Round, commands, fold, look
 from coordinator.domain.rounds.run import Holder, Run
-from protocol.job.job import JobSpec
 from protocol.job.sharding import sharded_from
 from protocol.plan import Plan
 from protocol.task import (
@@ -28,7 +25,7 @@ from protocol.task import (
     StepOpened,
 )
 from protocol.worker import PeerSend
-from tests.trainer.router import NODE, Place, Router, make_plan
+from tests.trainer.router import NODE, MakeRouter, Place, Router, make_plan
 from tests.trainer.small import job
 
 REPLICAS = 4
@@ -36,20 +33,6 @@ CUTS = [(0, 3)]
 PLAN = make_plan(CUTS, list(range(REPLICAS)))
 PLACES: list[Place] = [(0, replica) for replica in range(REPLICAS)]
 STEPS, TOTAL = 2, 8
-
-MakeRouter = Callable[..., AbstractAsyncContextManager[Router]]
-
-
-@pytest.fixture
-def routed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeRouter:
-    sockets = tmp_path_factory.mktemp("s")
-
-    @asynccontextmanager
-    async def make(spec: JobSpec) -> AsyncIterator[Router]:
-        async with Router(sockets, spec, folder) as router:
-            yield router
-
-    return make
 
 
 class Decisions:

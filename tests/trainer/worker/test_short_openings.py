@@ -1,14 +1,13 @@
 """Real workers of a lean stage that audit each other from anchors of their own, and store one where something is found."""
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load, save
 
 from protocol.task import RoundApplied
-from tests.trainer.router import Place, Router
+from tests.trainer.router import MakeRouter, Place
 from tests.trainer.small import job
 from tests.trainer.worker.drawn import TOTAL, TWO_BY_TWO, audit
 
@@ -21,10 +20,10 @@ def without_moments(opening: bytes) -> bytes:
 
 @pytest.mark.parametrize("method", [{"pseudo_gradient": "coarse"}, {"outer": "streaming", "fragments": 2}])
 async def test_a_lean_stage_is_audited_by_its_other_replica_from_an_anchor_of_its_own(
-    method: dict[str, Any], folder: Path, tmp_path: Path
+    method: dict[str, Any], routed: MakeRouter
 ) -> None:
     spec = job(memory="lean", precision="bf16", commit_every=2, **method)
-    async with Router(tmp_path, spec, folder, False) as router:
+    async with routed(spec) as router:
         await router.start(TWO_BY_TWO, [*PLACES, "spare"])
         for round_index in range(3):
             await router.round(TWO_BY_TWO, round_index, 4, TOTAL)

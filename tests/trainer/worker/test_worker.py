@@ -3,8 +3,6 @@
 import asyncio
 import hashlib
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ from protocol.task import (
     Validation,
 )
 from protocol.worker import PeerDeliver, PeerSend, TensorName, write_frame
-from tests.trainer.router import Place, Router, make_plan, replace
+from tests.trainer.router import MakeRouter, Place, Router, make_plan, replace
 from tests.trainer.small import SEQUENCE, VOCABULARY, config_of, job, pipeline
 from tests.trainer.worker.drawn import AUDIT, CUTS, TOTAL, TWO_BY_TWO, audit
 from trainer.data.data import TokenFile, heldout_parts
@@ -48,20 +46,6 @@ from trainer.stage.steps import Recorded, heldout_loss
 from trainer.worker.checkpoint import read_checkpoint
 
 PLACES: list[Place] = [(0, 0), (1, 0), (0, 1), (1, 1)]
-
-MakeRouter = Callable[..., AbstractAsyncContextManager[Router]]
-
-
-@pytest.fixture
-def routed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeRouter:
-    sockets = tmp_path_factory.mktemp("s")
-
-    @asynccontextmanager
-    async def make(spec: JobSpec, by_command: bool = False) -> AsyncIterator[Router]:
-        async with Router(sockets, spec, folder, by_command) as router:
-            yield router
-
-    return make
 
 
 def simulate(folder: Path, spec: JobSpec, rounds: int, replicas: int = 2) -> list[OuterState]:
