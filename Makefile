@@ -41,7 +41,7 @@ lint: setup
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin --no-warn-unreachable -p desktop.agent -p desktop.gui
 
 # All but those that take long or need root, which have a word of their own below.
-LONG := $(addprefix benchmarks/,links/home_links.py learning/training.py upkeep/chaos.py money/payouts.py links/utilisation.py upkeep/streams.py hostile/fuzz.py)
+LONG := $(addprefix benchmarks/,links/home_links.py learning/training.py learning/adapters.py learning/finetune.py upkeep/chaos.py money/payouts.py links/utilisation.py upkeep/streams.py hostile/fuzz.py)
 
 bench: setup
 	@for program in $(filter-out $(LONG),$(wildcard benchmarks/*/[!_]*.py)); do \
@@ -97,7 +97,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "Could not make a virtual environment. On Debian and Ubuntu: sudo apt install python3-venv"; exit 1; }
 	@echo "Installing Python packages into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[coordinator,postgres,agent,desktop,trainer,dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[coordinator,postgres,hub,gguf,track,agent,desktop,trainer,dev]'
 	@touch $(STAMP)
 
 clean:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,10 +11,6 @@ from tests.support import docker as docker_support
 from tests.support import session, together
 from tests.support.proxy import VARIABLES
 
-TESTS = Path(__file__).parent
-WALL_CLOCK = {"testbed", "transport", "relay", "nettest"}
-"""Folders in which lines are emulated in real time."""
-FURTHER_TRIES = 2
 MANY = 200
 """Tests that weigh so much."""
 
@@ -27,13 +22,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(stay.close)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A machine that is busy for a moment must not decide; what is broken fails each time. See docs/benchmarks/testing.md."""
-    for item in items:
-        if item.path.relative_to(TESTS).parts[0] in WALL_CLOCK:
-            item.add_marker(pytest.mark.wall_clock)
-        if item.get_closest_marker("wall_clock") and config.pluginmanager.hasplugin("rerunfailures"):
-            item.add_marker(pytest.mark.flaky(reruns=FURTHER_TRIES))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """End-to-end tests lie where the second run of ``make test`` looks."""
     together.refuse_strays(items)
 
 

@@ -79,9 +79,10 @@ def assert_money_adds_up(document: dict[str, Any]) -> None:
 
 
 def test_the_whole_path_trains_verifies_and_pays_though_a_node_and_its_coordinator_are_killed(tmp_path: Path) -> None:
-    document = demo(tmp_path, *WHOLE, "--fault", "kill-node", "--fault", "kill-coordinator", program=DEMO)
+    faults = ("--fault", "kill-coordinator", "--fault", "kill-node")
+    document = demo(tmp_path, "--tokens", "160000", *faults, program=DEMO)
     assert_money_adds_up(document)
-    of_node, of_coordinator = document["faults"]
+    of_coordinator, of_node = document["faults"]
     assert "started again" in of_coordinator
     assert "was killed" in of_node
     before, after, single = (document[f"loss_{name}"] for name in ("before", "after", "single_process"))

@@ -7,7 +7,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from solders.keypair import Keypair
+
+from tests.support.addresses import free_port
 
 ROOT = Path(__file__).parents[2]
 LESSONS = ROOT / "docs" / "tutorials"
@@ -34,12 +35,6 @@ def lines(lesson: str) -> list[str]:
     """What the reader of a lesson types."""
     typed = [line for block in blocks(lesson, "console") for line in block.splitlines()]
     return [line for line in typed if not line.startswith(ELSEWHERE)]
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 class Desk:

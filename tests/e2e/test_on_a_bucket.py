@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.test_demo import SHORTEST, assert_money_adds_up, demo
 from tests.support.buckets import KEY, SECRET, BucketServer, in_buckets
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 ON_A_BUCKET = ("-m", "tests.e2e.on_a_bucket")
 AWAY_S = 5.0
 OF_THE_JOB = 6  # Objects: the dataset, what was made of it, and the first that a node has stored.

@@ -34,6 +34,7 @@ PAID_S = 300.0  # For three containers on two cores to train and be paid; the ne
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.docker,
     pytest.mark.skipif(bool(NEEDED), reason=f"a clean system is made with {', '.join(NEEDED)}"),
 ]

@@ -56,7 +56,8 @@ async def test_honest_work_is_found_right_and_a_changed_opening_wrong(
     kept(done, folder)
     records = rerun.read(folder)
     rerun.hold(records, leaf(done), STEP)
-    assert (await rerun.rerun(records, folder)).verdict == "match"
+    first = await rerun.rerun(records, folder)
+    assert first.verdict == "match", first.detail
     damaged = bytearray((folder / "train.bin").read_bytes())
     damaged[:] = bytes(len(damaged))  # The samples are other ones than were due.
     (folder / "train.bin").write_bytes(damaged)

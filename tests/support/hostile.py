@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_t
 import msgspec
 from msgspec import Meta
 
+from protocol.job.job import HUB_PATTERN
+
 FOLDER = Path(__file__).parents[1] / "corpus" / "texts"
 TEXTS = {file.stem: file.read_bytes().decode() for file in sorted(FOLDER.glob("*.txt"))}
 # What rich writes by itself: colours, and the movements of a bar that is drawn again.
@@ -64,7 +66,7 @@ def _annotated(parts: tuple[Any, ...], text: str, name: str) -> Any:
     inner = parts[0].__supertype__ if isinstance(parts[0], NewType) else parts[0]
     if inner is str:
         fitting = {r"^[0-9a-f]{32}$": "ab" * 16, r"^[0-9a-f]{64}$": "ab" * 32, r"^[01]{168}$": "1" * 168}
-        fitting[r"^[A-Z]{3}$"] = "EUR"
+        fitting |= {r"^[A-Z]{3}$": "EUR", f"^{HUB_PATTERN}$": f"some/model@{'0' * 40}"}
         if pattern in fitting:
             return fitting[pattern]
         if pattern is not None and "1-9A-H" in pattern:

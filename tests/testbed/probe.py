@@ -7,7 +7,8 @@
     python -m tests.testbed.probe rtt ADDRESS COUNT         round trips in milliseconds
     python -m tests.testbed.probe order ADDRESS COUNT       numbered packets, one a millisecond, in the order of their return
     python -m tests.testbed.probe udp ADDRESS RATE SECONDS  sends at RATE bit/s; the server tells what arrived, and how fast
-    python -m tests.testbed.probe tcp ADDRESS SECONDS       sends as fast as TCP does
+    python -m tests.testbed.probe tcp ADDRESS SECONDS       sends as fast as TCP does, until everything is there
+    python -m tests.testbed.probe arrived ADDRESS           what came in bulk since the last such question
 
 The two ports and two addresses are those of RFC 5780: whether a NAT maps and filters by endpoint shows in who sees what.
 """
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 PORTS = (7001, 7002)
-BULK_PORT = 7003
+BULK_PORT, COUNT_PORT = 7003, 7004
 PAYLOAD = 1472  # 1,500 bytes of IPv4.
 ANSWER_S = 0.4  # The NAT tests run on lines without delay.
 # linux/udp.h and asm-generic/socket.h; Python 3.11 has no names for them.
@@ -64,6 +65,8 @@ class Server:
             self._selector.register(bulk, selectors.EVENT_READ, self._bulk)
             listener = socket.create_server((address, BULK_PORT), family=bulk.family)
             self._selector.register(listener, selectors.EVENT_READ, self._accept)
+            counter = socket.create_server((address, COUNT_PORT), family=bulk.family)
+            self._selector.register(counter, selectors.EVENT_READ, self._count)
         self._selector.register(sys.stdin, selectors.EVENT_READ, None)
         self._arrived: list[tuple[float, int, int]] = []
 
@@ -82,9 +85,6 @@ class Server:
                 if other is not end:
                     with contextlib.suppress(OSError):
                         other.sendto(json.dumps(["knock", *other.getsockname()[:2]]).encode(), sender)
-        elif data == b"arrived":
-            end.sendto(json.dumps(summary(self._arrived)).encode(), sender)
-            self._arrived.clear()
         elif data == b"where":
             end.sendto(json.dumps(sender[:2]).encode(), sender)
         elif data.startswith(b"call "):
@@ -101,6 +101,12 @@ class Server:
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         self._selector.register(connection, selectors.EVENT_READ, self._stream)
+
+    def _count(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(json.dumps(summary(self._arrived)).encode())
+        self._arrived.clear()
 
     def _stream(self, connection: socket.socket) -> None:
         data = connection.recv(1 << 18)
@@ -194,8 +200,16 @@ def tcp(address: str, seconds: float) -> dict[str, Any]:
     buffer = bytes(1 << 18)
     while time.monotonic() - begin < seconds:
         sent += connection.send(buffer)
+    connection.shutdown(socket.SHUT_WR)
+    connection.recv(1)  # The other end closes when it has everything.
     connection.close()
     return {"sent": sent}
+
+
+def arrived(address: str) -> Any:
+    """What came in bulk since the last such question; asked by TCP, for a lossy or a full line loses a datagram."""
+    with socket.create_connection((address, COUNT_PORT)) as connection:
+        return json.loads(connection.makefile().read())
 
 
 def capture(path: str) -> None:
@@ -225,7 +239,7 @@ def main(role: str, *arguments: str) -> None:
         "call": lambda: udp_socket(anywhere(arguments[0])).sendto(
             f"call {arguments[1]}".encode(), (arguments[0], PORTS[0])
         ),
-        "arrived": lambda: ask(udp_socket(anywhere(arguments[0])), b"arrived", (arguments[0], PORTS[0])),
+        "arrived": lambda: arrived(*arguments),
     }
     if role == "serve":
         Server(list(arguments)).run()
