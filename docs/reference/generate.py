@@ -54,7 +54,7 @@ def commands() -> str:
     for word, (_, text, _) in _ROLES.items():
         told = help_of(word)
         parts.append(f"## cottage {word}\n\n{_sentence(text)}\n\n```text\n{told}\n```\n")
-        if word in ("node", "accounts"):
+        if word in ("node", "accounts", "admin"):
             parts += [f"### cottage {word} {sub}\n\n```text\n{help_of(word, sub)}\n```\n" for sub in _words(told)]
         if word == "ledger":
             subs = sorted(set(re.findall(r"cottage ledger ([a-z]+)", told)) | set(_words(told)))
