@@ -74,7 +74,9 @@ class Sentences(QObject):
                 fallback = self.tr("Trying to reach {0}.").format(plain(status.coordinator, 100))
                 return Sentence(Mood.WAITING, self.tr("Not connected."), reason or fallback)
             case "refused":
-                return Sentence(Mood.TROUBLE, self.tr("The coordinator refuses this computer."), reason)
+                return Sentence(
+                    Mood.TROUBLE, self.tr("The coordinator refuses this computer."), sentence(status.reason)
+                )
             case "stopping":
                 return self._stopping()
             case "away":

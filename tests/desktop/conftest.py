@@ -75,12 +75,14 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
         bond: int = 0,
         device: Device = NOTHING,
         coordinator_key: str = "",
+        invitation: str = "",
     ) -> AsyncIterator[Running]:
         home = Home.at(tmp_path / name)
         key = home.key()
         settings = Settings(
             coordinator=coordinator.url,
             coordinator_key=coordinator_key,
+            invitation=invitation,
             name=name,
             sandbox="process",
             threads=1,

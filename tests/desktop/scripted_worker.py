@@ -4,6 +4,8 @@
 
 exchange    on BeginRound it sends one payload of each kind to its neighbours and reports what it receives
 recording   the same, and tells a record of each round that it begins, and commits to it; restored, it opens what it was given
+recalling   the same, and opens what it has the agent give back of the rounds that are kept
+large       the same with LARGE bytes of zeros for a state, and LARGE_MOMENTS beside them; what it is given it only hashes
 checkpoint  answers ApplyRound with its state, and tells the digest of the state that BeginRound brought
 flood       reports without end;  garbage, huge, stranger, forged: breaks the protocol in that way
 hungry      takes memory without end
@@ -20,6 +22,7 @@ import signal
 import struct
 import sys
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from common.encrypted_files import SealedFile
@@ -44,19 +47,39 @@ from protocol.worker import (
     AgentMessage,
     PeerDeliver,
     PeerSend,
+    RecordKept,
     RecordPart,
+    RecordRecall,
+    RecordReturned,
     RestoredPart,
     Setup,
     TensorName,
     WorkerCommand,
     WorkerReport,
+    read_exactly,
     read_frame,
+    read_head,
     write_frame,
+    write_stream,
 )
 
 STATE = b"state of the stage" * 100
 RECORD = b"record of a round" * 100
+ZEROS = bytes(1 << 20)
+LARGE, LARGE_MOMENTS = (2 << 30) + 12_345, (9 << 20) + 1
 PONDERS_S = {"pondering": 3.0, "hasty": 0.0, "silent": 1e6}
+
+
+def zeros_digest(size: int) -> str:
+    hasher = hashlib.sha256()
+    for begin in range(0, size, len(ZEROS)):
+        hasher.update(ZEROS[: size - begin])
+    return hasher.hexdigest()
+
+
+async def zeros(size: int) -> AsyncIterator[bytes]:
+    for begin in range(0, size, len(ZEROS)):
+        yield ZEROS[: size - begin]
 
 
 class Worker:
@@ -65,6 +88,9 @@ class Worker:
         self.name = setup.spec.name
         self.received: dict[str, str] = {}
         self.given: list[tuple[RestoredPart, bytes]] = []
+        self.kept: list[RecordKept] = []
+        self.wanted = ""
+        self.due: dict[str, int] = {}
 
     async def report(self, body: object, payload: bytes = b"") -> None:
         await write_frame(self.writer, WorkerReport(body), payload)
@@ -79,37 +105,78 @@ class Worker:
             TaskReady(" ".join(["scripted", *sys.argv[4 if "--socket" in sys.argv else 3 :]]), parameters)
         )
         while True:
-            message, payload = await read_frame(self.reader, AgentMessage)
-            match message:
-                case WorkerCommand(body=OpenStep(audit=audit, round=number)) if self.given:
-                    own = b"|".join(data for part, data in self.given if part.round == number)
-                    named = hashlib.sha256(own).hexdigest() if own else None
-                    await self.report(StepOpened(audit, named, "" if own else "not here"), own)
-                case WorkerCommand(body=BeginRound() as begin):
-                    await self.begin(begin, payload)
-                case WorkerCommand(body=ApplyRound(epoch=epoch, round=number, checkpoint=asked)):
-                    stored = hashlib.sha256(STATE).hexdigest() if asked else None
-                    await self.report(RoundApplied(epoch, number, "ab" * 32, stored), STATE)
-                case WorkerCommand(body=OpenStep(audit=audit)):
-                    named = hashlib.sha256(STATE).hexdigest() if self.name == "naming" else None
-                    await self.report(StepOpened(audit, named), STATE)
-                case WorkerCommand(body=ReplayStep(audit=audit)) if self.name == "doubting":
-                    await self.report(
-                        AuditReport(audit, "mismatch", "the state after the step is not what the step gives")
-                    )
-                case WorkerCommand(body=ReplayStep(audit=audit)) if self.name in PONDERS_S:
-                    await asyncio.sleep(PONDERS_S[self.name])
-                    await self.report(AuditReport(audit, "match"))
-                case WorkerCommand(body=ReplayStep(audit=audit) | ReplayAcross(replay=ReplayStep(audit=audit))):
-                    await self.report(StepOpened(audit, hashlib.sha256(payload).hexdigest()))
-                case PeerDeliver():
-                    await self.delivered(message, payload)
+            message, length = await read_head(self.reader, AgentMessage)
+            handle = self.handle_large if self.name == "large" else self.handle
+            await handle(message, length)
+
+    async def handle(self, message: object, length: int) -> None:
+        payload = await read_exactly(self.reader, length)
+        match message:
+            case WorkerCommand(body=OpenStep(audit=audit, round=number)) if self.given:
+                own = b"|".join(data for part, data in self.given if part.round == number)
+                named = hashlib.sha256(own).hexdigest() if own else None
+                await self.report(StepOpened(audit, named, "" if own else "not here"), own)
+            case WorkerCommand(body=OpenStep()) | RecordKept() | RecordReturned() | RestoredPart() if (
+                self.name == "recalling"
+            ):
+                await self.recall(message, payload)
+            case WorkerCommand(body=BeginRound() as begin):
+                await self.begin(begin, payload)
+            case WorkerCommand(body=ApplyRound(epoch=epoch, round=number, checkpoint=asked)):
+                stored = hashlib.sha256(STATE).hexdigest() if asked else None
+                await self.report(RoundApplied(epoch, number, "ab" * 32, stored), STATE)
+            case WorkerCommand(body=OpenStep(audit=audit)):
+                named = hashlib.sha256(STATE).hexdigest() if self.name == "naming" else None
+                await self.report(StepOpened(audit, named), STATE)
+            case WorkerCommand(body=ReplayStep(audit=audit)) if self.name == "doubting":
+                await self.report(AuditReport(audit, "mismatch", "the state after the step is not what the step gives"))
+            case WorkerCommand(body=ReplayStep(audit=audit)) if self.name in PONDERS_S:
+                await asyncio.sleep(PONDERS_S[self.name])
+                await self.report(AuditReport(audit, "match"))
+            case WorkerCommand(body=ReplayStep(audit=audit) | ReplayAcross(replay=ReplayStep(audit=audit))):
+                await self.report(StepOpened(audit, hashlib.sha256(payload).hexdigest()))
+            case PeerDeliver():
+                await self.delivered(message, payload)
+
+    async def handle_large(self, message: object, length: int) -> None:
+        """Give and take without ever holding it, as little memory as there is."""
+        hasher = hashlib.sha256()
+        for begin in range(0, length, len(ZEROS)):
+            hasher.update(await read_exactly(self.reader, min(len(ZEROS), length - begin)))
+        match message:
+            case WorkerCommand(body=BeginRound(plan=plan, round=number)):
+                await self.report(RoundHolding(plan.epoch, number, {0: hasher.hexdigest()}))
+            case WorkerCommand(body=ApplyRound(epoch=epoch, round=number, checkpoint=asked)):
+                stored = zeros_digest(LARGE) if asked else None
+                report = WorkerReport(RoundApplied(epoch, number, "ab" * 32, stored), LARGE)
+                await write_stream(self.writer, report, LARGE + LARGE_MOMENTS, zeros(LARGE + LARGE_MOMENTS))
+
+    async def recall(self, message: object, payload: bytes) -> None:
+        match message:
+            case WorkerCommand(body=OpenStep(audit=audit, round=number)):
+                self.wanted, self.given = audit, []
+                await write_frame(self.writer, RecordRecall(0, number, "steps"))
+            case RecordKept():
+                self.kept.append(message)
+            case RecordReturned(sizes=sizes):
+                self.due = dict(sizes)
+                if not sizes:
+                    await self.report(StepOpened(self.wanted, None, f"lost; kept were {len(self.kept)}"))
+            case RestoredPart():
+                self.given.append((message, payload))
+                if sum(len(data) for _, data in self.given) == sum(self.due.values()):
+                    await self.open_recalled()
+
+    async def open_recalled(self) -> None:
+        kinds = list(dict.fromkeys(part.kind for part, _ in self.given))
+        own = b"|".join(b"".join(data for part, data in self.given if part.kind == kind) for kind in kinds)
+        await self.report(StepOpened(self.wanted, hashlib.sha256(own).hexdigest(), f"kept were {len(self.kept)}"), own)
 
     async def begin(self, begin: BeginRound, payload: bytes) -> None:
         if payload:
             await self.report(RoundHolding(begin.plan.epoch, begin.round, {0: hashlib.sha256(payload).hexdigest()}))
         await self.report(Progress(begin.plan.epoch, begin.round, 1, 100, 2.5))
-        if self.name == "recording" and self.setup.records:
+        if self.name in ("recording", "recalling") and self.setup.records:
             await write_frame(
                 self.writer, RecordPart(begin.plan.epoch, begin.round, "steps"), RECORD + bytes([begin.round])
             )

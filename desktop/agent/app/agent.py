@@ -21,7 +21,7 @@ from desktop.agent.coordinator import network_report
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.nettest import LineTests
 from desktop.agent.coordinator.network_report import usable
-from desktop.agent.coordinator.session import CoordinatorSession, Introduction, TaskMessage
+from desktop.agent.coordinator.session import CoordinatorSession, Introduction, RecordsMessage, TaskMessage
 from desktop.agent.coordinator.transfer_pacing import Courtesy
 from desktop.agent.earnings import stake_warnings, wallet
 from desktop.agent.earnings.earnings_estimate import WorthWatch
@@ -31,6 +31,7 @@ from desktop.agent.errors import GaveUpError, NotConnectedError, SandboxError
 from desktop.agent.hardware import meters
 from desktop.agent.hardware.benchmark import measure_now
 from desktop.agent.hardware.power import PowerCap
+from desktop.agent.jobs.coordinator_records import CoordinatorRecords
 from desktop.agent.jobs.crash_records import CrashRecords
 from desktop.agent.jobs.holdings import Holdings
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
@@ -40,6 +41,7 @@ from desktop.agent.jobs.state_replication import States
 from desktop.agent.jobs.state_store import Shelf
 from desktop.agent.jobs.tasks import HeldTask, Tools
 from desktop.agent.jobs.traffic_usage import LineShare
+from desktop.agent.jobs.weight_exchange import WeightExchange
 from desktop.agent.lending.keeper import LendingChange, LendingKeeper, LendingView
 from desktop.agent.lending.policy import Decision, State
 from ledger.money import show
@@ -54,8 +56,11 @@ from protocol.node import (
     HeldLease,
     IceServers,
     JobEarned,
+    KeepRecords,
     LedgerInfo,
+    ListRecords,
     Promised,
+    ReturnRecords,
     Signal,
     Unanswered,
     Welcome,
@@ -79,21 +84,25 @@ class Agent:
         self._parts, self._books = parts, books
         settings, clock = parts.settings, parts.clock
         self._promises = PromiseFolder(parts.home.promises)
+        self._kept_records = CoordinatorRecords(parts.home.coordinator_records)
         self._limits = LineLimits.of(settings)
         self._share = LineShare(parts.home.usage, self._limits, clock.time())
         self._peers = Peers(parts.key.address, clock)
         courtesy, cache = Courtesy(clock, self._share.allowance, self._peers.links), settings.disk_gb * 10**9
-        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, cache, books.keys, courtesy)
-        shelf = Shelf(parts.home.states, parts.key.seed)
+        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, cache, books.cache, courtesy)
+        self._shelf = shelf = Shelf(parts.home.states, parts.key.seed)
+        shelf.lend(cache)
         self._states = States(parts.key.address, shelf, self._peers.carry, clock)
         self._records = CrashRecords(parts.home.records, parts.key.seed, shelf, settings.coordinator, cache, clock.time)
         self._peers.states = self._states
+        self._peers.weights = self._weights = WeightExchange(self._peers.carry, self._peers.weights_for, clock)
         self._session = CoordinatorSession(
             settings.coordinator,
             Introduction(parts.key, settings.payout, parts.profile),
             self,
             clock,
             settings.coordinator_key,
+            settings.invitation,
         )
         self._keeper = LendingKeeper(parts.home.lending, parts.readings, clock)
         self._network: PeerNet | None = None
@@ -165,6 +174,7 @@ class Agent:
                 if self._peers.tests is not None:
                     await self._peers.tests.aclose()
                 await self._states.aclose()
+                await self._weights.aclose()
                 await self._network.aclose()
             self._share.save(self._parts.clock.time())
             await self._artifacts.aclose()
@@ -282,6 +292,8 @@ class Agent:
                 self._give_up(stake_warnings.unanswered(self._books.activity, self._parts.clock.time(), at))
             case IceServers():
                 self._take_servers(message)
+            case KeepRecords() | ListRecords() | ReturnRecords():
+                self._spawn(self._keep_records(message), "records")
             case Signal(peer=peer, envelope=envelope):
                 if self._network is not None:
                     self._spawn(self._network.on_signal(peer, envelope), "signal")
@@ -382,6 +394,22 @@ class Agent:
             self._note("paid", text, job=earned.job, amount=str(grown.paid), signature=receipt)
         self._wallet_changed.set()
 
+    async def _keep_records(self, message: RecordsMessage) -> None:
+        """Keep what the coordinator gives, or say or give what is kept; what the disk does not take is lost to it alone."""
+        with contextlib.suppress(NotConnectedError):
+            match message:
+                case KeepRecords():
+                    try:
+                        await asyncio.to_thread(self._kept_records.keep, message)
+                    except OSError as error:
+                        LOG.warning(
+                            "the coordinator's records of job %s are not kept: %s", message.entry.job[:8], error
+                        )
+                case ListRecords():
+                    await self._session.send(await asyncio.to_thread(self._kept_records.kept))
+                case ReturnRecords(entry=entry):
+                    await self._session.send(await asyncio.to_thread(self._kept_records.returned, entry))
+
     async def _send_signal(self, peer: str, envelope: bytes) -> None:
         await self._session.send(Signal(peer, envelope))
 
@@ -462,6 +490,7 @@ class Agent:
         self._parts = dataclasses.replace(self._parts, settings=settings, profile=profile)
         self._artifacts.limit(settings.disk_gb * 10**9)
         self._records.limit = settings.disk_gb * 10**9
+        self._shelf.lend(settings.disk_gb * 10**9)
         self._cap_power()
         if told:
             await self._session.introduce(Introduction(self._parts.key, settings.payout, profile))

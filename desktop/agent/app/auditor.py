@@ -18,6 +18,7 @@ from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.coordinator.artifacts import Artifacts
+from desktop.agent.coordinator.cache_contents import CacheContents
 from desktop.agent.coordinator.session import CoordinatorSession, Introduction, TaskMessage
 from desktop.agent.errors import CoordinatorRefusedError, SandboxError
 from desktop.agent.jobs.holdings import Holdings
@@ -33,8 +34,11 @@ from protocol.node import (
     HeldLease,
     IceServers,
     JobEarned,
+    KeepRecords,
+    ListRecords,
     Promised,
     Report,
+    ReturnRecords,
     Signal,
     Unanswered,
     Welcome,
@@ -52,18 +56,20 @@ LEAVING = "the auditor was stopped"
 class Auditor:
     """One connection's worth of looking. ``work`` it once."""
 
-    def __init__(self, parts: AgentParts, keys: dict[str, bytes]) -> None:
-        """Build everything; nothing runs yet. ``keys``: of what this process has cached already."""
+    def __init__(self, parts: AgentParts, cache: CacheContents) -> None:
+        """Build everything; nothing runs yet. ``cache``: what this process has cached already."""
         settings, clock, address = parts.settings, parts.clock, parts.key.address
         self._parts = parts
-        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, settings.disk_gb * 10**9, keys)
+        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, settings.disk_gb * 10**9, cache)
         introduction = Introduction(parts.key, settings.payout, parts.profile)
         self._session = CoordinatorSession(settings.coordinator, introduction, self, clock)
         peers = Peers(address, clock)
+        shelf = Shelf(parts.home.states, parts.key.seed)
+        shelf.lend(settings.disk_gb * 10**9)
         tools = Tools(
             parts.sandbox,
             self._artifacts,
-            States(address, Shelf(parts.home.states, parts.key.seed), peers.carry, clock),
+            States(address, shelf, peers.carry, clock),
             peers,
             self._send,
             parts.home.jobs,
@@ -143,6 +149,8 @@ class Auditor:
                 self._holdings.received(message)
             case JobEarned() | Promised() | Unanswered() | Signal() | IceServers():
                 pass  # Nothing is earned, shown or linked here.
+            case KeepRecords() | ListRecords() | ReturnRecords():
+                pass  # Nor kept: nodes with seats are asked.
 
     # --- looking --------------------------------------------------------------------------------------------------------
 
@@ -233,13 +241,13 @@ async def look(home: Home, settings: Settings, stop: asyncio.Event, hurry: async
     Raises:
         SettingsError: a setting or the key cannot be used.
     """
-    keys: dict[str, bytes] = {}
+    cache = CacheContents()
     while not stop.is_set():
         try:
             parts = await _or_stop(startup.prepare(home, settings, auditor=True), stop)
             if parts is None:
                 return
-            await Auditor(parts, keys).work(stop, hurry)
+            await Auditor(parts, cache).work(stop, hurry)
         except (SandboxError, CoordinatorRefusedError) as error:
             LOG.error("%s; next try in %.0f s", error, RETRY_S)
             with contextlib.suppress(TimeoutError):

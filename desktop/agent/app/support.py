@@ -22,7 +22,7 @@ from desktop.agent.hardware.meters import gpus
 LINES = 200
 EVENTS = 50
 # Of the settings; the coordinator's address may hold a password.
-_PRIVATE = frozenset({"payout", "coordinator", "coordinator_key", "name"})
+_PRIVATE = frozenset({"payout", "coordinator", "coordinator_key", "invitation", "name"})
 _PATTERNS = (
     (re.compile(r"(?i)\b[a-z][a-z0-9+.-]*://\S+"), "<address>"),
     (re.compile(r"\b(?:[a-z]{3,8}\s+){11,}[a-z]{3,8}\b"), "<words>"),  # Twelve words in a row may be a wallet.

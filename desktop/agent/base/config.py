@@ -24,6 +24,7 @@ from desktop.agent.base.gpu import Chosen, total_memory_mb
 from desktop.agent.errors import HomeBusyError, NoNetworkError, SettingsError
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.identity import NodeKey
+from protocol.ids import InvitationCode
 from protocol.node import SandboxKind
 from protocol.wallets import wallet_address
 
@@ -44,12 +45,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``updates``: new versions are fetched without being asked for.
     ``at_login``: start with the computer (``desktop.agent.app.autostart``).
     ``coordinator_key``: what the coordinator has to prove, by an invitation; empty: whoever answers is it.
+    ``invitation``: the code that lets this machine in, where the network asks for one.
     ``bond``: the most that this node puts up on the ledger at a time against work of its neighbours that it has found false; 0:
     it doubts nobody.
     """
 
     coordinator: Annotated[str, Meta(max_length=2000)] = ""
     coordinator_key: Annotated[str, Meta(max_length=44)] = ""
+    invitation: InvitationCode = ""
     name: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00-\x1f]*$")] = ""
     payout: Annotated[str, Meta(max_length=44)] = ""
     sandbox: SandboxKind = "docker"
@@ -77,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def network(self) -> Invitation:
         """Whom to lend to."""
-        return Invitation(self.coordinator, self.coordinator_key)
+        return Invitation(self.coordinator, self.coordinator_key, self.invitation)
 
     def worth_of(self, said: TokenWorth | None) -> TokenWorth | None:
         """What a token is worth to this owner; ``said`` by the coordinator. None: nobody knows it in the owner's currency."""
@@ -87,7 +90,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def joining(self, network: Invitation) -> "Settings":
         """The same with another network."""
-        return msgspec.structs.replace(self, coordinator=network.url, coordinator_key=network.key)
+        return msgspec.structs.replace(
+            self, coordinator=network.url, coordinator_key=network.key, invitation=network.code
+        )
 
     def meant(self, text: str, offered: Sequence[Invitation] = ()) -> Invitation:
         """The network that an address or an invitation means: of one that is known, with the key that was given then.
@@ -200,6 +205,11 @@ class Home:
     def jobs(self) -> Path:
         """A folder for each lease that is held."""
         return self.path / "jobs"
+
+    @property
+    def coordinator_records(self) -> Path:
+        """What the coordinator has its nodes keep."""
+        return self.path / "coordinator-records"
 
     @property
     def cache(self) -> Path:

@@ -5,6 +5,7 @@ source tree's is empty: its owner says whom to lend to.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -56,4 +57,7 @@ def meant(text: str, offered: Sequence[Invitation]) -> Invitation:
         InvitationError: it is neither an address nor an invitation.
     """
     said = read(text)
-    return said if said.key else next((one for one in offered if one.url == said.url), said)
+    if said.key:
+        return said
+    known = next((one for one in offered if one.url == said.url), said)
+    return replace(known, code=said.code or known.code)

@@ -4,16 +4,17 @@ from dataclasses import dataclass, field
 
 from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import Home
+from desktop.agent.coordinator.cache_contents import CacheContents
 from desktop.agent.earnings.earnings import EarningsFile
 
 
 @dataclass(frozen=True)
 class EarningRecords:
-    """Both files of one home; ``keys``: of the artifacts that this process has cached, which end with it."""
+    """Both files of one home; ``cache``: what this process has cached, which ends with it."""
 
     earnings: EarningsFile
     activity: Activity
-    keys: dict[str, bytes] = field(default_factory=dict, repr=False)
+    cache: CacheContents = field(default_factory=CacheContents, repr=False)
 
     @classmethod
     def at(cls, home: Home) -> "EarningRecords":

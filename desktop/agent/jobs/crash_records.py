@@ -17,9 +17,10 @@ import hmac
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -28,12 +29,13 @@ import msgspec
 from common.encrypted_files import SealedFile, SealedWriter
 from common.errors import SealedFileError
 from desktop.agent.base.log import LOG
+from desktop.agent.base.payloads import FilePayload, Payload, as_payload, read_pieces
 from desktop.agent.jobs.state_store import Shelf, sync_file
-from protocol.audit import KEPT_ROUNDS, MAX_AUDIT_BYTES
+from protocol.audit import KEPT_ROUNDS, MAX_KEPT_RECORD
 from protocol.codec import MessageError, decode, encode
 from protocol.ids import Count, Digest, RoundIndex
 from protocol.node import Assign
-from protocol.worker import RecordPart, RestoredPart
+from protocol.worker import RecordPart, RecordRecall, RestoredPart
 
 KEPT_S = 86_400.0  # No coordinator waits for longer; a job's data should not lie here for ever.
 SYNC_S = 30.0  # The system writes by itself what is older; more often than that a disk would be worn for short rounds.
@@ -41,6 +43,7 @@ _LEASE, _SEALED, _PART = "lease.sealed", ".sealed", ".part"
 _PURPOSE = b"cottage/records/1\0"
 _LENGTH = struct.Struct("<I")
 _MAX_LEASE = 4 << 20
+Kind = Literal["state", "moments", "steps", "outer"]
 
 
 class RoundStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +51,10 @@ class RoundStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     state: Digest | None = None
     moments: Digest | None = None
+
+    def names(self) -> list[Digest]:
+        """What of both is on the shelf."""
+        return [digest for digest in (self.state, self.moments) if digest is not None]
 
 
 class RoundStarts:
@@ -79,7 +86,7 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     epoch: Count
     round: RoundIndex
-    kind: Literal["steps", "outer"]
+    kind: Literal["state", "steps", "outer"]
     start: RoundStart
 
 
@@ -90,6 +97,14 @@ class FoundLease:
     assign: Assign
     rounds: tuple[int, ...]
     why: str = ""
+
+
+@dataclass(frozen=True)
+class RecalledPart:
+    """Something that a worker wants back; it gives fewer bytes where it is not what it was."""
+
+    kind: Kind
+    payload: Payload
 
 
 class CrashRecords:
@@ -157,59 +172,83 @@ class CrashRecords:
 
     def _whole(self, file: Path) -> _Head | None:
         """The head of a record that can be used; None where it, or what its round began with, is not here whole."""
-        record = self._record(file)
-        if record is None:
+        record = self._placed(file)
+        if record is None or not _is_whole(record[1]):
             return None
-        start = record[0].start
-        named = [digest for digest in (start.state, start.moments) if digest is not None]
-        return record[0] if all(self._shelf.whole(digest) is not None for digest in named) else None
+        names = record[0].start.names()
+        return record[0] if all(self._shelf.whole(digest) is not None for digest in names) else None
 
-    def parts(self, assign: Assign) -> list[tuple[RestoredPart, Callable[[], bytes]]]:
-        """What another worker is to be given, round by round: what it began with first. Each is read when it is asked for."""
-        parts: dict[RestoredPart, Callable[[], bytes]] = {}
+    def parts(self, assign: Assign) -> list[tuple[RestoredPart, Payload]]:
+        """What another worker is to be given, round by round: what it began with first. Each is read when it is handed over."""
+        parts: dict[RestoredPart, Payload] = {}
         for file in sorted((self._folder / _name(assign)).glob(f"*-*.*{_SEALED}")):
-            head = self._head(file)
-            if head is None:
+            found = self._placed(file)
+            if found is None:
                 continue
+            head, record = found
             start: dict[Literal["state", "moments"], str | None] = {
                 "state": head.start.state,
                 "moments": head.start.moments,
             }
             for kind, digest in start.items():
-                if digest is not None:
-                    parts[RestoredPart(head.epoch, head.round, kind)] = partial(self._state, digest)
-            parts[RestoredPart(head.epoch, head.round, head.kind)] = partial(self._data, file)
+                if (payload := self._on_shelf(digest)) is not None:
+                    parts[RestoredPart(head.epoch, head.round, kind)] = payload
+            parts[RestoredPart(head.epoch, head.round, head.kind)] = record
         return list(parts.items())
 
-    def _state(self, digest: str) -> bytes:
-        return self._shelf.whole(digest) or b""
+    def recalled(self, assign: Assign, recall: RecordRecall) -> list[RecalledPart]:
+        """What a worker has let go and wants back, the record last; nothing where that is not here any more."""
+        kinds = ("steps", "outer") if recall.kind == "state" else (recall.kind,)
+        folder = self._folder / _name(assign)
+        for file in (folder / f"{recall.epoch}-{recall.round}.{kind}{_SEALED}" for kind in kinds):
+            found = self._placed(file)
+            if found is not None:
+                head, record = found
+                parts: dict[Kind, Payload | None] = {"state": self._on_shelf(head.start.state)}
+                if recall.kind == "steps":
+                    parts["moments"] = self._on_shelf(head.start.moments)
+                if recall.kind != "state":
+                    parts[recall.kind] = record
+                return [RecalledPart(kind, payload) for kind, payload in parts.items() if payload is not None]
+        return []
 
-    def _data(self, file: Path) -> bytes:
-        record = self._record(file)
-        return b"" if record is None else record[1]
+    def _on_shelf(self, digest: str | None) -> Payload | None:
+        return None if digest is None else self._shelf.payload(digest)
+
+    def _span(self, path: Path, begin: int, span: slice) -> bytes:
+        """Bytes of what follows behind a record's head; none where it is not there any more."""
+        with contextlib.suppress(OSError, SealedFileError), SealedFile(path, self._key(path)) as file:
+            return file.read(begin + span.start, begin + span.stop)
+        return b""
 
     # --- while a lease is held ----------------------------------------------------------------------------------------------
 
-    def keep(self, assign: Assign, part: RecordPart, start: RoundStart, data: bytes) -> None:
-        """Write a record, and delete those that nobody asks for any more. Where there is no room, there is none of this round."""
+    def keep(self, assign: Assign, part: RecordPart, start: RoundStart, data: bytes | Payload) -> bool:
+        """Write a record, and delete those that nobody asks for any more. Where there is no room, there is none of this round.
+
+        Returns:
+            whether another worker, or the same one later, can open the round from what is here now.
+        """
         folder = self._folder / _name(assign)
         name = f"{part.epoch}-{part.round}.{part.kind}"
         now = self._time()
         due = now - self._synced >= SYNC_S
         if not (folder / _LEASE).exists():
             folder.mkdir(mode=0o700, exist_ok=True)
-            self._write(folder / _LEASE, due, encode(_KeptLease(self._coordinator, assign)))
+            self._write(folder / _LEASE, due, [encode(_KeptLease(self._coordinator, assign))])
         self._make_room(folder, part.kind)
-        size = len(data)
-        if self._bytes(folder) + size > MAX_AUDIT_BYTES or self._bytes(self._folder) + size > self.limit:
+        record = as_payload(data)
+        size = record.size
+        if size > MAX_KEPT_RECORD or self._bytes(self._folder) + size > self.limit:
             LOG.warning("round %d is not kept on the disk: %s bytes are too many", part.round + 1, f"{size:,}")
-            return
+            return False
         head = encode(_Head(part.epoch, part.round, part.kind, start))
-        self._write(folder / (name + _SEALED), due, _LENGTH.pack(len(head)) + head, data)
+        self._write(folder / (name + _SEALED), due, chain([_LENGTH.pack(len(head)) + head], read_pieces(record)))
         self._pin(folder)
         if due:
             self._synced = now
             self._shelf.sync(self._shelf.pinned[folder.name])
+        return all(self._shelf.manifest(digest) is not None for digest in start.names())
 
     def forget(self, assign: Assign) -> None:
         """A lease is over: nothing of it will be opened any more."""
@@ -233,7 +272,7 @@ class CrashRecords:
         for file in folder.glob(f"*-*.*{_SEALED}"):
             head = self._head(file)
             if head is not None:
-                pinned |= {digest for digest in (head.start.state, head.start.moments) if digest is not None}
+                pinned |= set(head.start.names())
         self._shelf.pinned[folder.name] = frozenset(pinned)
 
     @staticmethod
@@ -242,7 +281,7 @@ class CrashRecords:
 
     # --- files --------------------------------------------------------------------------------------------------------------
 
-    def _write(self, path: Path, sync: bool, *pieces: bytes) -> None:
+    def _write(self, path: Path, sync: bool, pieces: Iterable[bytes]) -> None:
         """Whole or not there at all, wherever the process dies; with ``sync`` wherever the power fails."""
         writer = SealedWriter(path.with_suffix(_PART), self._key(path))
         try:
@@ -258,16 +297,19 @@ class CrashRecords:
         if sync and os.name == "posix":
             sync_file(path.parent)
 
-    def _record(self, path: Path) -> tuple[_Head, bytes] | None:
-        data = self._read(path)
-        return None if data is None else _split(data)
-
     def _head(self, path: Path) -> _Head | None:
         """Of a record, without the rest of it."""
-        with contextlib.suppress(OSError, SealedFileError), SealedFile(path, self._key(path)) as file:
-            (length,) = _LENGTH.unpack(file.read(0, _LENGTH.size))
-            split = _split(file.read(0, _LENGTH.size + length))
-            return None if split is None else split[0]
+        found = self._placed(path)
+        return None if found is None else found[0]
+
+    def _placed(self, path: Path) -> tuple[_Head, Payload] | None:
+        """The head of a record, and what follows behind it."""
+        with contextlib.suppress(OSError, SealedFileError, MessageError), SealedFile(path, self._key(path)) as file:
+            begin = _LENGTH.size
+            if file.size >= begin:
+                begin += _LENGTH.unpack(file.read(0, begin))[0]
+                head: _Head = decode(file.read(_LENGTH.size, begin), _Head)
+                return head, FilePayload(file.size - begin, partial(self._span, path, begin))
         return None
 
     def _read(self, path: Path) -> bytes | None:
@@ -291,12 +333,9 @@ def _key(path: Path) -> tuple[int, int]:
     return int(epoch), int(number)
 
 
-def _split(data: bytes) -> tuple[_Head, bytes] | None:
-    if len(data) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack_from(data)
-    rest = _LENGTH.size + length
+def _is_whole(payload: Payload) -> bool:
+    """Whether all of it can be read."""
     try:
-        return decode(data[_LENGTH.size : rest], _Head), data[rest:]
-    except MessageError:
-        return None
+        return sum(map(len, read_pieces(payload))) == payload.size
+    except OSError:
+        return False

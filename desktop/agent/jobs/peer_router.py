@@ -11,9 +11,12 @@ from common.errors import MessageLimitError, TransportError
 from desktop.agent.base.log import LOG
 from desktop.agent.coordinator.network_report import wire_bytes
 from desktop.agent.jobs.state_replication import States
+from desktop.agent.jobs.weight_exchange import WeightExchange
+from desktop.agent.jobs.weights import StageWeights
 from desktop.agent.jobs.worker_bridge import Bridge, WorkerBusyError
 from protocol.codec import MessageError, decode, encode
 from protocol.state import PREFIX as STATES_PREFIX
+from protocol.weight_sharing import PREFIX as WEIGHTS_PREFIX
 from protocol.worker import PeerHeader, PeerSend
 from transport.ice.stats import LinkStats
 from transport.messages.lanes import Lane
@@ -48,11 +51,15 @@ class PeerNetwork(Protocol):
 
 
 class Peers:
-    """The bridges of this node's live leases, and the links to other nodes."""
+    """The bridges of this node's live leases, and the links to other nodes.
+
+    Attributes:
+        address: this node's own.
+    """
 
     def __init__(self, address: str, clock: Clock) -> None:
         """Take this node's own address: what goes there never leaves the process."""
-        self._address = address
+        self.address = address
         self._clock = clock
         self._bridges: dict[str, Bridge] = {}
         self._network: PeerNetwork | None = None
@@ -62,6 +69,7 @@ class Peers:
         self._unshared = 0
         self.tests: PeerTests | None = None
         self.states: States | None = None
+        self.weights: WeightExchange | None = None
         self.dropped: Counter[str] = Counter()
 
     async def connect(self, network: PeerNetwork) -> None:
@@ -82,8 +90,8 @@ class Peers:
     async def refresh(self) -> None:
         """Allow exactly the nodes that the plans of the live leases name."""
         async with self._allowing:
-            wanted = {self._address}.union(*(bridge.neighbours() for bridge in self._bridges.values()))
-            wanted.remove(self._address)
+            wanted = {self.address}.union(*(bridge.neighbours() for bridge in self._bridges.values()))
+            wanted.remove(self.address)
             if self._network is not None and wanted != self._allowed:
                 self.share_wire_bytes()  # The counters of a peer go with it.
                 self._allowed = wanted
@@ -92,6 +100,15 @@ class Peers:
     def links(self) -> Mapping[str, LinkStats]:
         """Counters of each peer."""
         return self._network.stats() if self._network else {}
+
+    def weights_for(self, job: str, node: str) -> list[StageWeights] | None:
+        """The weights of the leases here of a job whose plan names a node; None: there are none."""
+        bridges = [
+            bridge
+            for bridge in self._bridges.values()
+            if bridge.assign.job == job and any(member.node == node for member in bridge.plans.newest.members)
+        ]
+        return [bridge.weights for bridge in bridges if bridge.weights is not None] if bridges else None
 
     # --- out ------------------------------------------------------------------------------------------------------------
 
@@ -118,12 +135,12 @@ class Peers:
                     LOG.info("%s cannot take a message now, trying again: %s", node, error)
                 await self._clock.sleep(min(RETRY_MAX_S, backoff(failures, random.random)))
             else:
-                if node != self._address:
+                if node != self.address:
                     _count(bridge, message, len(payload))
                 return
 
     async def _try(self, node: str, header: PeerHeader, payload: bytes) -> None:
-        if node == self._address:
+        if node == self.address:
             await self._deliver(node, header, payload)
         elif self._network is None:
             raise TransportError("there has been no connection to the coordinator yet")
@@ -151,6 +168,9 @@ class Peers:
             return
         if header.startswith(STATES_PREFIX) and self.states is not None:
             await self.states.on_message(sender, lane, header, payload)
+            return
+        if header.startswith(WEIGHTS_PREFIX) and self.weights is not None:
+            await self.weights.on_message(sender, header, payload)
             return
         try:
             body = decode(header, PeerHeader)

@@ -32,6 +32,11 @@ class Plans:
         """The plan in force."""
         return self._by_epoch[max(self._by_epoch)]
 
+    @property
+    def replicas(self) -> int:
+        """How many replicas a round may have had of late, at most."""
+        return max(len(plan.replicas()) for plan in self._by_epoch.values())
+
     def learn(self, plan: Plan) -> None:
         """Take over the plan of a ``BeginRound``; one older than those kept is ignored."""
         if plan.epoch < min(self._by_epoch):

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from common.clock import Clock
 from common.errors import MessageRefusedError, TransportError
 from desktop.agent.base.log import LOG
+from desktop.agent.base.payloads import Payload
 from desktop.agent.errors import PeerStateError
+from desktop.agent.jobs.spool import Spool, Spooled, Spooling
 from desktop.agent.jobs.state_store import Shelf
 from protocol.codec import MessageError, decode, encode
 from protocol.state import PREFIX, Manifest, StateAsk, StateGive, StateMessage, header, read_manifest
@@ -32,16 +34,16 @@ Send = Callable[[str, Lane, bytes, bytes], Awaitable[None]]
 
 @dataclass
 class Partial:
-    """A state of which some pieces are here."""
+    """A state of which some pieces are here, on the disk."""
 
     manifest: Manifest
-    data: bytearray = field(init=False)
+    file: Spooling
     done: set[int] = field(default_factory=set)
     in_hand: dict[int, set[str]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Take the memory for all of it."""
-        self.data = bytearray(self.manifest.size)
+    def finished(self) -> Spooled:
+        """The state, of which every piece is here."""
+        return self.file.finish(self.manifest)
 
     @property
     def is_whole(self) -> bool:
@@ -61,12 +63,25 @@ class Partial:
         )
 
     def take(self, piece: int, data: bytes) -> bool:
-        """Put a piece in its place; False where these are not its bytes."""
+        """Put a piece in its place; False where these are not its bytes. Raises OSError where the disk does not take it."""
         if not self.manifest.fits(piece, data):
             return False
-        self.data[self.manifest.span(piece)] = data
+        self.file.put(data, self.manifest.span(piece).start)
         self.done.add(piece)
         return True
+
+
+@dataclass
+class _Flight:
+    """One state on its way to all seats here that wait for it: one of them fetches it.
+
+    Attributes:
+        users: how many wait. whole: for those who wait while another fetches it.
+    """
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+    whole: Spooled | None = None
 
 
 class States:
@@ -80,25 +95,48 @@ class States:
         self._shelf = shelf
         self._send = send
         self._partial: OrderedDict[str, Partial] = OrderedDict()
+        self._flights: dict[str, _Flight] = {}
         self._answers: dict[tuple[str, str, int | None], asyncio.Future[bytes | None]] = {}
         self._giving: set[asyncio.Task[None]] = set()
         self.given = 0
         self.taken: dict[str, int] = {}
 
-    async def keep(self, owner: str, data: bytes) -> str:
-        """Put a state on the shelf; see ``Shelf.keep``."""
-        return await asyncio.to_thread(self._shelf.keep, owner, data)
+    @property
+    def spool(self) -> Spool:
+        """Where a state lies until it is kept."""
+        return self._shelf.spool
 
-    async def fetch(self, kept: KeptState) -> bytes:
-        """The whole state, checked piece by piece.
+    async def keep(self, owner: str, state: bytes | Payload) -> str:
+        """Put a state on the shelf; see ``Shelf.keep``."""
+        return await asyncio.to_thread(self._shelf.keep, owner, state)
+
+    async def fetch(self, kept: KeptState) -> Payload:
+        """The whole state, checked piece by piece. Seats that ask for the same one wait for each other, and each gets its own.
 
         Raises:
             StateError: no peer that was named could give all of it. What came stays here, and a later try goes on from there.
+            OSError: the disk has no room for it.
         """
+        flight = self._flights.setdefault(kept.manifest, _Flight())
+        flight.users += 1
+        try:
+            async with flight.lock:
+                if flight.whole is not None:
+                    return await asyncio.to_thread(self.spool.share, flight.whole)
+                whole = await self._fetch_alone(kept)
+                if flight.users > 1 and isinstance(whole, Spooled):
+                    flight.whole = await asyncio.to_thread(self.spool.share, whole)
+                return whole
+        finally:
+            flight.users -= 1
+            if flight.users == 0:
+                del self._flights[kept.manifest]
+
+    async def _fetch_alone(self, kept: KeptState) -> Payload:
         digest = kept.manifest
-        data = await asyncio.to_thread(self._shelf.whole, digest)
-        if data is not None:
-            return data
+        here = await asyncio.to_thread(self._shelf.whole, digest)
+        if here is not None:
+            return here
         peers = [peer for peer in kept.holders if peer != self._address]
         partial = self._partial.get(digest) or await self._begin(digest, peers)
         await self._gather(digest, partial, peers)
@@ -107,13 +145,13 @@ class States:
             raise PeerStateError(
                 f"the state {digest[:16]} could not be had: {have} of {of} pieces came from {len(peers)} peers"
             )
-        del self._partial[digest]
-        return bytes(partial.data)
+        self._partial.pop(digest, None)
+        return partial.finished()
 
     async def _begin(self, digest: str, peers: list[str]) -> Partial:
         """Learn of which pieces the state consists, from whoever answers first with the right bytes."""
         manifest = await self._manifest(digest, peers)
-        self._partial[digest] = partial = Partial(manifest)
+        self._partial[digest] = partial = Partial(manifest, await asyncio.to_thread(self.spool.begin, manifest.size))
         while len(self._partial) > MAX_PARTIAL:
             self._partial.popitem(last=False)
         return partial

@@ -22,14 +22,17 @@ import msgspec
 from common.clock import Clock
 from common.untrusted_text import untrusted
 from desktop.agent.base.log import LOG, printable
+from desktop.agent.base.payloads import Payload
 from desktop.agent.base.unixsocket import listen
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.report_outbox import LOG_COST, ReportOutbox, ReportPace
 from desktop.agent.errors import AgentError, NotConnectedError, TamperedError, WorkerDiedError, WorkerError
-from desktop.agent.jobs.crash_records import CrashRecords, FoundLease, RoundStart
+from desktop.agent.jobs.crash_records import CrashRecords, FoundLease, RecalledPart, RoundStart
+from desktop.agent.jobs.handed_over import shape_in
 from desktop.agent.jobs.peer_audits import Accusation, Doubts
 from desktop.agent.jobs.peer_router import Peers
 from desktop.agent.jobs.state_replication import States
+from desktop.agent.jobs.weight_exchange import Circle
 from desktop.agent.jobs.weights import StageWeights
 from desktop.agent.jobs.worker_bridge import Bridge, Outside
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
@@ -51,7 +54,7 @@ from protocol.task import (
     TaskReport,
     WorkerLog,
 )
-from protocol.worker import RecordPart, Setup
+from protocol.worker import RecordPart, RecordRecall, Setup
 
 CONNECT_S = 180.0  # A worker imports PyTorch before it connects: 5 s on an idle machine, a minute on a crowded one.
 LOOK_S = 0.25  # How often to look whether a worker that has not connected yet is still alive.
@@ -62,6 +65,8 @@ READ_AHEAD = 4 << 20  # Of the worker's socket: a payload of megabytes is read i
 PROGRESS_S = 0.25  # A tiny model takes fifty steps a second; a picture of it four times a second is enough.
 
 MAX_REASON = 1000
+CONFIG = "config.json"  # Of a job's files: what the model is.
+MAX_CONFIG_BYTES = 1 << 20
 
 TaskState = Literal["fetching", "starting", "running", "ended", "failed"]
 
@@ -121,11 +126,13 @@ class HeldTask:
             Outside(
                 lambda bridge, message, payload: self.tools.peers.send(bridge, message, payload),
                 self._upload,
-                self.tools.artifacts.fetch_bytes,
+                self.tools.artifacts.fetch_payload,
                 self._fetch_state,
                 self._keep,
+                self.tools.states.spool,
                 self.report,
                 self._record if seated else None,
+                self._recall if seated else None,
             ),
         )
         self._doubts: Doubts | None = None
@@ -210,20 +217,24 @@ class HeldTask:
                 await (self._worker.freeze() if wanted else self._worker.thaw())
                 self._held = wanted
 
-    async def _upload(self, payload: bytes, digest: str, answers: str, urgent: bool) -> None:
+    async def _upload(self, payload: Payload, digest: str, answers: str, urgent: bool) -> None:
         await self.tools.artifacts.upload(payload, digest, self.assign.lease, answers, urgent)
 
-    async def _fetch_state(self, kept: KeptState) -> bytes:
+    async def _fetch_state(self, kept: KeptState) -> Payload:
         await self.tools.peers.refresh()  # The plan that names these peers has just come.
         return await self.tools.states.fetch(kept)
 
-    async def _keep(self, state: bytes, own: bool) -> str:
+    async def _keep(self, state: Payload, own: bool) -> str:
         owner = f"{self.assign.job}-{self.assign.stage}-{self.assign.replica}"
         return await self.tools.states.keep(f"{owner}-own" if own else owner, state)
 
-    async def _record(self, part: RecordPart, start: RoundStart, data: bytes) -> None:
+    async def _record(self, part: RecordPart, start: RoundStart, data: Payload) -> bool:
         assert self.tools.records is not None
-        await asyncio.to_thread(self.tools.records.keep, self.assign, part, start, data)
+        return await asyncio.to_thread(self.tools.records.keep, self.assign, part, start, data)
+
+    async def _recall(self, recall: RecordRecall) -> list[RecalledPart]:
+        assert self.tools.records is not None
+        return await asyncio.to_thread(self.tools.records.recalled, self.assign, recall)
 
     def _of_restored(self, body: TaskReport) -> TaskReport | None:
         """What a restored worker may say. It cannot show what is not on the disk: then it has left, as if it were not back."""
@@ -364,7 +375,7 @@ class HeldTask:
         self._folder.chmod(0o755)
         weights = self.assign.files.get(WEIGHT_INDEX)
         if weights is not None:
-            self.bridge.weights = StageWeights(self.tools.artifacts, weights, self._folder)
+            self.bridge.weights = StageWeights(self.tools.artifacts, weights, self._folder, self._circle())
             if self.assign.stage is not None:
                 await self.bridge.weights.lay_out(self.assign.plan, self.assign.stage)
         for name, digest in self.assign.files.items():
@@ -373,6 +384,15 @@ class HeldTask:
             cached = await self.tools.artifacts.fetch(digest)
             await asyncio.to_thread(_place, cached.path, self._folder / name)
             self._keys[name] = cached.key
+            if name == CONFIG and cached.path.stat().st_size <= MAX_CONFIG_BYTES:
+                self.bridge.shape = shape_in(await asyncio.to_thread(cached.read))
+
+    def _circle(self) -> Circle | None:
+        """Who else may have this job's weights; None for a restored lease, which has no peers."""
+        exchange = self.tools.peers.weights
+        if exchange is None or self.restored is not None:
+            return None
+        return Circle(self.assign.job, self.tools.peers.address, exchange, self.bridge.neighbours)
 
     async def _talk(self, worker: SandboxWorker, server: socket.socket | None) -> None:
         connection = worker.connection if server is None else await self._accept(worker, server)

@@ -5,7 +5,6 @@ places of its own job's plan; anything that no worker may say ends its task (``W
 """
 
 import asyncio
-import hashlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +14,20 @@ import msgspec
 from desktop.agent.base.budget import ByteBudget
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOG
+from desktop.agent.base.payloads import Payload, SmallPayload, pieces_of
 from desktop.agent.errors import ArtifactError, PeerStateError, UnwantedError, WorkerError, WorkerProtocolError
-from desktop.agent.jobs.crash_records import RoundStart, RoundStarts
+from desktop.agent.jobs.crash_records import RecalledPart, RoundStart, RoundStarts
+from desktop.agent.jobs.handed_over import HandedOver
 from desktop.agent.jobs.routing import Plans, RoutingVerdict
+from desktop.agent.jobs.spool import Spool, digest_of
 from desktop.agent.jobs.weights import StageWeights
 from protocol.artifacts import anchor_answer, audit_answer, inputs_answer, state_answer
 from protocol.audit import InputsAnswer
 from protocol.codec import MessageError
 from protocol.job.job import JobSpec
+from protocol.models.config_values import ModelConfigError
+from protocol.models.handed_bytes import HandedBytes, handed_bytes
+from protocol.models.model import ModelShape, starts_tied
 from protocol.node import Assign
 from protocol.task import (
     AuditReport,
@@ -45,18 +50,24 @@ from protocol.task import (
     WorkerLog,
 )
 from protocol.worker import (
+    RETURNED_AT_ONCE,
     AgentMessage,
     PeerDeliver,
     PeerHeader,
     PeerSend,
+    RecordKept,
     RecordPart,
+    RecordRecall,
+    RecordReturned,
     RestoredPart,
     Setup,
     WorkerCommand,
     WorkerMessage,
     WorkerReport,
-    read_frame,
+    read_exactly,
+    read_head,
     write_frame,
+    write_stream,
 )
 
 MAX_PEER_PAYLOAD = 512 << 20  # What transport carries in one message.
@@ -64,15 +75,15 @@ UNSENT = (512 << 20, 1024)  # Bytes and messages on their way to peers; then the
 UNDELIVERED = (512 << 20, 4096)  # The same towards the worker: what a busy worker has not read yet.
 # Payloads of an epoch whose plan has not arrived: a second's worth; then the sender tries again.
 EARLY = (128 << 20, 1024)
-UNREPORTED = (1 << 30, 64)  # Reports and checkpoints on their way to the coordinator.
+MAX_RECALLS = 64  # A worker asks once for each round and kind that audits wait for.
 MAX_COMMANDS = 256  # The coordinator sends a command again if it has no effect; a worker that reads none is stuck.
 DELIVERY_WAIT_S = 20.0  # A peer's message waits so long for a busy worker, then the peer keeps it and tries again.
 
 
-Reports = asyncio.Queue[tuple[TaskReport | RecordPart, bytes, int]]
-"""A report or a record, what it carries, and where that is split."""
-Restored = Sequence[tuple[RestoredPart, Callable[[], bytes]]]
-"""What another worker is given of one that died; what is to be read takes a thread."""
+Parts = tuple[Payload, ...]
+"""What comes with a message: nothing, one payload, or a state and its moments."""
+Restored = Sequence[tuple[RestoredPart, Payload]]
+"""What another worker is given of one that died."""
 
 
 class WorkerBusyError(WorkerError):
@@ -105,17 +116,22 @@ class Outside:
         fetch: the bytes of an artifact, checked.
         fetch_state: a stage's state from the peers that keep it.
         keep: puts a stage's state, or (True) its optimizer's moments, where peers can have it; returns its manifest's digest.
+        spool: where what is too large for memory lies until it is kept or stored.
         report: passes a report on; False: it may get lost.
-        record: keeps what a round can be opened from after a crash, and what that began with. None: such records are not kept.
+        record: keeps what a round can be opened from after a crash, and what that began with; False: it could not. None: such
+            records are not kept.
+        recall: the same again.
     """
 
     send_peer: Callable[["Bridge", PeerSend, bytes], Awaitable[None]]
-    upload: Callable[[bytes, str, str, bool], Awaitable[None]]
-    fetch: Callable[[str], Awaitable[bytes]]
-    fetch_state: Callable[[KeptState], Awaitable[bytes]]
-    keep: Callable[[bytes, bool], Awaitable[str]]
+    upload: Callable[[Payload, str, str, bool], Awaitable[None]]
+    fetch: Callable[[str], Awaitable[Payload]]
+    fetch_state: Callable[[KeptState], Awaitable[Payload]]
+    keep: Callable[[Payload, bool], Awaitable[str]]
+    spool: Spool
     report: Callable[[TaskReport, bool], Awaitable[None]]
-    record: Callable[[RecordPart, RoundStart, bytes], Awaitable[None]] | None = None
+    record: Callable[[RecordPart, RoundStart, Payload], Awaitable[bool]] | None = None
+    recall: Callable[[RecordRecall], Awaitable[Sequence[RecalledPart]]] | None = None
 
 
 @dataclass
@@ -126,6 +142,7 @@ class Bridge:
     outside: Outside
     plans: Plans = field(init=False)
     weights: StageWeights | None = None
+    shape: ModelShape | None = None
     traffic: TaskTraffic = field(default_factory=TaskTraffic)
     dropped: Counter[RoutingVerdict] = field(default_factory=Counter)
     progress: Progress | None = None
@@ -134,21 +151,33 @@ class Bridge:
         """Prepare the queues."""
         self.plans = Plans(self.assign.plan)
         self._commands: asyncio.Queue[TaskCommand] = asyncio.Queue(MAX_COMMANDS)
-        self._to_worker: asyncio.Queue[tuple[AgentMessage, bytes, int]] = asyncio.Queue()
+        self._to_worker: asyncio.Queue[tuple[AgentMessage, Parts, int]] = asyncio.Queue()
         self._early: deque[tuple[str, PeerHeader, bytes]] = deque()
         self._early_bytes = 0
-        self._reports: Reports = asyncio.Queue()
+        self._reports: asyncio.Queue[tuple[TaskReport | RecordPart, Parts]] = asyncio.Queue()
         self._starts = RoundStarts()
         self._newest = (-1, -1)
         self._superseded = asyncio.Event()
         self._dispute = ""
+        self._of_records = asyncio.Lock()
+        self._recalls = 0
         self._unsent = ByteBudget(*UNSENT)
         self._undelivered = ByteBudget(*UNDELIVERED)
-        self._unreported = ByteBudget(*UNREPORTED)
+        self._handed = HandedOver(self.outside.spool, self._bounds)
 
     def neighbours(self) -> set[str]:
         """The nodes that this lease exchanges messages with, under the plan in force."""
         return self.plans.neighbours(self.assign.stage, self.assign.replica)
+
+    def _bounds(self) -> HandedBytes | None:
+        """What the worker can have to hand over, where the model is known."""
+        if self.shape is None:
+            return None
+        assign = self.assign
+        try:
+            return handed_bytes(self.shape, assign.spec, assign.plan, assign.stage, self.plans.replicas)
+        except ModelConfigError:  # The plan is none of this model; that is for the worker to say.
+            return None
 
     # --- from the coordinator -------------------------------------------------------------------------------------------
 
@@ -210,7 +239,7 @@ class Bridge:
 
     def _put_delivery(self, header: PeerHeader, payload: bytes) -> None:
         message = PeerDeliver(header.from_stage, header.from_replica, header.name)
-        self._to_worker.put_nowait((message, payload, len(payload)))
+        self._to_worker.put_nowait((message, (SmallPayload(payload),), len(payload)))
 
     # --- the socket -----------------------------------------------------------------------------------------------------
 
@@ -232,15 +261,18 @@ class Bridge:
                 group.create_task(self._read(reader, group), name="from-worker")
         except BaseExceptionGroup as errors:
             raise main_error(errors, EOFError) from None
+        finally:
+            self._handed.close()
 
     async def _write(self, writer: asyncio.StreamWriter, setup: Setup, restored: Restored) -> None:
         try:
             await write_frame(writer, setup)
-            for part, read in restored:
-                await write_frame(writer, part, await asyncio.to_thread(read))
+            for part, payload in restored:
+                await _write(writer, part, (payload,))
             while True:
-                message, payload, held = await self._to_worker.get()
-                await write_frame(writer, message, payload)
+                message, parts, held = await self._to_worker.get()
+                await _write(writer, message, parts)
+                del parts  # A file that nobody else has is deleted.
                 if held:
                     self._undelivered.give(held)
         except ConnectionError as error:
@@ -256,8 +288,9 @@ class Bridge:
                 case BeginRound(replaces_state=True):
                     parts = await self._state_for(body)
                     if parts is not None:
-                        self._put_command(body, b"".join(parts), len(parts[0]) if parts[1] else 0)
+                        self._put_command(body, *parts)
                         await self._keep_start(body.round, *parts)
+                        del parts
                 case ReplayStep() | ReplayAcross() | ReplayOuter() | BisectQuery():
                     try:
                         await self._pass_opened(body)
@@ -290,15 +323,15 @@ class Bridge:
 
     async def _put_opened(self, body: TaskCommand, replay: ReplayStep) -> None:
         """A command with an opening, and the anchor of that, where it is an artifact of its own."""
-        opening, anchor = await self.outside.fetch(replay.opening), b""
+        parts = [await self.outside.fetch(replay.opening)]
         if replay.anchor_in == "artifact" and replay.anchor is not None:
-            anchor = await self.outside.fetch(replay.anchor)
-        self._put_command(body, opening + anchor, len(opening) if anchor else 0)
+            parts.append(await self.outside.fetch(replay.anchor))
+        self._put_command(body, *parts)
 
-    def _put_command(self, body: TaskCommand, payload: bytes = b"", split: int = 0) -> None:
-        self._to_worker.put_nowait((WorkerCommand(body, split), payload, 0))
+    def _put_command(self, body: TaskCommand, *parts: Payload) -> None:
+        self._to_worker.put_nowait((WorkerCommand(body, parts[0].size if len(parts) > 1 else 0), parts, 0))
 
-    async def _state_for(self, begin: BeginRound) -> tuple[bytes, bytes] | None:
+    async def _state_for(self, begin: BeginRound) -> Parts | None:
         """The state that a round begins from, and the seat's moments; None where a newer round began meanwhile."""
         if (begin.plan.epoch, begin.round) < self._newest:
             return None
@@ -312,27 +345,28 @@ class Bridge:
                 future.cancel()
             await asyncio.gather(fetching, newer, return_exceptions=True)
 
-    async def _fetch_state(self, begin: BeginRound) -> tuple[bytes, bytes]:
+    async def _fetch_state(self, begin: BeginRound) -> Parts:
         """From peers where they keep it, else from the coordinator where it is stored; moments only from who keeps them."""
-        state = own = b""
+        state: Payload | None = None
+        own: Payload | None = None
         if begin.moments is not None:
             try:
-                own = await self.outside.fetch_state(begin.moments)
+                own = self._handed.watch(await self.outside.fetch_state(begin.moments))
             except PeerStateError as error:
                 LOG.info("%s; the optimizer's moments of this seat begin at zero", error)
         if begin.kept is not None:
             try:
-                state = await self.outside.fetch_state(begin.kept)
+                state = self._handed.watch(await self.outside.fetch_state(begin.kept))
             except PeerStateError as error:
                 if begin.state is None:
                     raise
                 LOG.info("%s; the coordinator has it", error)
-        if not state:
+        if state is None:
             assert begin.state is not None
             state = await self.outside.fetch(begin.state)
-        return state, own
+        return (state,) if own is None else (state, own)
 
-    async def _keep_start(self, round_index: int, state: bytes, own: bytes) -> None:
+    async def _keep_start(self, round_index: int, state: Payload, own: Payload | None = None) -> None:
         """Have what a round begins with here, too, where it came from others: a record of the round needs it."""
         self._starts.set(round_index, None)
         if self.outside.record is None:
@@ -348,39 +382,52 @@ class Bridge:
     async def _read(self, reader: asyncio.StreamReader, group: asyncio.TaskGroup) -> None:
         while True:
             try:
-                message, payload = await read_frame(reader, WorkerMessage)
+                message, length = await read_head(reader, WorkerMessage)
             except MessageError as error:
                 raise WorkerProtocolError(f"the worker broke the protocol: {error}") from error
             match message:
                 case PeerSend():
-                    await self._start_send(message, payload, group)
+                    await self._start_send(message, reader, length, group)
                 case RecordPart():
-                    await self._unreported.take(len(payload))
-                    self._reports.put_nowait((message, payload, 0))
-                case WorkerReport(body=Progress() as progress):
-                    self.progress = progress
-                    await self.outside.report(progress, False)
-                case WorkerReport(body=WorkerLog() as said):
+                    parts = await self._handed.take(reader, message, length)
+                    if parts is not None:
+                        self._reports.put_nowait((message, parts))
+                case RecordRecall():
+                    _see_nothing_comes(length)
+                    if self._recalls >= MAX_RECALLS:
+                        raise WorkerProtocolError("the worker asks for more records than audits can be about")
+                    self._recalls += 1
+                    group.create_task(self._return_record(message), name="recall")
+                case WorkerReport(body=(Progress() | WorkerLog()) as said):
+                    _see_nothing_comes(length)
+                    if isinstance(said, Progress):
+                        self.progress = said
                     await self.outside.report(said, False)
-                case WorkerReport(body=body, split=split):
-                    await self._unreported.take(len(payload))
-                    if isinstance(body, StepOpened) and payload and body.opening is not None:
-                        await self.outside.report(OpeningMade(body.audit, body.opening, len(payload)), True)
-                    if isinstance(body, StepOpened | BisectAnswer) or (payload and isinstance(body, AuditReport)):
-                        # What an audit asks for may take a minute of a home's upload: neither a round's end nor what another
-                        # audit asks for, which is due at the same time, waits behind it.
-                        group.create_task(self._pass_report(body, payload, split), name="answer")
-                    else:
-                        self._reports.put_nowait((body, payload, split))
+                case WorkerReport(body=body):
+                    parts = await self._handed.take(reader, message, length)
+                    assert parts is not None
+                    await self._take_report(body, parts if length else (), group)
+            parts = None  # Whoever has them now lets them go.
 
-    async def _start_send(self, message: PeerSend, payload: bytes, group: asyncio.TaskGroup) -> None:
-        if not 1 <= len(payload) <= MAX_PEER_PAYLOAD:
-            raise WorkerProtocolError(
-                f"a payload of {len(payload):,} bytes for a peer: 1 to {MAX_PEER_PAYLOAD:,} can go"
-            )
+    async def _take_report(self, body: TaskReport, parts: Parts, group: asyncio.TaskGroup) -> None:
+        if isinstance(body, StepOpened) and parts and body.opening is not None:
+            await self.outside.report(OpeningMade(body.audit, body.opening, parts[0].size), True)
+        if isinstance(body, StepOpened | BisectAnswer) or (parts and isinstance(body, AuditReport)):
+            # What an audit asks for may take a minute of a home's upload: neither a round's end nor what another
+            # audit asks for, which is due at the same time, waits behind it.
+            group.create_task(self._pass_report(body, parts), name="answer")
+        else:
+            self._reports.put_nowait((body, parts))
+
+    async def _start_send(
+        self, message: PeerSend, reader: asyncio.StreamReader, length: int, group: asyncio.TaskGroup
+    ) -> None:
+        if not 1 <= length <= MAX_PEER_PAYLOAD:
+            raise WorkerProtocolError(f"a payload of {length:,} bytes for a peer: 1 to {MAX_PEER_PAYLOAD:,} can go")
         if self.assign.stage is None or self.assign.replica is None:
             raise WorkerProtocolError("a spare has no peers to send to")
-        await self._unsent.take(len(payload))
+        await self._unsent.take(length)
+        payload = await read_exactly(reader, length)
         group.create_task(self._send(message, payload), name=f"send-{message.name.kind}")
 
     async def _send(self, message: PeerSend, payload: bytes) -> None:
@@ -392,18 +439,25 @@ class Bridge:
     async def _pass_reports(self) -> None:
         """Hand reports on in order."""
         while True:
-            body, payload, split = await self._reports.get()
+            body, parts = await self._reports.get()
             if isinstance(body, RecordPart):
-                await self._keep_record(body, payload)
+                await self._keep_record(body, parts[0])
             else:
-                await self._pass_report(body, payload, split)
+                await self._pass_report(body, parts)
+            del parts
 
-    async def _keep_record(self, part: RecordPart, payload: bytes) -> None:
+    async def _keep_record(self, part: RecordPart, payload: Payload) -> None:
         """Have a record on the disk before it is said that its round, or outer step, is done; without one, all else goes on."""
-        start = self._starts.of(part.round)
         try:
-            if self.outside.record is not None and start is not None:
-                await self.outside.record(part, start, payload)
+            if self.outside.record is None:
+                return
+            if part.kind == "state":
+                self._starts.set(part.round, RoundStart(await self.outside.keep(payload, False)))
+            elif (start := self._starts.of(part.round)) is not None:
+                async with self._of_records:  # What a newer record makes room by deleting may be wanted back just now.
+                    kept = await self.outside.record(part, start, payload)
+                if kept and start.state is not None:
+                    self._to_worker.put_nowait((RecordKept(part.epoch, part.round, part.kind), (), 0))
         except OSError as error:
             LOG.warning(
                 "round %d is not kept on the disk: a crash would cost it, should it be looked at: %s",
@@ -411,33 +465,60 @@ class Bridge:
                 error,
             )
         finally:
-            self._unreported.give(len(payload))
+            self._handed.give(payload.size)
 
-    async def _pass_report(self, body: TaskReport, payload: bytes, split: int) -> None:
+    async def _return_record(self, recall: RecordRecall) -> None:
+        """Give the worker a round back that it has let go; nothing where the disk has lost it."""
+        async with self._of_records:
+            try:
+                parts = [] if self.outside.recall is None else await self.outside.recall(recall)
+            except OSError as error:
+                LOG.warning("round %d cannot be read from the disk any more: %s", recall.round + 1, error)
+                parts = []
+            sizes = {part.kind: part.payload.size for part in parts}
+            self._to_worker.put_nowait((RecordReturned(recall, sizes), (), 0))
+            for part in parts:
+                if not await self._return_part(recall, part):
+                    LOG.warning("round %d cannot be read from the disk any more", recall.round + 1)
+                    self._to_worker.put_nowait((RecordReturned(recall, {}), (), 0))
+                    break
+        self._recalls -= 1
+
+    async def _return_part(self, recall: RecordRecall, part: RecalledPart) -> bool:
+        """Hand over one part, a little at a time; False where the disk has not got all of it."""
+        message = RestoredPart(recall.epoch, recall.round, part.kind)
+        whole = part.payload.size
+        for start in range(0, whole, RETURNED_AT_ONCE):
+            size = min(RETURNED_AT_ONCE, whole - start)
+            data = await asyncio.to_thread(part.payload.read, start, start + size)
+            if len(data) != size:
+                return False
+            await self._undelivered.take(size)
+            self._to_worker.put_nowait((message, (SmallPayload(data),), size))
+        return True
+
+    async def _pass_report(self, body: TaskReport, parts: Parts) -> None:
         """Store what a report carries, and hand it on; an answer that nobody waits for any more goes no further."""
-        stored = await self._store(body, payload, split) if payload else body
-        if stored is None:
-            self._unreported.give(len(payload))
-            return
-        body = stored
-        if isinstance(body, Traffic):
-            raise WorkerProtocolError("the worker reports traffic: only the agent counts it")
-        if isinstance(body, RoundApplied) and not payload and (body.kept or body.moments):
-            raise WorkerProtocolError("the worker names a state that it has not handed over")
-        await self.outside.report(body, True)
-        if isinstance(body, RoundCommit | RoundApplied):
-            await self.outside.report(self.traffic.report(), False)
-        self._unreported.give(len(payload))
+        size = sum(part.size for part in parts)
+        stored = await self._store(body, *parts) if parts else body
+        if stored is not None:
+            if isinstance(stored, Traffic):
+                raise WorkerProtocolError("the worker reports traffic: only the agent counts it")
+            if isinstance(stored, RoundApplied) and not parts and (stored.kept or stored.moments):
+                raise WorkerProtocolError("the worker names a state that it has not handed over")
+            await self.outside.report(stored, True)
+            if isinstance(stored, RoundCommit | RoundApplied):
+                await self.outside.report(self.traffic.report(), False)
+        self._handed.give(size)
 
-    async def _store(self, body: TaskReport, payload: bytes, split: int) -> TaskReport | None:
+    async def _store(self, body: TaskReport, payload: Payload, moments: Payload | None = None) -> TaskReport | None:
         if isinstance(body, RoundApplied):
-            own = await self.outside.keep(payload[split:], True) if 0 < split < len(payload) else None
-            payload = payload[:split] if own else payload
+            own = None if moments is None else await self.outside.keep(moments, True)
             body = msgspec.structs.replace(body, kept=await self.outside.keep(payload, False), moments=own)
             self._starts.set(body.round + 1, RoundStart(body.kept, own))
             if body.checkpoint is None:
                 return body
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(payload).hexdigest())
+        digest = await asyncio.to_thread(digest_of, payload)
         match body:
             case StepOpened(audit=audit, opening=named):
                 body, answers = msgspec.structs.replace(body, opening=digest), audit_answer(audit)
@@ -460,8 +541,21 @@ class Bridge:
             if isinstance(body, AuditReport):
                 return msgspec.structs.replace(body, anchor=None)
             return msgspec.structs.replace(body, checkpoint=None) if isinstance(body, RoundApplied) else None
-        self.traffic.artifacts += len(payload)
+        self.traffic.artifacts += payload.size
         return body
+
+
+async def _write(writer: asyncio.StreamWriter, message: AgentMessage, parts: Parts) -> None:
+    """One frame, in which what is on the disk goes through memory piece by piece."""
+    if all(isinstance(part, SmallPayload) for part in parts):
+        await write_frame(writer, message, b"".join(part.read() for part in parts))
+    else:
+        await write_stream(writer, message, sum(part.size for part in parts), pieces_of(*parts))
+
+
+def _see_nothing_comes(length: int) -> None:
+    if length:
+        raise WorkerProtocolError(f"the worker sends {length:,} bytes with a message that carries none")
 
 
 def _check_name(named: str | None, digest: str) -> None:
@@ -470,5 +564,5 @@ def _check_name(named: str | None, digest: str) -> None:
 
 
 def _asks_for_weights(audit: ReplayStep, spec: JobSpec) -> bool:
-    """Whether an audit needs what the job began with: in its first round, and always where the model itself is frozen."""
-    return audit.first_step == 0 or spec.training.lora is not None
+    """Whether an audit needs what the job began with: in its first round, and always where some of it is frozen."""
+    return audit.first_step == 0 or spec.training.lora is not None or starts_tied(spec.model)

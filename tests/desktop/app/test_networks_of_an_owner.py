@@ -47,6 +47,18 @@ def test_another_key_is_another_network(home: Home) -> None:
     assert networks.joined(home.networks) == (Invitation(FIRST.url, OTHER),)
 
 
+def test_the_code_of_an_invitation_is_kept_and_a_later_one_takes_its_place(home: Home) -> None:
+    first, second = "1" * 22, "2" * 22
+    before = change(home, Invitation(FIRST.url, KEY, first).page)
+    assert (before.invitation, before.network) == (first, Invitation(FIRST.url, KEY, first))
+    assert change(home, FIRST.url) == before, "the address of a network that is known forgets nothing"
+    after = change(home, Invitation(FIRST.url, "", second).link)
+    assert (after.coordinator_key, after.invitation) == (KEY, second), "nor does a code alone"
+    assert effect_of(before, after) == "restart", "it greets anew"
+    assert change(home, SECOND.link).invitation == "", "a code is shown to nobody else"
+    assert first not in repr(Invitation(FIRST.url, KEY, first))
+
+
 def test_nothing_can_be_said_too(home: Home) -> None:
     change(home, FIRST.link)
     assert change(home, "").network == Invitation("")

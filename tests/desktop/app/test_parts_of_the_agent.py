@@ -17,6 +17,7 @@ from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.gpu import Device, detect, processor
 from desktop.agent.base.log import MAX_TEXT, printable
+from desktop.agent.base.payloads import SmallPayload
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.report_outbox import (
     MAX_UNACKNOWLEDGED,
@@ -229,7 +230,7 @@ async def test_a_cached_file_that_was_changed_is_fetched_again(coordinator: Doub
     path = (await artifacts.fetch(digest)).path
     path.chmod(0o600)
     path.write_bytes(b"lie")
-    assert await artifacts.fetch_bytes(digest) == b"truth"
+    assert (await artifacts.fetch_payload(digest)).read() == b"truth"
     await artifacts.aclose()
 
 
@@ -253,15 +254,15 @@ async def test_a_refused_upload_is_an_error_and_a_stored_one_can_be_repeated(
 ) -> None:
     digest = hashlib.sha256(b"mine").hexdigest()
     lease, answers = "a" * 32, audit_answer("b" * 32)
-    await artifacts.upload(b"mine", digest, lease, answers)
-    await artifacts.upload(b"mine", digest, lease, answers)
+    await artifacts.upload(SmallPayload(b"mine"), digest, lease, answers)
+    await artifacts.upload(SmallPayload(b"mine"), digest, lease, answers)
     assert coordinator.artifacts[digest] == b"mine"
     assert coordinator.answered == [(lease, answers)] * 2
     with pytest.raises(ArtifactError, match="422"):
-        await artifacts.upload(b"other", digest, lease, answers)
+        await artifacts.upload(SmallPayload(b"other"), digest, lease, answers)
     coordinator.unwanted.add(answers)
     with pytest.raises(UnwantedError, match="any more"):
-        await artifacts.upload(b"mine", digest, lease, answers)
+        await artifacts.upload(SmallPayload(b"mine"), digest, lease, answers)
     await artifacts.aclose()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from desktop.agent.app.agent import TRAFFIC_S
 from desktop.agent.base.activity import Activity
+from desktop.agent.jobs import worker_bridge
 from protocol.node import Acknowledged, Assign, HeldLease
 from protocol.task import (
     ApplyRound,
@@ -30,9 +31,9 @@ from tests.desktop.scripted_worker import RECORD, STATE
 AUDIT = "ef" * 16
 
 
-async def two_rounds(coordinator: Double, node: Running) -> Assign:
+async def two_rounds(coordinator: Double, node: Running, job: str = "recording") -> Assign:
     """The node does a round, applies it, and commits to another; the coordinator has stored all of it."""
-    assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, "recording")
+    assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, job)
     await coordinator.assign(node.address, assign)
     for number in (0, 1):
         await coordinator.command(node.address, assign, BeginRound(assign.plan, number, 10 * number, 10, 100))
@@ -223,3 +224,26 @@ async def test_a_disk_that_takes_no_records_costs_the_records_only(
         await crash(coordinator, node)
     async with start_agent():
         assert coordinator.hellos[-1].leases == ()
+
+
+async def test_a_worker_has_back_what_it_let_go_a_little_at_a_time(
+    coordinator: Double, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_bridge, "RETURNED_AT_ONCE", 1000)
+    async with start_agent() as node:
+        assign = await two_rounds(coordinator, node, "recalling")
+        await coordinator.command(node.address, assign, OpenStep(AUDIT, 0, 1, 3))
+        await coordinator.until(lambda: coordinator.bodies(StepOpened))
+        [opened] = coordinator.bodies(StepOpened)
+        assert coordinator.artifacts[opened.opening] == b"|".join((STATE, RECORD + b"\x01"))
+        assert opened.reason == "kept were 1", "of the first round the agent has not got what it began with"
+
+
+async def test_what_the_disk_has_lost_does_not_come_back(coordinator: Double, start_agent: StartAgent) -> None:
+    async with start_agent() as node:
+        assign = await two_rounds(coordinator, node, "recalling")
+        for file in node.home.records.rglob("0-1.steps.sealed"):
+            file.unlink()
+        await coordinator.command(node.address, assign, OpenStep(AUDIT, 0, 1, 3))
+        await coordinator.until(lambda: coordinator.bodies(StepOpened))
+        assert coordinator.bodies(StepOpened) == [StepOpened(AUDIT, None, "lost; kept were 1")]

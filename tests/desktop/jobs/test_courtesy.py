@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.clock import SystemClock
+from desktop.agent.base.payloads import SmallPayload
 from desktop.agent.coordinator import artifacts as transfers
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.transfer_pacing import DUE_S, FIRST_RATE, LEAST_RATE, PIECE, Courtesy
@@ -39,7 +40,7 @@ async def leaves(
     began, times = clock.now(), []
 
     async def send() -> None:
-        async for _ in courtesy.pieces(bytes(size), urgent):
+        async for _ in courtesy.pieces(SmallPayload(bytes(size)), urgent):
             times.append(clock.now() - began)  # noqa: PERF401 - What has left until it is cancelled counts.
 
     sending = asyncio.create_task(send())
@@ -85,7 +86,7 @@ async def test_transfers_that_are_due_at_once_are_all_there_in_time() -> None:
     began, ends = clock.now(), list[float]()
 
     async def send() -> None:
-        async for _ in courtesy.pieces(bytes(size)):
+        async for _ in courtesy.pieces(SmallPayload(bytes(size))):
             pass
         ends.append(clock.now() - began)
 
@@ -102,7 +103,7 @@ async def test_what_a_rounds_end_waits_for_does_not_give_way_and_the_others_wait
     courtesy = Courtesy(clock, Allowance(), lambda: busy(0.2))
     assert (await leaves(clock, courtesy, size, 1.0, urgent=True))[-1] == 0.0
     courtesy = Courtesy(clock, Allowance(), dict)  # No link is busy, so nothing else would hold the opening back.
-    state = courtesy.pieces(bytes(3 * PIECE), urgent=True)
+    state = courtesy.pieces(SmallPayload(bytes(3 * PIECE)), urgent=True)
     await anext(state)
     assert len(await leaves(clock, courtesy, size, 2.0)) == pytest.approx(2.0 * size / DUE_S / PIECE, abs=2)
     await state.aclose()
@@ -162,7 +163,7 @@ async def test_under_a_low_limit_nobody_of_several_waits_for_long() -> None:
     times: list[list[float]] = [[] for _ in range(4)]
 
     async def send(left: list[float]) -> None:
-        async for _ in courtesy.pieces(bytes(25_000)):
+        async for _ in courtesy.pieces(SmallPayload(bytes(25_000))):
             left.append(clock.now())  # noqa: PERF401 - As it happens.
 
     sending = [asyncio.create_task(send(left)) for left in times]
@@ -198,11 +199,11 @@ async def test_the_owners_limit_holds_for_what_comes() -> None:
     assert 4.0 <= ended[0] <= 8.0
 
 
-async def in_ten_pieces(payload: bytes, urgent: bool) -> AsyncIterator[bytes]:
+async def in_ten_pieces(payload: SmallPayload, urgent: bool) -> AsyncIterator[bytes]:
     assert not urgent
-    for begin in range(0, len(payload), len(payload) // 10):
+    for begin in range(0, payload.size, payload.size // 10):
         await asyncio.sleep(0.12)
-        yield payload[begin : begin + len(payload) // 10]
+        yield payload.read(begin, begin + payload.size // 10)
 
 
 async def test_an_upload_may_take_longer_than_a_stall_as_long_as_it_moves(
@@ -215,7 +216,7 @@ async def test_an_upload_may_take_longer_than_a_stall_as_long_as_it_moves(
     monkeypatch.setattr(store._courtesy, "pieces", in_ten_pieces)
     payload = bytes(range(250)) * 40
     digest = hashlib.sha256(payload).hexdigest()
-    await store.upload(payload, digest, "a" * 32, audit_answer("b" * 32))
+    await store.upload(SmallPayload(payload), digest, "a" * 32, audit_answer("b" * 32))
     assert coordinator.artifacts[digest] == payload
     assert coordinator.uploads == [digest]
     assert len(coordinator.requests) == 1

@@ -11,10 +11,10 @@ from common.encrypted_files import SealedWriter
 from desktop.agent.jobs import crash_records
 from desktop.agent.jobs.crash_records import CrashRecords, RoundStart, RoundStarts
 from desktop.agent.jobs.state_store import Shelf
-from protocol.audit import KEPT_ROUNDS, MAX_AUDIT_BYTES
+from protocol.audit import KEPT_ROUNDS
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec
 from protocol.node import Assign
-from protocol.worker import RecordPart
+from protocol.worker import RecordPart, RecordRecall
 from tests.desktop.conftest import JOB, plan_of
 
 SECRET, NODE, URL = b"s" * 32, "1" * 32, "https://coordinator.example"
@@ -52,7 +52,7 @@ def lease() -> Assign:
 
 
 def given(desk: Desk, assign: Assign) -> dict[tuple[int, str], bytes]:
-    return {(part.round, part.kind): read() for part, read in desk.records.parts(assign)}
+    return {(part.round, part.kind): payload.read() for part, payload in desk.records.parts(assign)}
 
 
 def test_what_was_recorded_is_there_for_the_next_process_with_what_it_takes(tmp_path: Path) -> None:
@@ -68,6 +68,40 @@ def test_what_was_recorded_is_there_for_the_next_process_with_what_it_takes(tmp_
     assert parts[5, "steps"] == b"leaves and payloads" * 9000 + b"\x05"
     assert parts[4, "state"] == f"state {assign.lease} 4 ".encode() * 3000
     assert parts[4, "outer"] == b"contributions"
+
+
+def test_a_worker_has_back_what_an_audit_takes_of_its_round_and_no_more(tmp_path: Path) -> None:
+    desk, assign = Desk(tmp_path), lease()
+    start = desk.round(assign, 4)
+    assert desk.records.keep(assign, RecordPart(0, 4, "outer"), start, b"contributions")
+    found = {}
+    for kind in ("state", "steps", "outer"):
+        parts = desk.records.recalled(assign, RecordRecall(0, 4, kind))  # type: ignore[arg-type]
+        found[kind] = {
+            part.kind: b"".join(part.payload.read(at, at + 7) for at in range(0, part.payload.size, 7))
+            for part in parts
+        }
+    everything = {kind: data for (_, kind), data in given(desk, assign).items()}
+    assert found == {
+        "state": {"state": everything["state"]},
+        "steps": {kind: everything[kind] for kind in ("state", "moments", "steps")},
+        "outer": {kind: everything[kind] for kind in ("state", "outer")},
+    }
+    assert desk.records.recalled(assign, RecordRecall(1, 4, "steps")) == []
+    [*_, record] = desk.records.recalled(assign, RecordRecall(0, 4, "steps"))
+    for file in desk.folder.rglob("0-4.steps.sealed"):
+        file.write_bytes(bytes(file.stat().st_size))
+    assert record.payload.read(0, 7) == b""
+    assert desk.records.recalled(assign, RecordRecall(0, 4, "steps")) == []
+
+
+def test_a_record_is_said_to_be_kept_only_with_what_its_round_began_with(tmp_path: Path) -> None:
+    desk, assign = Desk(tmp_path, limit=150_000), lease()
+    start = desk.round(assign, 4)
+    lost = RoundStart("ab" * 32)
+    assert not desk.records.keep(assign, RecordPart(0, 5, "steps"), lost, b"leaves")
+    assert not desk.records.keep(assign, RecordPart(0, 5, "steps"), start, b"x" * 200_000)
+    assert desk.records.keep(assign, RecordPart(0, 5, "steps"), start, b"leaves")
 
 
 def test_no_more_than_a_worker_keeps_stays_and_the_states_of_that_stay_with_it(tmp_path: Path) -> None:
@@ -157,7 +191,7 @@ def test_a_torn_record_counts_as_none_and_the_other_round_stands(spoil: Spoil, t
 def test_a_record_whose_state_was_torn_counts_as_none(spoil: Spoil, of: str, tmp_path: Path) -> None:
     desk, assign = Desk(tmp_path), lease()
     start = desk.round(assign, 1)
-    spoil(next((tmp_path / "states").glob(f"*{getattr(start, of)}.sealed")))
+    spoil(next((tmp_path / "states").glob(f"*{getattr(start, of)}.*.sealed")))
     assert Desk(tmp_path).records.found() == []
 
 
@@ -230,10 +264,9 @@ def test_the_owners_limit_and_that_of_audits_hold(tmp_path: Path, monkeypatch: p
     assert sum(file.stat().st_size for file in desk.folder.rglob("*") if file.is_file()) <= 300_000
     assert sorted(found.rounds for found in desk.records.found()) == [(4, 5)]
     desk.records.limit = PLENTY
-    monkeypatch.setattr(crash_records, "MAX_AUDIT_BYTES", 150_000)
+    monkeypatch.setattr(crash_records, "MAX_KEPT_RECORD", 50_000)
     desk.round(one, 6, b"x" * 100_000)
     assert [found.rounds for found in desk.records.found()] == [(5,)]
-    assert MAX_AUDIT_BYTES == 256 << 20
 
 
 def test_a_disk_is_synced_now_and_then_and_not_for_every_short_round(

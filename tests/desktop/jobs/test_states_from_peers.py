@@ -1,6 +1,7 @@
 """A stage's state from several peers: whole and right, or not at all, whoever leaves, lies or stays silent meanwhile."""
 
 import asyncio
+import errno
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from common.clock import SystemClock
 from common.encrypted_files import OVERHEAD, SEGMENT
 from common.errors import MessageRefusedError, PeerUnreachableError
 from desktop.agent.errors import PeerStateError
-from desktop.agent.jobs.state_replication import States
+from desktop.agent.jobs.state_replication import Partial, States
 from desktop.agent.jobs.state_store import KEPT, Shelf
 from protocol.codec import encode
 from protocol.state import PIECE_BYTES, PREFIX, Manifest, StateAsk, StateGive, digest_of, header, manifest_of
@@ -107,7 +108,7 @@ def damage(shelf: Path, *pieces: int) -> None:
 async def test_all_who_have_it_give_a_part_of_it(tmp_path: Path) -> None:
     state = some_state(12.3)
     async with network(tmp_path, state, 3) as (net, asker, kept):
-        assert await asker.fetch(kept) == state
+        assert (await asker.fetch(kept)).read() == state
         assert set(asker.taken) == set(kept.holders)
         counts = Counter(net.given)
         assert len(counts) == 13
@@ -118,14 +119,14 @@ async def test_all_who_have_it_give_a_part_of_it(tmp_path: Path) -> None:
 async def test_a_state_of_any_size_from_one_peer(tmp_path: Path, pieces: float) -> None:
     state = some_state(pieces)
     async with network(tmp_path, state, 1) as (_, asker, kept):
-        assert await asker.fetch(kept) == state
+        assert (await asker.fetch(kept)).read() == state
 
 
 async def test_a_giver_that_leaves_in_the_middle_is_replaced(tmp_path: Path) -> None:
     state = some_state(9.5)
     async with network(tmp_path, state, 3) as (net, asker, kept):
         net.dies_after = {"giver0": 2, "giver1": 1}
-        assert await asker.fetch(kept) == state
+        assert (await asker.fetch(kept)).read() == state
         assert asker.taken["giver2"] >= 6
 
 
@@ -134,7 +135,7 @@ async def test_a_giver_that_falls_silent_holds_nothing_up(tmp_path: Path) -> Non
     async with network(tmp_path, state, 2) as (net, asker, kept):
         net.silent = {"giver0"}
         async with asyncio.timeout(20):  # Less than the giver would be waited for.
-            assert await asker.fetch(kept) == state
+            assert (await asker.fetch(kept)).read() == state
         assert asker.taken == {"giver1": 6}
 
 
@@ -142,7 +143,7 @@ async def test_a_giver_of_wrong_bytes_is_known_at_its_first_piece(tmp_path: Path
     state = some_state(8)
     async with network(tmp_path, state, 2) as (net, asker, kept):
         net.lies = {"giver0"}
-        assert await asker.fetch(kept) == state
+        assert (await asker.fetch(kept)).read() == state
         assert net.pieces["giver0"] == 1
         assert asker.taken == {"giver1": 8}
 
@@ -158,8 +159,90 @@ async def test_a_download_that_failed_is_not_done_and_goes_on_where_it_stopped(
             await asker.fetch(kept)
         net.dies_after = {}
         net.given.clear()
-        assert await asker.fetch(kept) == state
+        assert (await asker.fetch(kept)).read() == state
         assert len(set(net.given)) == 3, "what came before is not asked for again"
+
+
+async def test_what_a_broken_download_has_left_goes_with_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("desktop.agent.jobs.state_replication.ANSWER_S", 1.0)
+    async with network(tmp_path, some_state(5), 1) as (net, asker, kept):
+        net.dies_after = {"giver0": 2}
+        with pytest.raises(PeerStateError, match="2 of 5 pieces"):
+            await asker.fetch(kept)
+        [part] = (tmp_path / "asker").iterdir()
+        assert part.suffix == ".part"
+        Shelf(tmp_path / "asker", SECRET)  # As the next agent does.
+        assert list((tmp_path / "asker").iterdir()) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_state_that_two_leases_wait_for_is_each_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    shelf, state = Shelf(tmp_path, SECRET), some_state(2.5)
+    manifest = manifest_of(state)
+    partial = Partial(manifest, shelf.spool.begin(manifest.size))
+    for piece in (2, 0, 1):
+        assert partial.take(piece, state[manifest.span(piece)])
+    first = partial.finished()
+    second, third = shelf.spool.share(first), shelf.spool.share(first)
+    first.end()  # Its worker has gone.
+    digests = {shelf.keep("job-0-1", second), shelf.keep("job-0-2", third)}
+    assert digests == {digest_of(encode(manifest))}
+    assert len(list(tmp_path.glob("*.sealed"))) == 2
+    assert second.read() == third.read() == state
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize(("pieces", "givers"), [(1, 1), (5.5, 2)])
+async def test_two_seats_that_fetch_one_state_at_a_time_both_get_it_once(
+    tmp_path: Path, pieces: float, givers: int
+) -> None:
+    state = some_state(pieces)
+    async with network(tmp_path, state, givers) as (net, asker, kept):
+        first, second = await asyncio.gather(asker.fetch(kept), asker.fetch(kept))
+        assert first.read() == second.read() == state
+        assert len(net.given) < 2 * len(set(net.given))
+        assert {await asker.keep("job-0-1", first), await asker.keep("job-0-2", second)} == {kept.manifest}
+        assert asker._flights == {}
+
+
+async def test_who_waits_for_the_state_of_another_seat_goes_on_where_that_gave_up(tmp_path: Path) -> None:
+    state = some_state(3)
+    async with network(tmp_path, state, 1) as (net, asker, kept):
+        net.held["giver0"] = asyncio.Event()
+        first, second = (asyncio.create_task(asker.fetch(kept)) for _ in range(2))
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+        first.cancel()  # A newer round of its seat began.
+        net.held["giver0"].set()
+        assert (await second).read() == state
+        assert first.cancelled()
+
+
+async def test_of_two_seats_each_asks_those_that_it_was_told_of(tmp_path: Path) -> None:
+    state = some_state(2)
+    async with network(tmp_path, state, 1) as (_, asker, kept):
+        strangers = KeptState(kept.manifest, ("nobody",))
+        lost, found = await asyncio.gather(asker.fetch(strangers), asker.fetch(kept), return_exceptions=True)
+        assert isinstance(lost, PeerStateError)
+        assert not isinstance(found, BaseException)
+        assert found.read() == state
+
+
+async def test_a_state_that_the_owner_lends_no_room_for_is_not_fetched(tmp_path: Path) -> None:
+    async with network(tmp_path, some_state(3), 1) as (net, asker, kept):
+        net.shelves["asker"].lend(2 << 20)
+        with pytest.raises(OSError, match="of which jobs may have 2,097,152"):
+            await asker.fetch(kept)
+        assert net.pieces == {}
 
 
 async def test_liars_alone_give_nothing(tmp_path: Path) -> None:
@@ -181,7 +264,7 @@ async def test_what_lies_on_the_own_shelf_is_asked_of_nobody(tmp_path: Path) -> 
     state = some_state(2)
     async with network(tmp_path, state, 1) as (net, asker, kept):
         await asker.keep("job-0-1", state)
-        assert await asker.fetch(KeptState(kept.manifest, ())) == state
+        assert (await asker.fetch(KeptState(kept.manifest, ()))).read() == state
         assert net.pieces == {}
 
 
@@ -191,7 +274,7 @@ async def test_a_damaged_file_of_the_own_shelf_is_fetched_anew(tmp_path: Path) -
         await asker.keep("job-0-1", state)
         file = next((tmp_path / "asker").glob("*.sealed"))
         file.write_bytes(b"x" + state[1:])
-        assert await asker.fetch(kept) == state
+        assert (await asker.fetch(kept)).read() == state
         assert net.pieces == {"giver0": 2}
 
 
@@ -215,7 +298,7 @@ async def test_who_has_not_a_piece_is_asked_for_one_that_another_is_slow_with(tm
             await asyncio.sleep(0.001)
             assert not fetching.done(), "it gave up before giver0 had said anything"
         net.held["giver0"].set()
-        assert await fetching == state
+        assert (await fetching).read() == state
 
 
 async def test_a_manifest_of_another_state_is_not_believed(tmp_path: Path) -> None:
@@ -233,7 +316,7 @@ async def test_a_piece_that_nobody_asked_for_is_thrown_away(tmp_path: Path) -> N
     async with network(tmp_path, state, 1) as (_, asker, kept):
         give = header(StateGive(kept.manifest, 0))
         await asker.on_message("giver0", Lane.BULK, give, bytes(PIECE_BYTES))
-        assert await asker.fetch(kept) == state
+        assert (await asker.fetch(kept)).read() == state
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x93\x01\x02\x03", encode(StateAsk("0" * 64))[:-1]])

@@ -167,7 +167,6 @@ def programs_of_the_owner(command: str, processor: int) -> Iterator[int]:
             folder.rmdir()
 
 
-@pytest.mark.wall_clock
 async def test_where_processor_time_is_short_the_owners_programs_come_first(
     docker_engine: str, tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ from tests.support.windows import LACKING, PYTHON, ROOT, TESTING, Windows, seen
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.wall_clock,
     pytest.mark.skipif(bool(LACKING), reason=f"links on Windows are tried with {', '.join(LACKING)}"),
 ]
 
