@@ -14,8 +14,8 @@ from aiohttp import web
 from common.clock import Clock, SystemClock
 from common.own_folders import make_folder
 from common.urls import url_of
+from coordinator import restoring, standby
 from coordinator.config import Config
-from coordinator.domain.account import Scope
 from coordinator.ownauditor import OwnAuditor, lacks
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.accounts.expiry import Forgetting
@@ -26,6 +26,7 @@ from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.deliveries import Deliveries
 from coordinator.services.artifacts.disk_space import Room
+from coordinator.services.artifacts.evaluations import Evaluations, TaskRunner
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.inference import Generator, Trials
 from coordinator.services.artifacts.models import ModelWorkshop, TrainerTools
@@ -63,6 +64,7 @@ from coordinator.services.network.machine_days import MachineDays
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.network.relay_assignment import Handout
 from coordinator.services.network.relays import Relays
+from coordinator.services.operation.operator_service import OperatorService
 from coordinator.services.payments.chain import ChainPort, LedgerChain
 from coordinator.services.payments.confirmations import Confirmations
 from coordinator.services.payments.funding import FundingService
@@ -71,16 +73,21 @@ from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.payments.stakes import StakeService
 from coordinator.services.payments.withdrawals import LedgerSponsor, Sponsor, WithdrawalService
+from coordinator.services.recovery.job_records import RecordsSeal
+from coordinator.services.recovery.keepers import RecordKeepers
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
 from coordinator.services.views.market_views import MarketService, nobody_looks
 from coordinator.services.views.network_views import NetworkService
+from coordinator.services.views.vital_signs import VitalSigns
+from coordinator.store.ownership import Ownership
 from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import application
-from coordinator.web.auth import Auth, needs
+from coordinator.web.auth import Auth
 from coordinator.web.connections import IDLE_S, Connections
+from coordinator.web.monitoring.requests import measured, show_metrics
 from coordinator.web.services import Services
 from coordinator.web.signal import NodeSocket
 from ledger.client import Ledger, LedgerConfig
@@ -131,7 +138,10 @@ class CoordinatorParts:
     forgetting: Forgetting
     days: MachineDays
     buckets: OutputBuckets
+    evaluations: Evaluations
+    operation: OperatorService
     checks: DatasetChecks | None = None
+    vital_signs: VitalSigns | None = None
 
     async def recover(self) -> None:
         """Continue what an earlier process left in the database, or this one before it was away."""
@@ -148,7 +158,7 @@ class CoordinatorParts:
         return lambda: self.patience.forever(name, loop, back)
 
     def _loops(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        return {
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
             "upkeep": self.upkeep.run,
             "payments": self.lanes.run,
             "beacons": self.beacons.run,
@@ -157,17 +167,21 @@ class CoordinatorParts:
             "canaries": self.canaries.run,
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
+            "lenders": self.nodes.watch_lenders,
             "stakes": self.stakes.run,
             "withdrawals": self.withdrawals.run,
             "relays": self.relays.watch,
             "notices": self.notices.run,
             "keeping": self.keeping.run,
             "output-buckets": self.buckets.run,
+            "evaluations": self.evaluations.run,
             "unpaid": self.unpaid.run,
             "forgetting": self.forgetting.run,
             "machine-days": self.days.run,
             "ice-servers": self.handout.watch,
-        } | ({} if self.checks is None else {"checks": self.checks.run})
+        }
+        loops |= {} if self.checks is None else {"checks": self.checks.run}
+        return loops | ({} if self.vital_signs is None else {"vital-signs": self.vital_signs.run})
 
 
 def _endless() -> int:
@@ -222,6 +236,7 @@ def assemble(
     judge: Judge | None = None,
     forger: Forger | None = None,
     generator: Generator | None = None,
+    task_runner: TaskRunner | None = None,
     outside: OpenSession | None = None,
     deliveries: Deliveries | None = None,
     room: Room | None = None,
@@ -245,25 +260,12 @@ def assemble(
     returns = Returns(desk, leases, nodes, doors, runs.advance)
     talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
     conversation = Conversation(*talk, rounds.watching, doors, returns)
-    upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns)
+    keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
+    upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
     checkpoints = Checkpoints(context, artifacts, models)
     unpaid = Unpaid(context, desk, runs, rounds.funding, artifacts, artifacts.total if room is not None else _endless)
-    jobs = JobService(
-        context,
-        desk,
-        nodes,
-        links,
-        runs,
-        rounds.funding,
-        chain,
-        models,
-        artifacts,
-        checkpoints,
-        coordinator,
-        test_wallet,
-        conversation.traffic,
-        unpaid,
-    )
+    asked = (context, desk, nodes, links, runs, rounds.funding, chain, models, artifacts, checkpoints)
+    jobs = JobService(*asked, coordinator, test_wallet, conversation.traffic, unpaid)
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
     days = MachineDays(context, nodes)
@@ -279,16 +281,22 @@ def assemble(
     shown = (upkeep, jobs, network, market, books, leavings)
     told = (NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics))
     money = (StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor))
-    files = (doors, Keeping(context, artifacts, checkpoints.folders), unpaid)
+    files = (doors, keeping := Keeping(context, artifacts, checkpoints.folders), unpaid)
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
-    parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets)
+    evaluations = Evaluations(context, desk, checkpoints, task_runner)
+    operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic)
+    parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation)
     return CoordinatorParts(*parts)
 
 
 @asynccontextmanager
-async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tuple[web.Application, CoordinatorParts]]:
+async def build(
+    config: Config, clock: Clock | None = None, ownership: Ownership | None = None
+) -> AsyncIterator[tuple[web.Application, CoordinatorParts]]:
     """A coordinator with its ledger, database and folders, ready to be served and looped.
 
+    Args:
+        ownership: of a database that other coordinators wait for.
     Raises:
         LedgerError: the ledger does not answer, or has no market program.
         StoreError: the database or the bucket cannot be used.
@@ -303,7 +311,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         )
         has_wallet = config.test_wallet and await _fill(ledger, key.address, wallet.address)
         chain = LedgerChain(ledger, config.ledger_url, key.seed, wallet.seed, key.address)
-        store = await SqlStore.open(config.database)
+        store = await SqlStore.open(config.database, ownership)
         stack.push_async_callback(store.close)
         clock = clock or SystemClock()
         artifacts = await stack.enter_async_context(store_of(config, clock, key.address))
@@ -312,6 +320,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         uploads = UploadService(config.data / "uploads", artifacts, clock, kept=files, room=room)
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         test_wallet = wallet.address if has_wallet else None
+        sponsor = LedgerSponsor(ledger, config.ledger_url, key.seed, key.address)
         parts = assemble(
             config,
             clock,
@@ -324,19 +333,24 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
             judge=tools,
             forger=tools,
             generator=tools,
+            task_runner=tools,
             room=room if config.store is None else Room(config.data, artifacts.free),
-            sponsor=LedgerSponsor(ledger, config.ledger_url, key.seed, key.address),
+            sponsor=sponsor,
             key=key,
         )
         budgets = Budgets(store, clock)
-        parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools, budgets)))
-        app = web.Application()
+        signs = VitalSigns(parts.context, parts.nodes, parts.leases, sponsor, artifacts)
+        checks = DatasetChecks(config.data / "checks", artifacts, tools, budgets)
+        parts = replace(parts, checks=checks, vital_signs=signs)
+        app = web.Application(middlewares=[measured(parts.context.metrics)])
         NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
         auth = Auth(store, clock, config, budgets=budgets)
         add_interface(app, parts, uploads, checks, artifacts, auth)
-        app.router.add_get("/metrics", _metrics(parts))
+        show_metrics(app, parts.context.metrics, signs.look)
         if not config.open and not await auth.accounts.any():
             LOG.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
+        if restoring.is_restored(config.data):
+            await restoring.catch_up(parts.context, chain, artifacts, key)
         await parts.recover()
         yield app, parts
 
@@ -363,6 +377,8 @@ def add_interface(
         artifacts,
         parts.withdrawals,
         parts.doors,
+        parts.operation,
+        parts.nodes.lenders,
         context.config.data / "downloads",
         context.config.public_url,
     )
@@ -383,7 +399,25 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
         config = replace(config, auditors=config.auditors | {own.address})
     if not config.auditors:
         LOG.warning("%s", nobody_looks(config))
-    async with build(config) as (app, parts):
+    async with standby.ownership_of(config, SystemClock()) as ownership:
+        if ownership is None:
+            await _work(config, own, ready, stopping)
+            return
+        while not stopping.is_set() and await standby.wait(config, ownership, stopping):
+            async with ownership.kept() as lost:
+                await _work(config, own, ready, stopping, ownership, lost)
+
+
+async def _work(
+    config: Config,
+    own: OwnAuditor | None,
+    ready: Callable[[str], None],
+    stopping: asyncio.Event,
+    ownership: Ownership | None = None,
+    lost: asyncio.Event | None = None,
+) -> None:
+    """Be the coordinator, until asked to stop or another one is."""
+    async with build(config, ownership=ownership) as (app, parts):
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=IDLE_S)
         await runner.setup()
         assert runner.server is not None
@@ -396,17 +430,18 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
             loops = parts.loops()
             if own is not None:
                 loops["auditor"] = partial(own.run, url)
-            await _loop(loops, stopping)
+            await _loop(loops, stopping, *(() if lost is None else (lost,)))
         finally:
             await runner.cleanup()
 
 
-async def _loop(loops: Mapping[str, Callable[[], Coroutine[Any, Any, None]]], stopping: asyncio.Event) -> None:
-    """Run the loops until asked to stop. One that fails ends the process: a coordinator without it would only seem alive."""
+async def _loop(loops: Mapping[str, Callable[[], Coroutine[Any, Any, None]]], *ends: asyncio.Event) -> None:
+    """Run the loops until one of ``ends``. One that fails ends the process: a coordinator without it would only seem alive."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(loop(), name=name) for name, loop in loops.items()]
-        await stopping.wait()
-        for task in tasks:
+        waiting = [group.create_task(end.wait()) for end in ends]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in (*tasks, *waiting):
             task.cancel()
 
 
@@ -421,14 +456,6 @@ async def _fill(ledger: Ledger, coordinator: str, wallet: str) -> bool:
         LOG.info("no test wallet: %s", error)
         return False
     return True
-
-
-def _metrics(parts: CoordinatorParts) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:
-    @needs(Scope.OPERATE)
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(text=parts.context.metrics.text(), content_type="text/plain")
-
-    return answer
 
 
 def _port_of(runner: web.AppRunner) -> int:

@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TextIO, get_args
+
+import configargparse
 
 from common import gc_tuning
 from common.errors import BadAddressError, IceConfigError, KeyFileError, UrlError
-from common.log_lines import log_to
+from common.log_lines import JsonLines, log_to
 from common.options import decimal, host, network, port, whole
 from common.shutdown_signals import on_end
 from common.system_words import reason
@@ -18,9 +21,12 @@ from common.terminal import complain, say
 from common.token_worth import TokenWorth
 from common.urls import is_loopback, parse_url, split
 from coordinator.app import serve
-from coordinator.config import Config, MailConfig, TurnRelay
-from coordinator.errors import InvalidError, StoreAwayError, StoreError
+from coordinator.config import Config, MailConfig, OfferedTasks, TurnRelay
+from coordinator.domain.lenders import LendersListError
+from coordinator.errors import InvalidError, StoreAwayError, StoreError, UnavailableError
 from coordinator.services.artifacts.bucket.address import parse_bucket
+from coordinator.services.artifacts.harness import offered
+from coordinator.services.network.lenders import read_lenders
 from coordinator.services.network.relays import check_relay_url
 from ledger.errors import AmountError, LedgerError
 from ledger.money import parse
@@ -28,6 +34,7 @@ from protocol.codec import MessageError, convert
 from protocol.identity import parse_address
 from protocol.network import MAX_RELAYS
 from protocol.plan import MAX_REPLICAS
+from protocol.rest.lending import LendingRule
 from transport.ice.ice import IceServer, parse_ice
 
 MAX_URLS = 8  # Of one relay: UDP, TCP and TLS, each over IPv4 and IPv6, and two to spare.
@@ -51,14 +58,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["serve"]:
         arguments = arguments[1:]
     options = _parser().parse_args(arguments)
-    log_to(logging.StreamHandler(sys.stderr), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    plain = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    log_to(logging.StreamHandler(sys.stderr), JsonLines() if options.log_format == "json" else plain)
     for chatty in ("aiohttp.access", "httpx2", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     if options.ledger_url is None:
         say("cottage serve: no ledger: start one (cottage ledger serve) and name it with --ledger-url", error=True)
         return EXIT_USAGE
     try:
-        asyncio.run(_run(_config(options), options.ready_file))
+        config = _config(options)
+        if options.check_config:
+            say("The settings can be used.")
+            return 0
+        asyncio.run(_run(config, options.ready_file))
     except SettingError as error:
         complain("cottage serve", error)
         return EXIT_USAGE
@@ -110,6 +122,8 @@ def _config(options: argparse.Namespace) -> Config:
         return_seconds=options.return_seconds,
         heartbeat_seconds=min(options.heartbeat_seconds, options.lease_seconds / 3),
         start_grace_seconds=options.start_grace_seconds,
+        who_may_lend=options.who_may_lend,
+        lenders=_lenders(options),
         auditors=frozenset(options.auditor),
         own_auditor=not options.no_own_auditor,
         unwatched=options.unwatched,
@@ -131,24 +145,34 @@ def _config(options: argparse.Namespace) -> Config:
         relay_user_rate=options.relay_user_rate,
         mail=_mail(options),
         webhook_networks=tuple(options.webhook_network),
+        evaluation=_evaluation(options),
+        evaluation_seconds=options.evaluation_seconds,
     )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cottage serve", description="Run a coordinator: jobs, nodes, money, web pages."
+    parser: argparse.ArgumentParser = configargparse.ArgumentParser(
+        prog="cottage serve",
+        description="Run a coordinator: jobs, nodes, money, web pages.",
+        config_file_parser_class=_ServeTable,
+        add_config_file_help=False,
     )
     add = parser.add_argument
     default = Config(Path(), "")
+    table = "a TOML file whose table [serve] has settings by their names here, such as port = 8470; what is typed counts more"
+    add("--config", is_config_file=True, metavar="FILE", help=table)
+    add("--check-config", action="store_true", help="say whether the settings can be used, and end")
     add("--data", type=Path, required=True, help="folder for the database, keys and files")
     add("--host", type=host, default=default.host, help="address to listen on (%(default)s)")
     add("--port", type=port, default=default.port, help="port, 0 for any (%(default)s)")
     add("--ready-file", type=Path, help="write the base address here once it serves")
+    add("--log-format", choices=["text", "json"], default="text", help="of each line on standard error (%(default)s)")
     add("--ledger-url", help="JSON-RPC of the ledger")
     add("--ledger-program", help="market program, where the ledger does not tell")
     add("--ledger-mint", help="token, where the ledger does not tell")
     add(
         "--database-url",
+        env_var="COTTAGE_DATABASE_URL",
         help="another database than SQLite in the data folder: postgresql+asyncpg://USER:PASSWORD@HOST/NAME",
     )
     _add_store(parser)
@@ -177,11 +201,27 @@ def _parser() -> argparse.ArgumentParser:
     _add_withdrawals(parser)
     add("--price-per-petaflop", type=_count, default=default.price_per_petaflop, help="millionths for 10^15 operations")
     add("--min-stake", type=_count, default=default.min_stake, help="millionths that a node must have staked")
+    _add_lenders(parser)
     _add_auditors(parser)
     _add_sign_in(parser)
     _add_relays(parser)
     _add_notices(parser)
+    _add_evaluation(parser)
     return parser
+
+
+class _ServeTable(configargparse.TomlConfigParser):  # type: ignore[misc]
+    """Settings by their names without dashes: text, numbers, true for a flag, lists for what may be repeated."""
+
+    def __init__(self) -> None:
+        super().__init__(["serve"])
+
+    def parse(self, stream: TextIO) -> dict[str, Any]:
+        """The table; raises ``ConfigFileParserException`` where there is none."""
+        found: dict[str, Any] = super().parse(stream)
+        if not found:
+            raise configargparse.ConfigFileParserException(f"{stream.name} has no settings in a table [serve]")
+        return found
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
@@ -217,6 +257,29 @@ def _add_withdrawals(parser: argparse.ArgumentParser) -> None:
     add("--withdrawal-lamports", type=_count, default=default.withdrawal_lamports, metavar="LAMPORTS", help=a_day)
     least = "millionths that must arrive of a withdrawal (%(default)s)"
     add("--least-withdrawal", type=_count, default=default.least_withdrawal, metavar="AMOUNT", help=least)
+
+
+def _add_lenders(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("lenders", "whose machines may work here; see docs/how-to/operate.md").add_argument
+    rule = "whoever comes, who was invited, or who is on the list of --lenders (%(default)s)"
+    add("--who-may-lend", choices=get_args(LendingRule), default="everybody", help=rule)
+    listed = "who may lend, one a line: `node ADDRESS` or `owner ACCOUNT`; read again when it changes"
+    add("--lenders", type=Path, metavar="FILE", help=listed)
+
+
+def _lenders(options: argparse.Namespace) -> Path | None:
+    file: Path | None = options.lenders
+    if file is None:
+        if options.who_may_lend == "listed":
+            raise SettingError("--who-may-lend listed needs --lenders FILE, which says who is on the list")
+        return None
+    if options.who_may_lend == "everybody":
+        raise SettingError("--lenders changes nothing while everybody may lend: add --who-may-lend invited, or listed")
+    try:
+        read_lenders(file)
+    except LendersListError as error:
+        raise SettingError(f"--lenders {file}: {error}") from error
+    return file.resolve()
 
 
 def _add_auditors(parser: argparse.ArgumentParser) -> None:
@@ -274,6 +337,31 @@ def _add_notices(parser: argparse.ArgumentParser) -> None:
         metavar="CIDR",
         help="webhooks, and models for submitters' buckets, may also go to this network; may be repeated",
     )
+
+
+def _add_evaluation(parser: argparse.ArgumentParser) -> None:
+    default = Config(Path(), "")
+    add = parser.add_argument_group(
+        "evaluation", "tasks of lm-evaluation-harness that finished models are tried with; see docs/how-to/operate.md"
+    ).add_argument
+    offer = "a task that jobs may ask for, or a folder with tasks of your own; may be repeated. Needs cottage[evaluate]"
+    add("--evaluation-tasks", action="append", default=[], metavar="NAME|FOLDER", help=offer)
+    limit = "for all tasks of one model (%(default)s)"
+    add("--evaluation-seconds", type=_day, default=default.evaluation_seconds, metavar="SECONDS", help=limit)
+
+
+def _evaluation(options: argparse.Namespace) -> OfferedTasks:
+    try:
+        return offered(options.evaluation_tasks)
+    except UnavailableError as error:
+        raise SettingError(f"--evaluation-tasks: {error}") from error
+
+
+def _day(text: str) -> float:
+    value = decimal(text)
+    if not 0 < value <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose more than 0, at most 86400")
+    return value
 
 
 def _mail(options: argparse.Namespace) -> MailConfig | None:

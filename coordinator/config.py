@@ -9,6 +9,15 @@ from common.token_worth import TokenWorth
 from coordinator.domain.audits.rate import FLOOR
 from coordinator.domain.rounds.run import EVALUATORS
 from protocol.ids import NodeAddress
+from protocol.rest.lending import LendingRule
+
+
+@dataclass(frozen=True)
+class OfferedTasks:
+    """Tasks of lm-evaluation-harness. ``names``: in the order in which they are offered; ``folders``: of the operator's own."""
+
+    names: tuple[str, ...] = ()
+    folders: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class Config:
         start_seconds: a worker that is not ready by then is given up (download, sandbox, building the stage).
         start_grace_seconds: a whole replica waits as long for the others before the first round, and an unfilled plan for nodes.
         stall_seconds: a round in which nothing at all is heard for as long is unblocked by force.
+        who_may_lend: whose machines are let in and given work; the operator's own auditors always are.
+        lenders: a file with the list of who may (``domain.lenders``), looked at again while this runs; None: there is no list.
         auditors: the operator's own machines that only audit (``cottage auditor``): they get no seats, need no stake, and their
             looks make strangers' work payable. None: a network of people who know each other, who audit each other.
         unwatched: strangers may also do work that none of these could run again; then other nodes decide what is paid of it.
@@ -88,6 +99,7 @@ class Config:
         stun: URLs of STUN servers beside the relays, which answer STUN too.
         relays: addresses of the relays that may announce themselves.
         webhook_networks: that webhooks, and models for submitters' buckets, may go to beside the public Internet.
+        evaluation: tasks that finished models may be tried with; ``evaluation_seconds``: for all tasks of one model.
         relay_user_rate: bytes a second that those relays carry for one node in one job; 0: as many as they will.
     """
 
@@ -114,6 +126,8 @@ class Config:
     start_seconds: float = 300.0
     start_grace_seconds: float = 15.0
     stall_seconds: float = 120.0
+    who_may_lend: LendingRule = "everybody"
+    lenders: Path | None = None
     auditors: frozenset[NodeAddress] = frozenset()
     unwatched: bool = False
     audits_per_round: int = 1
@@ -145,6 +159,8 @@ class Config:
     webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     prepare_seconds: float = 900.0
     prepare_memory_mb: int = 8_192
+    evaluation: OfferedTasks = OfferedTasks()
+    evaluation_seconds: float = 3_600.0
 
     @property
     def database(self) -> str:

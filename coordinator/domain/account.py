@@ -31,7 +31,7 @@ SCOPE_WORDS: Mapping[Scope, str] = {
     Scope.JOBS_WRITE: "submit, fund, pause and cancel jobs",
     Scope.DATA_WRITE: "upload datasets, weights and tokenizers",
     Scope.ACCOUNT: "change the account: keys, sign-in, webhooks",
-    Scope.OPERATE: "operate the coordinator: metrics, everybody's audit trail",
+    Scope.OPERATE: "operate the coordinator: nodes, everybody's jobs and trail, metrics",
 }
 
 ROLE_SCOPES: Mapping[Role, frozenset[Scope]] = {

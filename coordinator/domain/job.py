@@ -23,9 +23,11 @@ import msgspec
 from common.untrusted_text import Told, Untrusted
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import ConflictError, IllegalTransitionError
+from protocol.evaluation import EvaluationRow
 from protocol.ids import Digest, NodeAddress
 from protocol.job.job import JobSpec
 from protocol.rest.api import Agreement, Quote
+from protocol.task import PreferenceScore
 
 
 class JobState(enum.StrEnum):
@@ -111,6 +113,13 @@ class JobPace(msgspec.Struct, frozen=True):
     seconds: tuple[float, ...] = ()
 
 
+class Evaluated(Told, frozen=True):
+    """What a job's tasks came to so far, and why there is no more."""
+
+    rows: tuple[EvaluationRow, ...] = ()
+    note: Untrusted = Untrusted("")
+
+
 class Job(Told, frozen=True):
     """A job as it is stored. Amounts in millionths of the token, times in Unix seconds.
 
@@ -118,7 +127,8 @@ class Job(Told, frozen=True):
         account_id: of the account that it belongs to: nobody else sees it.
         wish: what waits for the round in flight. ``halt``: who asked for it, the submitter or the budget.
         shared: everybody may look at it.
-        agreement: whose word ``validation_loss`` is.
+        agreement: whose word ``validation_loss`` is. ``preference``: beside it, where pairs of answers are compared.
+        evaluating: how far trying its model with tasks is; empty where none are asked for. ``evaluated``: what came of it.
         warned: four fifths of its budget are spent, and its submitter was told.
         config: the model's config.json, its vocabulary filled in from the tokenizer.
         files: what every worker's folder holds, name -> artifact.
@@ -157,6 +167,9 @@ class Job(Told, frozen=True):
     warned: bool = False
     pace: JobPace = JobPace()
     agreement: Agreement | None = None
+    preference: PreferenceScore | None = None
+    evaluating: Literal["", "waiting", "running", "done", "failed"] = ""
+    evaluated: Evaluated | None = None
     version: int = 0
 
 

@@ -20,6 +20,10 @@ FAULTS: frozenset[LeaseEnd] = frozenset({"failed", "inputs", "numbers", "stalled
 one of "numbers" its numbers, which grew beyond what a float holds."""
 
 
+TAKES_ANY = -1
+"""In place of a lease's ``seq``: which reports were stored was forgotten with a disk, so the next one is taken as it comes."""
+
+
 class Lease(Told, frozen=True):
     """Who holds a seat. ``stage`` None: a spare, which audits and waits. ``seq``: the last report that is stored."""
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import msgspec
 
-OPERATIONS_PER_PARAMETER = 6  # Forward 2, backward 4, for each parameter and token.
+PASS_OPERATIONS = 2  # For each parameter and token; a backward pass takes as many as two forward.
 PETAFLOP = 10**15
 HOUR = 3600
 
@@ -38,9 +38,9 @@ class Offer(msgspec.Struct, frozen=True):
     floor: int
 
 
-def operations(parameters: int, tokens: int) -> int:
-    """Floating-point operations of training ``parameters`` on ``tokens``."""
-    return OPERATIONS_PER_PARAMETER * parameters * tokens
+def operations(parameters: int, tokens: int, forward_passes: int = 1) -> int:
+    """Floating-point operations of training ``parameters`` on ``tokens``, each of which passes forward so often."""
+    return PASS_OPERATIONS * (forward_passes + 2) * parameters * tokens
 
 
 def least(job_price: int, replicas: int) -> int:
@@ -150,7 +150,7 @@ def shares(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
 
 def round_weights(stage_parameters: Sequence[int], members: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """Weight of each member (key -> stage, steps): the operations that a token costs there, for each step."""
-    return {key: OPERATIONS_PER_PARAMETER * stage_parameters[stage] * steps for key, (stage, steps) in members.items()}
+    return {key: operations(stage_parameters[stage], steps) for key, (stage, steps) in members.items()}
 
 
 def _worth(job_price: int, tokens: int, tokens_total: int) -> int:

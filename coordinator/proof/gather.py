@@ -1,6 +1,5 @@
 """Reads both sides of a job: the ledger through its RPC, the coordinator through its REST interface."""
 
-import hashlib
 from collections.abc import Sequence
 
 from coordinator.client.client import Client
@@ -8,8 +7,8 @@ from coordinator.proof.case import Case, OnLedger, Published
 from ledger.addresses import job_bytes
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import AddressError, NoEscrowError
-from protocol.codec import encode_json
 from protocol.disputes import DisputeEvidence
+from protocol.job.document_digest import document_digest
 
 _EARLY = frozenset({"failed", "cancelled"})
 _OVER = _EARLY | {"settled"}
@@ -47,7 +46,7 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
         submitter=view.submitter,
         price=view.quote.price,
         tokens_total=view.tokens_total,
-        document=hashlib.sha256(encode_json(view.spec)).hexdigest(),
+        document=document_digest(view.spec),
         over=view.state in _OVER,
         early=view.state in _EARLY,
         rounds=rounds,

@@ -19,6 +19,7 @@ from coordinator.store.records import (
     DisputeRecord,
     EventRecord,
     FileRecord,
+    InvitationRecord,
     KeyRecord,
     LogRecord,
     MachineDay,
@@ -59,7 +60,10 @@ class RecordKind:
 
 KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
     Job: RecordKind(
-        "jobs", ("id",), ("created", "id"), frozenset({"spec", "quote", "config", "files", "pace", "agreement"})
+        "jobs",
+        ("id",),
+        ("created", "id"),
+        frozenset({"spec", "quote", "config", "files", "pace", "agreement", "preference", "evaluated"}),
     ),
     RunRecord: RecordKind("runs", ("job",), ("job",), frozenset({"run"})),
     Lease: RecordKind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),
@@ -67,7 +71,7 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
         "rounds",
         ("job", "epoch", "number"),
         ("number", "epoch"),
-        frozenset({"plan", "contributors", "parameters", "beacon", "agreement"}),
+        frozenset({"plan", "contributors", "parameters", "beacon", "agreement", "preference"}),
     ),
     CommitRecord: RecordKind(
         "commits",
@@ -99,6 +103,7 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
     Account: RecordKind("accounts", ("id",), ("created", "id"), unique="key"),
     SessionRecord: RecordKind("sessions", ("id",), ("created", "id")),
     KeyRecord: RecordKind("api_keys", ("id",), ("created", "id"), frozenset({"scopes"})),
+    InvitationRecord: RecordKind("invitations", ("id",), ("created", "id"), unique="digest"),
     CredentialRecord: RecordKind("credentials", ("id",), ("created", "id")),
     ChallengeRecord: RecordKind("challenges", ("id",), ("created", "id")),
     TrailRecord: RecordKind("trail", ("id",), ("id",), numbered=True),

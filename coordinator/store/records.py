@@ -15,7 +15,7 @@ from protocol.audit import OuterRecord
 from protocol.ids import Digest, NodeAddress
 from protocol.node import NodeProfile, Unpaid
 from protocol.rest.api import Agreement, NoticeKind
-from protocol.task import Plan
+from protocol.task import Plan, PreferenceScore
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -36,6 +36,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
         rate_step: where the learning rate's schedule stood at ``first_step``; None: there too.
         concluded: its audits are over and its shares verified.
         agreement: whose word ``validation_loss`` is; None: nobody measured it.
+        preference: beside it, where pairs of answers are compared.
     """
 
     job: str
@@ -59,6 +60,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     rate_step: int | None = None
     beacon: Beacon | None = None
     agreement: Agreement | None = None
+    preference: PreferenceScore | None = None
     version: int = 0
 
 
@@ -291,6 +293,7 @@ class NodeRecord(Told, frozen=True):
         rounds: of its work that were verified since its last fault. ``faults``: as in ``domain.audits.rate.NodeStanding``.
         tampered: when its agent last told that somebody reached into a job there; 0: never.
         evaded: when it last did not show what was drawn of it; 0: never.
+        draining: its seats go to others as these come, and it gets no new one.
     """
 
     address: NodeAddress
@@ -306,6 +309,7 @@ class NodeRecord(Told, frozen=True):
     faults: int = 0
     tampered: float = 0.0
     evaded: float = 0.0
+    draining: bool = False
     version: int = 0
 
 
@@ -375,6 +379,29 @@ class KeyRecord(Told, frozen=True):
     expires: float | None = None
     used: float | None = None
     revoked: float | None = None
+    version: int = 0
+
+
+class InvitationRecord(Told, frozen=True):
+    """An invitation to lend: one machine uses it, once.
+
+    Attributes:
+        digest: SHA-256 of its code, in hexadecimal: who reads the table cannot use it.
+        account_id: who made it; ``owner``: whose machines it is for, empty where the network's operator invites.
+        node: that has used it; None: it is open, or ended unused at ``expires``.
+        withdrawn: when, if it was: then that node may lend no more.
+    """
+
+    id: str
+    digest: str
+    account_id: str
+    owner: str
+    note: Untrusted
+    created: float
+    expires: float
+    node: NodeAddress | None = None
+    used: float | None = None
+    withdrawn: float | None = None
     version: int = 0
 
 

@@ -33,6 +33,7 @@ from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
 from coordinator.store import tables
 from coordinator.store.faults import UNUSABLE, answering, unusable
 from coordinator.store.kinds import KINDS, RecordKind
+from coordinator.store.ownership import Ownership
 from coordinator.store.ports import Column, Condition, Place, R, Scalar, Transaction, fields_of
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -43,19 +44,22 @@ SYNCHRONOUS = "FULL"  # What was committed survives a power cut, for 7 ms of a c
 class SqlStore:
     """Made by ``open``, which brings the schema up to date."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, ownership: Ownership | None = None) -> None:
         self._engine = engine
+        self._ownership = ownership
         self._turn = asyncio.Lock()  # SQLite has one writer: waiting here is fairer than its busy loop.
 
     @classmethod
-    async def open(cls, url: str) -> "SqlStore":
+    async def open(cls, url: str, ownership: Ownership | None = None) -> "SqlStore":
         """Connect to ``sqlite+aiosqlite:///file`` (or another async URL) and run the migrations that are missing.
 
+        Args:
+            ownership: by which each transaction sees that this process may still change anything.
         Raises:
             StoreError: that is not possible; the text says why, and what to do.
         """
         try:
-            engine = _engine(url)
+            engine = _engine(url, ownership)
             if engine.dialect.name == "sqlite":
                 _touch(engine)
             try:
@@ -66,7 +70,7 @@ class SqlStore:
                 raise
         except UNUSABLE as error:
             raise unusable(url, error) from error
-        return cls(engine)
+        return cls(engine, ownership)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -83,6 +87,8 @@ class SqlStore:
             try:
                 async with answering():
                     await connection.begin()
+                    if self._ownership is not None:
+                        await self._ownership.check(connection)
                 yield _Sql(connection)
                 async with answering():
                     await connection.commit()
@@ -187,12 +193,13 @@ def migrate(connection: Connection, to: str = "head") -> None:
     connection.commit()
 
 
-def _engine(url: str) -> AsyncEngine:
+def _engine(url: str, ownership: Ownership | None) -> AsyncEngine:
     """A connection that has died while it rested is replaced before anybody is given it."""
     if ":memory:" in url:
         engine = create_async_engine(url, poolclass=StaticPool)
     else:
-        engine = create_async_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        arguments = {} if ownership is None else {"server_settings": {"application_name": ownership.name}}
+        engine = create_async_engine(url, pool_pre_ping=not url.startswith("sqlite"), connect_args=arguments)
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
     return engine

@@ -55,10 +55,16 @@ jobs = Table(
     Column("warned", Boolean, nullable=False),
     Column("pace", Text, nullable=False),
     Column("agreement", Text, nullable=False),
+    Column("preference", Text, nullable=False),
+    Column("evaluating", String(16), nullable=False),
+    Column("evaluated", Text, nullable=False),
     Column("version", Integer, nullable=False),
-    Index("jobs_by_state", "state"),
-    Index("jobs_by_age", "created"),
-    Index("jobs_by_account", "account_id", "created"),
+    Index("jobs_by_state", "state", "created", "id"),
+    Index("jobs_by_evaluating", "evaluating", "created", "id"),
+    Index("jobs_by_age", "created", "id"),
+    Index("jobs_by_account", "account_id", "created", "id"),
+    Index("jobs_by_shared", "shared", "created", "id"),
+    Index("jobs_by_end", "state", "ended", "escrow", "paid", "refunded"),
 )
 
 runs = Table(
@@ -89,7 +95,7 @@ leases = Table(
     Column("traffic", Text, nullable=False),
     Column("version", Integer, nullable=False),
     Index("leases_by_job", "job", "state"),
-    Index("leases_by_state", "state"),
+    Index("leases_by_state", "state", "end", "ended"),
 )
 
 rounds = Table(
@@ -116,6 +122,7 @@ rounds = Table(
     Column("rate_step", BigInteger),
     Column("beacon", Text, nullable=False),
     Column("agreement", Text, nullable=False),
+    Column("preference", Text, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "number"),
 )
@@ -214,7 +221,11 @@ audits = Table(
     Column("anchor_in", String(16), nullable=False),
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
-    Index("audits_by_node", "node", "state"),
+    Index("audits_of_job", "job", "round", "id"),
+    Index("audits_by_node", "node", "canary", "round", "id", "state"),
+    Index("audits_by_auditor", "auditor", "canary", "round", "id"),
+    Index("audits_by_round", "round", "id"),
+    Index("audits_by_state", "state", "round", "id"),
 )
 
 disputes = Table(
@@ -250,8 +261,10 @@ outbox = Table(
     Column("step", String(16), nullable=False),
     Column("lookup", _ID, nullable=False),
     Column("version", Integer, nullable=False),
-    Index("outbox_by_state", "state"),
-    Index("outbox_by_job", "job"),
+    Index("outbox_by_state", "state", "kind", "id", "amount"),
+    Index("outbox_by_kind", "kind", "id"),
+    Index("outbox_of_job", "job", "id"),
+    Index("outbox_by_job", "job", "kind", "state", "id", "amount"),
     sqlite_autoincrement=True,
 )
 
@@ -388,6 +401,7 @@ nodes = Table(
     Column("faults", Integer, nullable=False),
     Column("tampered", Float, nullable=False),
     Column("evaded", Float, nullable=False),
+    Column("draining", Boolean, nullable=False),
     Column("version", Integer, nullable=False),
 )
 
@@ -457,6 +471,23 @@ api_keys = Table(
     Column("revoked", Float),
     Column("version", Integer, nullable=False),
     Index("api_keys_by_account", "account_id"),
+)
+
+invitations = Table(
+    "invitations",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("digest", _ID, nullable=False, unique=True),
+    Column("account_id", _ID, nullable=False),
+    Column("owner", _ID, nullable=False),
+    Column("note", String(100), nullable=False),
+    Column("created", Float, nullable=False),
+    Column("expires", Float, nullable=False),
+    Column("node", _ID),
+    Column("used", Float),
+    Column("withdrawn", Float),
+    Column("version", Integer, nullable=False),
+    Index("invitations_by_account", "account_id"),
 )
 
 credentials = Table(

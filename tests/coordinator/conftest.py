@@ -23,6 +23,7 @@ from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.store import sql
+from coordinator.store.ownership import Ownership
 from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web.auth import Auth
@@ -65,6 +66,7 @@ from tests.coordinator.fakes import (
 from tests.support.postgres import Postgres
 
 TURN_S, TURNS_OF_A_BEAT = 0.02, 8
+BUSY_S = 240.0  # On a machine that others keep busy.
 
 
 @dataclass
@@ -122,13 +124,16 @@ async def opened(
     rest: bool = False,
     over: Callable[[Store], Store] = lambda store: store,
     key: NodeKey | None = None,
+    signed_in: bool = False,
+    ownership: Ownership | None = None,
 ) -> AsyncIterator[House]:
     """Serve a coordinator whose database lies in ``config.data``; a second one continues the first one's work.
 
-    ``rest``: with the REST interface and the pages too. ``over``: what stands between services and the database.
+    ``rest``: with the REST interface and the pages too; ``signed_in``: which ask who somebody is.
+    ``over``: what stands between services and the database.
     """
     models = models or FakeModels()
-    store = over(await SqlStore.open(config.database))
+    store = over(await SqlStore.open(config.database, ownership))
     parts = assemble(
         config,
         SystemClock(),
@@ -147,7 +152,7 @@ async def opened(
     if rest:
         artifacts = DiskArtifacts(config.data / "artifacts")
         uploads = UploadService(config.data / "uploads", artifacts)
-        auth = Auth(store, SystemClock(), replace(config, open=True))
+        auth = Auth(store, SystemClock(), replace(config, open=not signed_in))
         checks = DatasetChecks(config.data / "checks", artifacts, cast(Inspector, models))
         add_interface(app, parts, uploads, checks, artifacts, auth)
     server = TestServer(app)
@@ -301,7 +306,7 @@ async def nodes(house: House, count: int, first: int = 1, **options: Any) -> Asy
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 15.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = BUSY_S) -> None:
     """Wait until the condition holds; fails the test after ``seconds``."""
     async with asyncio.timeout(seconds):
         while True:

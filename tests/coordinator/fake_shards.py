@@ -100,13 +100,13 @@ class FakeShards:
         self._left = next((record.after for record in mine if record.shard == self._replica), None)
         return "" if handed >= {*command.results.values()} else "a result is applied that nobody handed out", mine
 
-    def is_right(self, command: ReplayOuter, shown: OuterRecord, parameters: str) -> bool:
+    def is_right(self, command: ReplayOuter, shown: OuterRecord, parameters: str, weights: dict[int, int]) -> bool:
         """What an auditor says of an outer step, of which a member had said ``shown``."""
         said = command.record
         same = (shown.before, shown.after, shown.results) == (said.before, said.after, said.results)
         did = {record.shard: record for record in shown.reduced}
         reduced = all(did.get(r.shard) == r and self._post.honest[r.result] == r.result for r in said.reduced)
-        return same and reduced and parameters == command.parameters
+        return same and reduced and (parameters, weights) == (command.parameters, command.weights)
 
     def _reduce(self, order: ReduceRound, shard: int) -> None:
         before = self._residue if shard == self._replica else None

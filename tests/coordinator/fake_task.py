@@ -21,6 +21,7 @@ from protocol.task import (
     OpenOuter,
     OpenStep,
     OuterRecord,
+    PreferenceScore,
     Progress,
     ReduceRound,
     ReplayAcross,
@@ -89,7 +90,7 @@ class FakeTask:
         self.accuse = accuse
         self.trained = False
         self.roots: dict[tuple[int, int], str] = {}
-        self.outers: dict[tuple[int, int], tuple[OuterRecord, str]] = {}
+        self.outers: dict[tuple[int, int], tuple[OuterRecord, str, dict[int, int]]] = {}
         self.env_class = env_class
         self.anchor_round = 0
         self.anchor = digest("initial", assign.stage)
@@ -195,6 +196,8 @@ class FakeTask:
         if self.trained or self.abandoned or begun.steps == 0 or len(here) < len(begun.plan.layers):
             return []
         self.trained = True
+        # In rounds of fixed time some are slower than others.
+        steps = begun.steps if begun.seconds is None else max(1, begun.steps // (1 + replica))
         honest = digest(key, stage, replica, "gradient")
         bound = digest(self.lie, honest) if self.lie in FALSE_CONTRIBUTIONS else honest
         gradient = digest("ten times", bound) if self.lie == "substitute" else bound
@@ -205,16 +208,16 @@ class FakeTask:
         name = digest(key, stage, replica)
         wrong: frozenset[int] = frozenset()
         if self.lie in ("skips", "sent", "other class", "poison", "noughts", "faint"):
-            wrong = frozenset(range(begun.steps))
+            wrong = frozenset(range(steps))
         elif self.lie == "but last":
-            wrong = frozenset(range(begun.steps - 1))
+            wrong = frozenset(range(steps - 1))
         elif self.lie in ("one step", "silent"):
-            wrong = frozenset({int(name[:8], 16) % begun.steps})
+            wrong = frozenset({int(name[:8], 16) % steps})
         training = self.assign.spec.training
         work = Committed(
             name,
             begun.first_step,
-            begun.steps,
+            steps,
             wrong,
             env_class,
             anchor,
@@ -230,22 +233,22 @@ class FakeTask:
         unworked = len(wrong)
         if self.lie == "replays":
             kept = (self.assign.job, begun.round, begun.first_step, stage, replica)
-            unworked = begun.steps if kept in self.peers.worked else 0
+            unworked = steps if kept in self.peers.worked else 0
             self.peers.worked.add(kept)
-        self.peers.forged[*key, stage, replica] = Fraction(unworked, begun.steps)
+        self.peers.forged[*key, stage, replica] = Fraction(unworked, steps)
         self.peers.trees[root] = Tree(bound, anchor, env_class, self.lie == "root", work, honest)
         commit = RoundCommit(
             begun.plan.epoch,
             begun.round,
             root,
-            begun.steps,
+            steps,
             gradient,
-            tokens=begun.steps * 256,
+            tokens=steps * 256,
             operations=1,
             loss=5.0 / (1 + begun.round) if last else None,
         )
-        step = begun.first_step + begun.steps - 1
-        return [Progress(begun.plan.epoch, begun.round, step, begun.steps * 256, commit.loss), commit]
+        last_step = begun.first_step + steps - 1
+        return [Progress(begun.plan.epoch, begun.round, last_step, steps * 256, commit.loss), commit]
 
     def look(self) -> list[TaskReport]:
         """Report pseudo-gradients that have come in since the last look."""
@@ -320,7 +323,10 @@ class FakeTask:
             return [TaskFailed("out of memory")]
         if self.lie == "loss":
             loss, sums = loss / 2, digest("sums", "invented")
-        return [Validation(command.plan.epoch, command.round, loss, 100, self.anchor, sums)]
+        score = None
+        if self.peers.compares:
+            score = PreferenceScore(1.0 if self.lie == "accuracy" else 1 - loss / 5.0, command.round / 4)
+        return [Validation(command.plan.epoch, command.round, loss, 100, self.anchor, sums, score)]
 
     def _apply(self, command: ApplyRound) -> list[TaskReport]:
         if self.begun is None or (command.epoch, command.round) != (self.begun.plan.epoch, self.begun.round):
@@ -336,7 +342,12 @@ class FakeTask:
         if self.applied is None:
             wrong, reduced = self.shards.apply(command)
             self.peers.violations += [wrong] if wrong else []
-            self.anchor = digest(self.anchor, sorted(command.contributors.items()), sorted(command.results.items()))
+            self.anchor = digest(
+                self.anchor,
+                sorted(command.contributors.items()),
+                sorted(command.results.items()),
+                *([sorted(command.weights.items())] if command.weights else []),
+            )
             self.anchor_round = command.round + 1
         name = digest("checkpoint", self.assign.job, stage, self.anchor_round, self.anchor)
         self.peers.checkpoints[name] = (self.anchor_round, stage, self.anchor)
@@ -351,7 +362,7 @@ class FakeTask:
             return [self.applied]
         record, said = OuterRecord(digest("outer", before), digest("outer", self.anchor)), self.anchor
         record = msgspec.structs.replace(record, results=command.results, reduced=reduced)
-        self.outers[command.epoch, command.round] = record, said
+        self.outers[command.epoch, command.round] = record, said, command.weights
         if self.lie == "outer":
             record = msgspec.structs.replace(record, after=digest("false", record.after))
             said = digest("false", said)

@@ -1,7 +1,7 @@
 """A ledger, a workshop and nodes that keep the rules of the real ones in memory, and can be told to fail."""
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,7 @@ from typing import Literal
 from solders.pubkey import Pubkey
 
 from coordinator.domain.job import Job
+from coordinator.services.artifacts.artifacts import ArtifactStock
 from coordinator.services.artifacts.deliveries import Deliveries
 from coordinator.services.artifacts.models import Prepared
 from coordinator.services.payments.chain import Deposit, Outcome
@@ -35,7 +36,8 @@ from tests.coordinator.fake_shards import ShardPost
 from tests.coordinator.rerun import Committed
 from tests.coordinator.rerun import digest as digest
 
-COORDINATOR = NodeKey(b"c" * 32).address
+COORDINATOR_KEY = NodeKey(b"c" * 32)
+COORDINATOR = COORDINATOR_KEY.address
 WALLET = NodeKey(b"w" * 32).address
 BUDGET = 10_000_000
 
@@ -79,9 +81,17 @@ class FakeModels:
         names = ("train.bin", "heldout.bin", "tokenizer.json", "config.json")
         return Prepared({name: digest(name) for name in names}, resolve(spec.model, 259))
 
-    async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:
+    async def assemble(
+        self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord], data: str = ""
+    ) -> str:
         self.assembled.append(tuple(checkpoints))
         return digest("model", job.id)
+
+    async def start(self, job: Job) -> str:
+        return digest("start", job.id)
+
+    async def merge(self, job: Job, adapter: str) -> str:
+        return digest("merged", job.id)
 
 
 class FakeArtifacts:
@@ -99,6 +109,15 @@ class FakeArtifacts:
 
     async def sweep(self, _referred: object, _before: float) -> tuple[int, int]:
         return 0, 0
+
+    async def survey(self, _referred: object, _before: float) -> ArtifactStock:
+        return ArtifactStock(3, 3_000)
+
+    def total(self) -> int:
+        return 10**12
+
+    def free(self) -> int:
+        return 10**11
 
 
 class AllDelivered(Deliveries):
@@ -152,6 +171,7 @@ class FakeChain:
         self.signed: list[tuple[str, str]] = []
         self.height = 0
         self.blocks_by_themselves = 1  # 0 where a test moves the height.
+        self.sees_paid = False  # What is paid already is found out before it is sent, as the program's client does.
         self._actions: dict[str, Callable[[], None]] = {}
         self._held: dict[str, tuple[int, PreparedTransaction]] = {}
         self._count = 0
@@ -187,6 +207,15 @@ class FakeChain:
     async def deposits(self, submitter: str, job: str) -> Sequence[Deposit]:
         self.fault("ask")
         return [Deposit(f"deposit-{job}", self.escrows[job].deposited, 1.0)]
+
+    async def received(self, submitter: str, job: str, payees: Collection[str]) -> Mapping[str, int]:
+        self.fault("ask")
+        return {payee: paid for payee, paid in self.escrows[job].paid.items() if payee in payees and paid}
+
+    async def written(self, submitter: str, job: str) -> Mapping[str, str]:
+        self.fault("ask")
+        found = {wire.removeprefix("memo "): signature for signature, wire in self.executed.items()}
+        return {text: found.get(text, "with the acceptance") for text in self.memos if job in text}
 
     async def stake(self, node: str) -> StakeState | None:
         if node not in self.stakes:
@@ -245,7 +274,9 @@ class FakeChain:
         tables: Sequence[str] = (),
         had: AbstractSet[str] = frozenset(),
     ) -> PreparedTransaction | None:
-        self._open(job)
+        paid = self._open(job).paid
+        if self.sees_paid and all(paid.get(payee, 0) >= total for payee, total in payouts.items()):
+            return None
         return self._prepare(f"settle {job} {sorted(payouts.items())}", lambda: self._settle(job, dict(payouts)))
 
     async def left_out(self, submitter: str, job: str, payouts: Mapping[str, int]) -> AbstractSet[str]:
@@ -444,6 +475,7 @@ Lie = Literal[
     "other class",
     "loss",
     "no loss",
+    "accuracy",
     "dies measuring",
     "poison",
     "noughts",
@@ -482,10 +514,11 @@ class Peers:
         self.stored: set[str] = set()
         self.moments: dict[str, tuple[int, int, int]] = {}
         self.resumed = 0
+        self.compares = False  # Pairs of answers.
         self.anchors: dict[tuple[str, int, int], set[str]] = {}
         self.trees: dict[str, Tree] = {}
         self.openings: dict[str, str] = {}
-        self.outers: dict[str, tuple[OuterRecord, str]] = {}
+        self.outers: dict[str, tuple[OuterRecord, str, dict[int, int]]] = {}
         self.shards = ShardPost()
         self.violations: list[str] = []
         self.across = 0

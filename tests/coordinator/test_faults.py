@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import replace
 
 import msgspec
-import pytest
 
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
@@ -14,8 +13,6 @@ from protocol.rest.api import JobView, NewJob
 from protocol.task import BeginRound
 from tests.coordinator.conftest import House, ScriptedNode, nodes, opened, until
 from tests.coordinator.fakes import BUDGET, FakeChain, spec
-
-pytestmark = pytest.mark.wall_clock
 
 
 async def start(house: House, stages: int = 2, replicas: int = 2, rounds: int = 8) -> str:
@@ -29,7 +26,7 @@ async def reached(house: House, job: str, rounds: int) -> None:
     async def done() -> bool:
         return (await house.parts.jobs.get(job)).rounds_done >= rounds
 
-    await until(done, 60.0)
+    await until(done)
 
 
 async def ended(house: House, job: str) -> JobView:
@@ -37,7 +34,7 @@ async def ended(house: House, job: str) -> JobView:
         view = await house.parts.jobs.get(job)
         return view.state in ("settled", "failed", "cancelled") and view.paid + view.refunded == view.escrow
 
-    await until(done, 60.0)
+    await until(done)
     return await house.parts.jobs.get(job)
 
 

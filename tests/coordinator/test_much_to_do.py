@@ -18,8 +18,6 @@ from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.conftest import House, nodes, opened, until
 from tests.coordinator.fakes import FakeChain, spec
 
-pytestmark = pytest.mark.wall_clock
-
 
 async def begun(house: House) -> str:
     job = (await house.parts.jobs.create(NewJob(spec(tokens=40_960)))).id

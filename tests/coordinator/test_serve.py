@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from coordinator.cli import main
 from coordinator.client import Client
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
@@ -136,19 +137,24 @@ async def test_where_nobody_looks_the_log_and_the_status_page_say_why_and_what_t
         assert "run `cottage auditor` elsewhere and name it with --auditor ADDRESS" in text
 
 
-async def test_an_auditor_is_named_by_an_address(tmp_path: Path) -> None:
-    process = await start("--data", str(tmp_path), "--auditor", "nobody")
-    _, complaint = await process.communicate()
-    assert process.returncode == 2
-    assert "`cottage auditor` shows its address when it starts" in complaint.decode()
-
-
-@pytest.mark.parametrize("text", ["1", "USD", "much USD", "0 USD", "1 EURO", "99999999 USD"])
-async def test_what_a_token_is_worth_is_an_amount_and_a_currency(tmp_path: Path, text: str) -> None:
-    process = await start("--data", str(tmp_path), "--token-worth", text)
-    _, complaint = await process.communicate()
-    assert process.returncode == 2
-    assert "write an amount and a currency, as 0.92 EUR" in complaint.decode()
+@pytest.mark.parametrize(
+    ("option", "text", "said"),
+    [
+        ("--auditor", "nobody", "`cottage auditor` shows its address when it starts"),
+        ("--port", "99999", "99999 is no port"),
+        *(
+            ("--token-worth", text, "write an amount and a currency, as 0.92 EUR")
+            for text in ("1", "USD", "much USD", "0 USD", "1 EURO", "99999999 USD")
+        ),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, text: str, said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--data", str(tmp_path), option, text])
+    assert ended.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 async def test_what_the_operator_says_that_a_token_is_worth_is_published(tmp_path: Path, ledger_url: str) -> None:
@@ -207,13 +213,6 @@ async def test_a_ledger_that_does_not_answer_ends_it_with_a_clear_text(tmp_path:
     _, complaint = await process.communicate()
     assert process.returncode == 4
     assert "http://127.0.0.1:9 cannot be used" in complaint.decode()
-
-
-async def test_a_port_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    process = await start("--data", str(tmp_path), "--port", "99999")
-    _, complaint = await process.communicate()
-    assert process.returncode == 2
-    assert "99999 is no port" in complaint.decode()
 
 
 async def test_a_relay_of_its_own_process_is_allowed_by_its_address_and_shown(tmp_path: Path, ledger_url: str) -> None:

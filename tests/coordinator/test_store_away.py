@@ -24,35 +24,14 @@ from coordinator.services.core.store_retry import Patience
 from coordinator.store import faults, sql
 from coordinator.store.ports import Store, Transaction, col
 from coordinator.store.sql import SqlStore
-from protocol.rest.api import JobView
-from tests.coordinator.conftest import House, nodes, opened, until
+from tests.coordinator.conftest import BUSY_S, House, nodes, opened, until
 from tests.coordinator.fakes import FakeChain
 from tests.coordinator.jobs.test_lifecycle import JOB
-from tests.coordinator.test_faults import start
+from tests.coordinator.test_faults import ended, reached, start
 from tests.coordinator.test_serve import ledger_url as ledger_url
 from tests.coordinator.test_serve import start as start_process
 from tests.support.postgres import Postgres, needs_postgres
 from tests.support.seeds import seeds
-
-BUSY_S = 240.0  # On a machine that others keep busy.
-
-
-async def ended(house: House, job: str) -> JobView:
-    """Its view once it is over and its money is where it belongs; on a busy machine that takes a while."""
-
-    async def over() -> bool:
-        view = await house.parts.jobs.get(job)
-        return view.state in ("settled", "failed", "cancelled") and view.paid + view.refunded == view.escrow
-
-    await until(over, BUSY_S)
-    return await house.parts.jobs.get(job)
-
-
-async def reached(house: House, job: str, rounds: int) -> None:
-    async def done() -> bool:
-        return (await house.parts.jobs.get(job)).rounds_done >= rounds
-
-    await until(done, BUSY_S)
 
 
 async def get(house: House, path: str) -> tuple[int, str | None, str]:
@@ -252,7 +231,7 @@ async def test_every_loop_of_a_coordinator_waits_for_its_store(config: Config, m
         job = await start(house)
         await reached(house, job, 1)
         made[0].share = 1.0
-        await until(lambda: made[0].failures > 50, BUSY_S)
+        await until(lambda: made[0].failures > 50)
         assert [task.get_name() for task in house.loops if task.done()] == []
         made[0].share = 0.0
         assert (await ended(house, job)).state == "settled"
@@ -382,7 +361,7 @@ def test_a_database_that_postgresql_does_not_have_is_told_in_one_sentence(postgr
 async def test_serve_says_it_and_ends(tmp_path: Path, ledger_url: str) -> None:
     (tmp_path / "coordinator.db").write_bytes(b"once upon a time " * 1000)
     process = await start_process("--data", str(tmp_path), "--open", "--port", "0", "--ledger-url", ledger_url)
-    _, complaint = await asyncio.wait_for(process.communicate(), 60)
+    _, complaint = await asyncio.wait_for(process.communicate(), BUSY_S)
     lines = [line for line in complaint.decode().splitlines() if " INFO " not in line]
     assert process.returncode == 5
     assert lines == [

@@ -1,12 +1,15 @@
 """Worlds whose replicas exchange by shards: machines that come and go, reducers that fail, and what is looked at of them."""
 
 import asyncio
+from typing import Literal
 
+import msgspec
 import pytest
 
 from coordinator.domain.audits.trust import Audit
 from coordinator.store.records import CommitRecord, RoundRecord
 from tests.cheats.catalogue import CATALOGUE, fate
+from tests.coordinator.fakes import spec
 from tests.sim.test_faults import check, read, run_world
 from tests.sim.world import World
 from tests.support.seeds import seeds
@@ -44,6 +47,19 @@ async def test_in_calm_everybody_contributes_and_answers_for_its_shard() -> None
     outer = [a for a in await read(world, Audit, job) if a.outer is not None]
     assert any(audit.outer.record.reduced for audit in outer)
     assert all(audit.state == "passed" for audit in outer)
+
+
+@pytest.mark.parametrize("exchange", ["mesh", "shards"])
+async def test_audits_weigh_updates_as_the_members_of_a_timed_round_were_told(
+    exchange: Literal["mesh", "shards"],
+) -> None:
+    document = spec(2, REPLICAS, tokens=32_768)
+    training = msgspec.structs.replace(document.training, inner_steps=8, round_seconds=60.0, exchange=exchange)
+    world = World(3, nodes=2 * REPLICAS + 2, faults=0.0)
+    job, _ = await run_world(world, 2, REPLICAS, msgspec.structs.replace(document, training=training))
+    outer = [a.outer for a in await read(world, Audit, job) if a.outer is not None and a.state == "passed"]
+    assert any(claim.weights == {0: 8, 1: 4, 2: 2, 3: 2} for claim in outer)
+    assert all(audit.state == "passed" for audit in await read(world, Audit, job))
 
 
 @pytest.mark.parametrize("cheat", [c for c in CATALOGUE if c.shape == (1, REPLICAS)], ids=lambda cheat: cheat.name)

@@ -7,6 +7,7 @@ from coordinator.services.views.resources import JobResources as Place
 from coordinator.services.views.resources import job_view, round_view
 from coordinator.store.records import EventRecord, MetricRecord, NodeRecord, RoundRecord, RunRecord
 from protocol.rest.api import Agreement
+from protocol.task import PreferenceScore
 from tests.sim.test_draws import everybody
 from tests.sim.test_faults import check, read, run_world
 from tests.sim.world import World
@@ -15,10 +16,13 @@ ODD = 5  # The quickest, so it has a seat.
 MANY = {"validations": 4, "min_stake": 1_000}
 
 
-async def run(stages: int, replicas: int, nodes: int, faults: float = 0.0, **odd: Any) -> tuple[World, str, Job]:
+async def run(
+    stages: int, replicas: int, nodes: int, faults: float = 0.0, compares: bool = False, **odd: Any
+) -> tuple[World, str, Job]:
     """A job, one node of which is odd; it ends, and its money is exact."""
     settings = {**MANY, **odd.pop("settings", {})}
     world = World(3, nodes=nodes, faults=faults, settings=settings, special={ODD: odd})
+    world.peers.compares = compares
     job, stored = await run_world(world, stages, replicas)
     await check(world, job, stored)
     assert stored.state is JobState.SETTLED
@@ -77,6 +81,25 @@ async def test_whoever_lies_about_the_loss_is_outvoted_and_looked_at_and_loses_n
     assert len(told) == len(lied)
     assert all(liar.address in text and "proves nothing" in text for text in told)
     assert stored.validation_loss == honest(stored.rounds_done)
+
+
+async def test_how_answers_are_told_apart_is_what_most_say_and_a_lie_about_it_is_seen() -> None:
+    world, job, stored = await run(1, 3, nodes=5, compares=True, lie="accuracy")
+    rounds = await measured(world, job)
+    lied = [r for r in rounds if r.agreement == Agreement(2, 0, 3)]
+    assert lied, "the liar was asked"
+    assert all(r.preference == PreferenceScore(1 - honest(r.number) / 5.0, r.number / 4) for r in rounds)
+    assert stored.preference == rounds[-1].preference
+    told = await differing(world, job)
+    assert len(told) == len(lied)
+    assert all("the same, from something else" in text for text in told), "its loss was right"
+    view = job_view(stored, [], lambda _lease: None, "", Place(stored.ended or 0.0))
+    shown = round_view(rounds[1])
+    assert shown is not None
+    assert (view.preference, shown.preference) == (stored.preference, rounds[1].preference)
+    texts = [e.text for e in await read(world, EventRecord, job) if e.kind == "validation"]
+    number = rounds[1].number
+    assert f"({100 * (1 - honest(number) / 5.0):.1f} % of pairs told apart, margin {number / 4:.3f})" in texts[1]
 
 
 async def test_in_a_pipeline_nobody_is_at_fault_for_what_a_neighbour_may_have_done() -> None:

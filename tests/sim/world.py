@@ -35,8 +35,14 @@ from protocol.node import (
     Heartbeat,
     HeldLease,
     Hello,
+    KeepRecords,
+    ListRecords,
     NodeMessage,
+    RecordsEntry,
+    RecordsKept,
+    RecordsReturned,
     Report,
+    ReturnRecords,
     Unanswered,
     WorkerKind,
 )
@@ -58,6 +64,7 @@ from protocol.task import (
 from tests.coordinator.fake_task import FakeTask
 from tests.coordinator.fakes import (
     COORDINATOR,
+    COORDINATOR_KEY,
     WALLET,
     AllDelivered,
     FakeArtifacts,
@@ -73,6 +80,7 @@ from tests.coordinator.rerun import ScriptedJudge
 NONCE, HOST = b"n" * 32, "sim"
 UNKNOWN = -1  # How many reports an agent made that died: the coordinator says.
 RESTORE_S = 3.0
+IDLE_S = 5.0  # The longest that a worker looks at nothing: without a bound one of hundreds idles past any patience, by chance.
 
 
 class CrashError(BaseException):
@@ -161,10 +169,12 @@ class SimNode:
         self.scheme = scheme
         self.leaving = False
         self.sent_out = False  # Of a job, for what an audit found.
+        self.records: dict[RecordsEntry, bytes] = {}  # What it keeps for the coordinator, on its disk.
         self.session: NodeSession | None = None
         self.out: deque[bytes] = deque()
         self.inbox: deque[bytes] = deque()
         self.beat_at = 0.0
+        self.worked_at = 0.0
         self.forget()
 
     def forget(self) -> None:
@@ -273,6 +283,12 @@ class SimNode:
             case Beat():
                 for lease in message.gone:
                     self.drop(lease)
+            case KeepRecords():
+                self.records[message.entry] = message.data
+            case ListRecords():
+                self.send(RecordsKept(tuple(self.records)))
+            case ReturnRecords():
+                self.send(RecordsReturned(message.entry, self.records.get(message.entry, b"")))
             case Unanswered():
                 self.accepting = self.careless or self.lie is not None
             case _:
@@ -437,6 +453,7 @@ class World:
                     self.judge,
                     self.forger,
                     deliveries=AllDelivered(self.records, self.clock),
+                    key=COORDINATOR_KEY,
                 )
                 await self.parts.recover()
             except CrashError:
@@ -495,7 +512,8 @@ class World:
         if self.clock.t >= node.beat_at:
             node.beat_at = self.clock.t + 2.0
             node.beat()
-        if self.chance.random() < 0.1:
+        if self.chance.random() < 0.1 or self.clock.t - node.worked_at > IDLE_S:
+            node.worked_at = self.clock.t
             node.work()
         for _ in range(self.chance.randint(0, 3)):
             if node.out and node.session is not None:

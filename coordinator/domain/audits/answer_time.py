@@ -15,7 +15,7 @@ import msgspec
 from coordinator.domain.audits.trust import Audit
 from protocol.boundary import micro_count
 from protocol.job.job import TOGETHER, TrainingSpec
-from protocol.models.boundary_bytes import recorded_bytes
+from protocol.models.boundary_bytes import recorded_bytes, step_cost
 from protocol.models.model import ModelShape
 from protocol.network import ASSUMED_DOWN, ASSUMED_UP
 from protocol.task import Layers
@@ -93,7 +93,8 @@ def traced_bytes(shape: ModelShape, training: TrainingSpec, layers: Layers, last
     """About what the operations of a step write: gradients for each micro-batch, the optimizer's vectors, all activations."""
     vectors = 2 * micro_count(training) + 12
     activations = training.batch * training.sequence * shape.hidden * 40 * (layers.last - layers.first)
-    return FLOAT32 * (vectors * parameters_of(shape, layers, last) + activations)
+    written = step_cost(training, recomputes=False) * activations
+    return int(FLOAT32 * (vectors * parameters_of(shape, layers, last) + written))
 
 
 def parameters_of(shape: ModelShape, layers: Layers, last: int) -> int:

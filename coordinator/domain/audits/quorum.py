@@ -14,19 +14,20 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from protocol.ids import Digest
-from protocol.task import Validation
+from protocol.task import PreferenceScore, Validation
 
 MAX_TRIES = 32  # Replicas from which as many as possible without a common owner are looked for; of a thousand, all take a second.
 _TINY = 1e-6  # Nats a token: a loss of less has no meaningful distance.
-_NUMBERS = struct.Struct("<dQ")
+_NUMBERS, _SCORES = struct.Struct("<dQ"), struct.Struct("<dd")
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What a replica came to: mean cross-entropy in nats a token, the digest of all it says, and when that came."""
+    """What a replica came to: the mean loss, the digest of all it says, when that came, and of pairs how it tells them apart."""
 
     loss: float
     digest: Digest
     at: float = 0.0
+    preference: PreferenceScore | None = None
 
 
 class MeasuredResult(msgspec.Struct, frozen=True):
@@ -44,6 +45,7 @@ class MeasuredResult(msgspec.Struct, frozen=True):
     digest: Digest
     loss: float
     excused: bool = False
+    preference: PreferenceScore | None = None
 
 
 class QuorumOutcome(msgspec.Struct, frozen=True):
@@ -53,6 +55,7 @@ class QuorumOutcome(msgspec.Struct, frozen=True):
         loss: None: there is no quorum.
         same: owners that came to exactly this; ``near``: of other classes, within the tolerance; ``of``: that reported.
         differ: replicas that most owners of their own class contradict.
+        preference: as those say it who came to exactly this.
     """
 
     loss: float | None
@@ -60,12 +63,16 @@ class QuorumOutcome(msgspec.Struct, frozen=True):
     near: int
     of: int
     differ: tuple[int, ...] = ()
+    preference: PreferenceScore | None = None
 
 
 def measured(report: Validation, now: float) -> Measured:
     """A report as it is kept. The digest is made here, so nobody can name that of a result which it has not."""
     said = _NUMBERS.pack(report.loss, report.tokens) + f"{report.weights}:{report.sums}".encode()
-    return Measured(report.loss, hashlib.sha256(b"cottage-heldout-1\0" + said).hexdigest(), now)
+    score = report.preference
+    if score is not None:
+        said += _SCORES.pack(score.accuracy, score.margin)
+    return Measured(report.loss, hashlib.sha256(b"cottage-heldout-1\0" + said).hexdigest(), now, score)
 
 
 def ask(owners: Mapping[int, frozenset[str]], most: int, lot: str) -> tuple[int, ...]:
@@ -104,7 +111,8 @@ def judge(results: Sequence[MeasuredResult], tolerance: float) -> QuorumOutcome:
         )
         quorum = 2 * same > len(own) and 2 * (same + near) > len(voices)
         if quorum and math.isfinite(voice.loss) and (same + near, same) > (outcome.same + outcome.near, outcome.same):
-            best, outcome = voice, QuorumOutcome(voice.loss, same, near, len(voices))
+            best = voice
+            outcome = QuorumOutcome(voice.loss, same, near, len(voices), preference=voice.preference)
     if best is None:
         return outcome
     return msgspec.structs.replace(outcome, differ=_differ(results, voices, best, tolerance))

@@ -69,11 +69,13 @@ class OuterClaim(msgspec.Struct, frozen=True):
     Attributes:
         contributors: replica -> digest of what it committed to contribute: what came in must be that.
         parameters: digest of those that came of it.
+        weights: as in ``ApplyRound``.
     """
 
     contributors: dict[int, Digest]
     record: OuterRecord
     parameters: Digest
+    weights: dict[int, int] = {}
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -243,6 +245,7 @@ class Audit(Told, frozen=True):
                     self.outer.record,
                     self.outer.parameters,
                     self.opening,
+                    self.outer.weights,
                 )
             replay = ReplayStep(
                 audit=self.id,

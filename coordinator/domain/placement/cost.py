@@ -23,13 +23,12 @@ from coordinator.domain.placement.fleet import Fleet
 from protocol.job.job import DGC_DENSITY, SPARSE_DENSITY, TOGETHER, TrainingSpec
 from protocol.job.sharding import SHARDED_FROM, sharded_from
 from protocol.job.updates import UPDATES
-from protocol.models.boundary_bytes import boundary_bytes
+from protocol.models.boundary_bytes import boundary_bytes, step_cost
 from protocol.models.model import ModelShape
 from protocol.task import Layers
 
 COMPUTE_SHARE = 0.75  # Of its measured speed; the measurement is the quickest step of a small model on an idle machine.
 FLOAT32 = 4.0
-RECOMPUTED = 4 / 3  # Forward, forward again, and a backward pass of twice that, in place of three.
 STEP_BYTES: Mapping[str, float] = {"gradients": 0.5 + 2 / 256, "demo": FLOAT32 / 421}
 """Of a gradient that is exchanged in every step; demo's is 421 times less than float32, as measured."""
 DGC_ENTRY_BYTES = 5.0  # A value and the distance to the last one.
@@ -90,11 +89,16 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
         density = training.density or DGC_DENSITY
         scalar += training.inner_steps * STEP_BYTES.get(training.outer, density * DGC_ENTRY_BYTES)
     forward, backward = boundary_bytes(shape, training, int(micro))
-    again = RECOMPUTED if training.recomputes else 1.0
     return Load(
         layers=shape.layers,
-        layer_operations=again * micro * shape.stage_operations(0, 1, False, training.sequence) / COMPUTE_SHARE,
-        head_operations=micro * shape.stage_operations(0, 0, True, training.sequence) / COMPUTE_SHARE,
+        layer_operations=step_cost(training)
+        * micro
+        * shape.stage_operations(0, 1, False, training.sequence)
+        / COMPUTE_SHARE,
+        head_operations=step_cost(training, recomputes=False)
+        * micro
+        * shape.stage_operations(0, 0, True, training.sequence)
+        / COMPUTE_SHARE,
         forward_bytes=float(forward),
         backward_bytes=float(backward),
         layer_bytes=scalar * shape.layer_parameters,
@@ -115,9 +119,9 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
 
 def operations_of(shape: ModelShape, training: TrainingSpec, layers: Layers, is_last: bool, tokens: int) -> float:
     """Operations that a stage does for so many tokens, forward and backward, as ``load_of`` counts them."""
-    again = RECOMPUTED if training.recomputes else 1.0
-    own = shape.stage_operations(layers.first, layers.last, False, training.sequence)
-    return tokens * (again * own + (shape.stage_operations(0, 0, True, training.sequence) if is_last else 0))
+    own = step_cost(training) * shape.stage_operations(layers.first, layers.last, False, training.sequence)
+    head = step_cost(training, recomputes=False) * shape.stage_operations(0, 0, True, training.sequence)
+    return tokens * (own + (head if is_last else 0))
 
 
 class ReplicaPace(msgspec.Struct, frozen=True):

@@ -10,21 +10,19 @@ from protocol.boundary import comparable_across, shares_norm
 from protocol.job.job import TOGETHER, TrainingSpec
 from protocol.job.updates import UPDATES
 from protocol.models.boundary_bytes import most_in_flight, recorded_bytes
-from protocol.models.model import LEAN_LOGITS, LEAN_PART, VECTORS, ModelShape
+from protocol.models.model import LEAN_LOGITS, LEAN_PART, ModelShape
 from protocol.task import Layers
 
 FLOAT32 = 4
 # A trainer without a stage, and what its allocator keeps (`benchmarks/learning/stage_speed.py`).
 BASE_MEMORY = 450 * MEGABYTE
-BASE_CARD = 600 * MEGABYTE  # On a graphics card: its context and libraries. Not measured.
+# Beside a card, with torch's libraries for it: measured on an H200.
+BASE_BESIDE = 1500 * MEGABYTE
+BASE_CARD = 700 * MEGABYTE  # On a graphics card: its context and libraries, 678 on an H200.
 # Vectors more, of a card: its gradients in double precision for their norm, when the optimizer's is not there.
 _DOUBLES = 1
+_READ = 2.5  # Vectors: what of a round that was read back the allocator keeps; counted on workers on processors.
 _EXCHANGE = 3  # Vectors: two replicas' gradients and their mean, where replicas exchange at every step.
-_OUTER = 6  # Vectors: anchors and momenta of the rounds before, what an outer step takes for a moment; an optimizer's takes none.
-
-
-# Vectors: what is sent of a segment, or a lean card's stage while another takes its place.
-_AWAY: Mapping[str, float] = {"float32": 3, "lean": 1.54}
 
 
 @dataclass(frozen=True)
@@ -32,26 +30,38 @@ class _Kept:
     """Vectors of four bytes a parameter, by ``TrainingSpec.memory``.
 
     Attributes:
-        process: as ``VECTORS``. ``state``: parameters and two moments.
+        stage: parameters, gradients, two moments, which of them decay. ``state``: parameters and two moments; of a round's
+            ``first`` one a lean stage keeps the moments alone.
+        shared: anchor and momentum of outer steps.
+        step: what making a contribution, an outer step, or handing over what came of it takes for a moment.
         again: a second stage, on which an audited round is run again up to a state that was not kept.
+        away: a card's own stage meanwhile. ``packed``: what an opening is compressed to.
         card: parameters, gradients, two moments, which of them decay, and what an optimizer's step takes for a moment.
         frozen: of a parameter that does not learn.
         moment: bytes that an optimizer's step and a loss take for a moment, of a stage of whatever size.
     """
 
-    process: float
+    stage: float
     state: float
+    first: float
+    shared: float
+    step: float
     again: float
+    away: float
+    packed: float
     card: float
     frozen: float = 1.0
     moment: int = 0
 
 
 _KEPT: Mapping[str, _Kept] = {
-    "float32": _Kept(VECTORS, 3, 5, 6),
+    "float32": _Kept(5, 3, 3, 2, 4, 5, 0, 0, 6),
     # A card makes room for the second stage; ten float32 of a part, and four of the logits that are there at once.
     # Kept states are short (`trainer.stage.short`): codes of parameters in 8 bits, and moments.
-    "lean": _Kept(9.5, 0.78, 2.04, 2.04, 0.5, FLOAT32 * (10 * LEAN_PART + 4 * LEAN_LOGITS)),
+    # The codes of the state that was said last are there, too; outer momenta are bf16.
+    "lean": _Kept(
+        2.04, 0.78, 0.54, 1.76, 2.26, 2.04, 0.79, 0.63, 2.04, 0.5, FLOAT32 * (10 * LEAN_PART + 4 * LEAN_LOGITS)
+    ),
 }
 
 
@@ -181,27 +191,44 @@ def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, sta
     Args:
         parameters: that learn, of one of so many ``stages``.
     """
-    interval = _interval(shape, training, parameters)
     exchange = _EXCHANGE if training.outer in TOGETHER else 0
     kept, lean = _KEPT[training.memory], training.memory == "lean"
     if card:
         second = kept.again * (_runs_again(shape, training, parameters) and not lean)
         return BASE_CARD + int(FLOAT32 * parameters * (second + exchange))
-    showing = kept.again if interval != training.commit_every else kept.state
-    return _kept_memory(shape, training, parameters, stages, showing + exchange)
+    second = kept.again * (_interval(shape, training, parameters) != training.commit_every)
+    return _kept_memory(shape, training, parameters, stages, second, exchange, _READ)
 
 
-def _kept_memory(shape: ModelShape, training: TrainingSpec, parameters: int, stages: int, further: float) -> int:
+def _kept_memory(
+    shape: ModelShape,
+    training: TrainingSpec,
+    parameters: int,
+    stages: int,
+    second: float,
+    further: float = 0,
+    read: float = 0,
+) -> int:
     """Main memory for what outer steps take, what a replica carries, and rounds that can be audited.
 
+    Agents keep what audits need. A worker lets go of rounds that are over, and has one back to show it, unless it keeps more
+    states of each round than come back (``trainer.worker.opening_service``).
+
     Args:
-        further: vectors of four bytes a parameter.
+        second: vectors that running a round again takes beside it. further: vectors that are there in any case.
+        read: what stays of a round that was read back.
     """
+    kept, carried = _KEPT[training.memory], _carried_vectors(training)
+    states = -(-training.inner_steps // _interval(shape, training, parameters))
+    rounds = 1 if states == 1 else KEPT_ROUNDS + 1
+    vectors = kept.shared + 2 * carried + rounds * (kept.first + (states - 1) * kept.state) + further
+    vectors += KEPT_ROUNDS * (1 + carried) if states > 1 else read
+    # A round that came back is run again, or is shown while the next one makes its contribution.
+    shown = 1 + carried
+    vectors += max(kept.first + shown + second, kept.step + shown + kept.state + kept.packed)
     payloads = recorded_bytes(shape, training, training.batch * training.sequence) if stages > 1 else 0
-    states, rounds = -(-training.inner_steps // _interval(shape, training, parameters)), KEPT_ROUNDS + 1
-    kept = rounds * states * _KEPT[training.memory].state
-    vectors = _OUTER + _carried_vectors(training) + kept + further
-    return BASE_MEMORY + int(FLOAT32 * parameters * vectors) + rounds * training.inner_steps * payloads
+    recorded = min(rounds + 1, KEPT_ROUNDS + 1) * training.inner_steps * payloads
+    return BASE_MEMORY + int(FLOAT32 * parameters * vectors) + recorded
 
 
 def beside_memory(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers], stage: int) -> int:
@@ -217,7 +244,9 @@ def _beside(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, 
 
 def beside_of(shape: ModelShape, training: TrainingSpec, parameters: int, stages: int) -> int:
     """As ``beside_memory``, of one of so many ``stages``, of which so many ``parameters`` learn."""
-    return _kept_memory(shape, training, parameters, stages, _AWAY[training.memory])
+    kept = _KEPT[training.memory]
+    held = _kept_memory(shape, training, parameters, stages, kept.state + kept.away)
+    return BASE_BESIDE - BASE_MEMORY + held
 
 
 def needed(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers]) -> Needed:
@@ -253,9 +282,9 @@ def needs(shape: ModelShape, training: TrainingSpec, counts: Sequence[int], stag
         counts: layers of each stage.
     """
     last, layers = stage == len(counts) - 1, counts[stage]
-    learnt, frozen = shape.stage_learns(0, layers, stage == 0, last, training.lora)
+    learnt, _ = shape.stage_learns(0, layers, stage == 0, last, training.lora)
     kept, lean = _KEPT[training.memory], training.memory == "lean"
-    vectors = kept.process
+    vectors = kept.stage
     if card:  # The norm of lean gradients is taken part by part.
         vectors = kept.card + _DOUBLES * (shares_norm(training) and not lean)
     if card and not lean and _runs_again(shape, training, learnt):
@@ -264,22 +293,21 @@ def needs(shape: ModelShape, training: TrainingSpec, counts: Sequence[int], stag
     at_once = 1 if training.recomputes and card else layers
     grows = shape.stage_memory_bytes(learnt, last and not lean, at_once, tokens, training.sequence, vectors)
     grows += FLOAT32 * at_once * shape.adapter_values(training.lora) * tokens
+    grows += FLOAT32 * (training.forward_passes - 1) * shape.hidden * tokens  # The reference's inputs cross beside.
     if lean and card:
         grows += kept.moment
     elif lean and last:
         grows += FLOAT32 * min(3 * shape.vocabulary * tokens, 4 * LEAN_LOGITS)
-    return fixed_memory(shape, training, learnt, len(counts), card) + grows + int(FLOAT32 * kept.frozen * frozen)
+    grows += shape.frozen_bytes(layers, stage == 0, last, training.lora, FLOAT32 * kept.frozen)
+    return fixed_memory(shape, training, learnt, len(counts), card) + grows
 
 
 def _carried_vectors(training: TrainingSpec) -> float:
-    """As counted on workers: a residual or a replica's own weights, pending, and in the rounds that are kept.
-
-    Making a residual takes one more; streaming's outer steps take one less than others, for they are of a fragment.
-    """
+    """Of what a replica carries from round to round: a residual, or its own weights."""
     lossy = training.error_feedback is not None or UPDATES[training.pseudo_gradient].feedback
-    if training.outer in ("diloco", "averaging") and lossy:
-        return 4 if training.memory == "float32" else 4 * 0.26 + 1
-    return 2 if training.outer == "streaming" else 0
+    if training.outer == "sparseloco" or (training.outer in ("diloco", "averaging") and lossy):
+        return 1 if training.memory == "float32" else 0.26
+    return 1 if training.outer == "streaming" else 0
 
 
 def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int, card: bool = False) -> int:

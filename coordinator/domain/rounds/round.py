@@ -49,6 +49,7 @@ from coordinator.domain.rounds.seat import (
     is_safe,
     kept_state,
     must_store,
+    weights,
 )
 from coordinator.domain.rounds.straggler_deadline import quorum
 from protocol.task import (
@@ -160,11 +161,14 @@ def commands(current: Round, lease: str) -> tuple[TaskCommand, ...]:
         digests = contributions(current, current.reduction.contributors, seat.stage)
         reducers = reducers_of(current.reduction, seat.stage)
         passed = passed_on(current.reduction, seat.stage)
-        told.append(ReduceRound(current.epoch, current.number, current.reduction.turn, digests, reducers, passed))
+        weighed = weights(current, current.reduction.contributors)
+        told.append(
+            ReduceRound(current.epoch, current.number, current.reduction.turn, digests, reducers, passed, weighed)
+        )
     if current.contributors is not None and (seat.parameters is None or must_store(current, seat)):
         digests = contributions(current, current.contributors, seat.stage)
-        results = results_of(current, seat.stage)
-        told.append(ApplyRound(current.epoch, current.number, digests, must_store(current, seat), results))
+        results, weighed = results_of(current, seat.stage), weights(current, current.contributors)
+        told.append(ApplyRound(current.epoch, current.number, digests, must_store(current, seat), results, weighed))
     return tuple(told)
 
 
@@ -204,7 +208,7 @@ def results(current: Round) -> tuple[MeasuredResult, ...]:
         seats = sorted((s for s in current.seats if s.replica == replica), key=lambda s: s.stage)
         owners = frozenset(s.owner or s.node for s in seats)
         kinds, taken = "\n".join(s.env_class for s in seats), any(s.state or s.kept for s in seats)
-        found.append(MeasuredResult(replica, owners, kinds, said.digest, said.loss, taken))
+        found.append(MeasuredResult(replica, owners, kinds, said.digest, said.loss, taken, said.preference))
     return tuple(found)
 
 

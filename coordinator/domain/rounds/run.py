@@ -96,6 +96,7 @@ class Run(msgspec.Struct, frozen=True):
         points: stored points, oldest first, as far as they are remembered.
         rollbacks: times that the run went back before a forged round.
         undrawn: complete rounds, by epoch and number, whose audits wait for a block of the ledger.
+        asked_from: nothing is asked of rounds before this epoch: the coordinator was restored, and nobody opens a step twice.
         shares: replicas that windows are dealt to, of jobs that read in epochs; None: each replica reads them all.
         crossing: what the plan settled for a job that left it open, fixed for the job: a step is re-run as it was made.
     """
@@ -135,6 +136,7 @@ class Run(msgspec.Struct, frozen=True):
     crossing: CrossingPlan | None = None
     evaluators: int = EVALUATORS
     shares: int | None = None
+    asked_from: int = 0
 
     @property
     def total_rounds(self) -> int:

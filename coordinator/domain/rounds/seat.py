@@ -6,10 +6,10 @@ from typing import Literal
 import msgspec
 
 from coordinator.domain.audits.quorum import Measured
-from protocol.audit import OuterRecord
+from protocol.audit import OuterRecord, step_weights
 from protocol.ids import Digest, NodeAddress
 from protocol.rest.api import Agreement
-from protocol.task import KeptState, Layers, Member, Plan
+from protocol.task import KeptState, Layers, Member, Plan, PreferenceScore
 
 KEEPERS = 2  # A state that lies with fewer peers than this is stored with the coordinator as well.
 
@@ -110,7 +110,8 @@ class Round(msgspec.Struct, frozen=True):
     Attributes:
         steps: inner steps of each replica, the most where the round has fixed ``seconds``; 0: only a validation ends the job.
         asked: replicas that measure the held-out loss, where it is to ``validate``; ``measured``: what they came to.
-        validation: the loss that has a quorum, once ``measured`` was ``weighed``; ``agreement``: whose word it is.
+        validation: the loss that has a quorum, once ``measured`` was ``weighed``; ``agreement``: whose word it is;
+            ``preference``: how pairs of answers are told apart, of the same word.
         rate_step: where the learning rate's schedule stands; None: at ``first_step``.
         lateness: see ``deadline.deadline``; None: nobody is left behind.
         store: every stage's state goes to the coordinator.
@@ -136,6 +137,7 @@ class Round(msgspec.Struct, frozen=True):
     weighed: bool = False
     validation: float | None = None
     agreement: Agreement | None = None
+    preference: PreferenceScore | None = None
     seconds: float | None = None
     rate_step: int | None = None
     lateness: float | None = None
@@ -253,6 +255,11 @@ def contributions(current: Round, replicas: Iterable[int], stage: int) -> dict[i
         for seat in current.seats
         if seat.stage == stage and seat.replica in wanted and seat.commit is not None
     }
+
+
+def weights(current: Round, replicas: Iterable[int]) -> dict[int, int]:
+    """What the updates of these replicas weigh."""
+    return step_weights({replica: current.steps_of(replica) for replica in replicas})
 
 
 def holds(current: Round, seat: Seat, replicas: Sequence[int]) -> bool:

@@ -333,7 +333,13 @@ class AccountService:
     async def note(self, who: Principal, via: str, action: str, subject: str = "", address: str = "") -> None:
         """Write down what somebody did."""
         async with self._store.transaction() as tx:
-            await self._note(tx, who.account_id, who.account_id, via, action, subject, address)
+            await self.note_within(tx, who, via, action, subject, address)
+
+    async def note_within(
+        self, tx: Transaction, who: Principal, via: str, action: str, subject: str = "", address: str = ""
+    ) -> None:
+        """The same, together with what was done: both are stored, or neither."""
+        await self._note(tx, who.account_id, who.account_id, via, action, subject, address)
 
     async def trail(self, account_id: str | None, before: int | None, limit: int) -> Sequence[TrailRecord]:
         """What was done, newest first; ``account_id`` None: by everybody; ``before``: only smaller ids."""
@@ -370,4 +376,5 @@ class AccountService:
 
 
 def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
+    # Strangers send any bytes, which headers keep as surrogates.
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()

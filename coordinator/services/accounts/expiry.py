@@ -16,6 +16,7 @@ from coordinator.store.ports import Condition, Place, Transaction, col
 from coordinator.store.records import (
     CredentialRecord,
     FileRecord,
+    InvitationRecord,
     KeyRecord,
     NodeRecord,
     NoticeRecord,
@@ -70,6 +71,7 @@ class Forgetting:
             col(NodeRecord.earned).equals(0),
             col(NodeRecord.faults).equals(0),
             col(NodeRecord.banned).equals(False),
+            col(NodeRecord.draining).equals(False),
         )
         while True:
             async with self._context.store.transaction() as tx:
@@ -105,6 +107,7 @@ class Forgetting:
     async def _is_used(self, tx: Transaction, account_id: str, since: float) -> bool:
         return bool(
             await tx.find(Job, col(Job.account_id).equals(account_id), limit=1)
+            or await tx.find(InvitationRecord, col(InvitationRecord.account_id).equals(account_id), limit=1)
             or await tx.find(FileRecord, col(FileRecord.account_id).equals(account_id), limit=1)
             or await tx.find(
                 SessionRecord,

@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,6 +17,21 @@ from coordinator.errors import NotFoundError, UnavailableError
 
 CHUNK_BYTES: Final = 1 << 20  # Read and hashed in one go: large enough that the thread switch costs nothing.
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class ArtifactStock:
+    """How many artifacts lie somewhere, and how many of them a sweep would remove. ``size``, ``removable_size``: in bytes."""
+
+    files: int = 0
+    size: int = 0
+    removable: int = 0
+    removable_size: int = 0
+
+    def with_one(self, size: int, removable: bool) -> "ArtifactStock":
+        """One more is found."""
+        more = (1, size) if removable else (0, 0)
+        return ArtifactStock(self.files + 1, self.size + size, self.removable + more[0], self.removable_size + more[1])
 
 
 class ArtifactStore(Protocol):
@@ -67,6 +83,9 @@ class ArtifactStore(Protocol):
         Returns:
             how many artifacts, and how many bytes.
         """
+
+    async def survey(self, referred: Collection[bytes], before: float) -> ArtifactStock:
+        """What is here, and what ``sweep`` would remove now; nothing is removed."""
 
     def total(self) -> int:
         """Bytes that there is room for in all; shares of accounts are parts of it."""

@@ -10,16 +10,17 @@ from pathlib import Path
 import msgspec
 
 from coordinator.domain.job import Job, JobState
-from coordinator.errors import ConflictError, InvalidError, NotFoundError
+from coordinator.errors import ConflictError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.core.context import Context
 from coordinator.store.ports import col
+from protocol.ids import Digest
 from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
 from protocol.models.model import ENDS_WITH
 
 FIELD, ROUND = "model.from_job", "model.from_round"
-_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+_CONFIG = "config.json"
 _GENERATION, _SETTINGS = "generation_config.json", "tokenizer_config.json"
 
 
@@ -36,7 +37,6 @@ class Origins:
 
         Raises:
             NotFoundError: there is none of this id, or no such checkpoint. ConflictError: it has no model.
-            InvalidError: it trained an adapter.
         """
         job = model.from_job or ""
         async with self._context.store.transaction() as tx:
@@ -47,10 +47,6 @@ class Origins:
             raise ConflictError(
                 f"job {job} is {found[0].state} and has no model yet: start from one that is done, or from a checkpoint",
                 FIELD,
-            )
-        if found[0].spec.training.lora is not None:
-            raise InvalidError(
-                f"job {job} trained an adapter, which is no whole model: start from the weights that it adapts", FIELD
             )
         if model.from_round is not None:
             try:
@@ -68,12 +64,13 @@ class Origins:
         if spec.model.from_job is None:
             return spec
         job = await self.of(spec.model)
-        archive = job.model if spec.model.from_round is None else None
-        archive = archive or await self._checkpoints.folder(job.id, spec.model.from_round)
+        archive = job.model if spec.model.from_round is None and job.spec.training.lora is None else None
+        archive = archive or await self._checkpoints.model(job.id, spec.model.from_round)
         with tempfile.TemporaryDirectory() as folder:
             async with self._artifacts.files(archive) as (packed,):
                 files = await asyncio.to_thread(_unpack, packed, Path(folder))
-            weights = await self._artifacts.put_file(Path(folder) / _WEIGHTS)
+            parts = [await self._artifacts.put_file(path) for path in sorted(Path(folder).glob("*.safetensors"))]
+        weights: Digest | tuple[Digest, ...] = parts[0] if len(parts) == 1 else tuple(parts)
         model = msgspec.structs.replace(
             spec.model, preset=None, config=files[_CONFIG], generation=files.get(_GENERATION), weights=weights
         )
@@ -86,7 +83,10 @@ class Origins:
 def _tokenizer(job: Job) -> TokenizerSpec:
     """That of a job's files; its documents end as the job's did."""
     end = job.config.get(ENDS_WITH)
-    return TokenizerSpec("file", file=job.files["tokenizer.json"], end=end if isinstance(end, str) else None)
+    settings = job.spec.tokenizer.settings
+    return TokenizerSpec(
+        "file", file=job.files["tokenizer.json"], end=end if isinstance(end, str) else None, settings=settings
+    )
 
 
 def _unpack(archive: Path, folder: Path) -> dict[str, dict[str, object]]:
@@ -94,7 +94,9 @@ def _unpack(archive: Path, folder: Path) -> dict[str, dict[str, object]]:
     stored, not compressed.
     """
     with zipfile.ZipFile(archive) as packed:
-        with packed.open(_WEIGHTS) as source, (folder / _WEIGHTS).open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+        for name in packed.namelist():
+            if name.endswith(".safetensors"):
+                with packed.open(name) as source, (folder / Path(name).name).open("wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
         present = {_CONFIG, _GENERATION, _SETTINGS} & set(packed.namelist())
         return {name: json.loads(packed.read(name)) for name in present}

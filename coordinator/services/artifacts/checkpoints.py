@@ -7,12 +7,13 @@ into is not listed any more, since the run goes back before it.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Run, RunPoint
 from coordinator.errors import NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.file_ownership import dataset_name
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.core.context import Context
 from coordinator.services.payments.escrows import check_delivery
@@ -21,6 +22,7 @@ from coordinator.store.records import RoundRecord, RunRecord
 from protocol.rest import api
 
 MAX_FOLDERS = 64  # Archives that are remembered; one that was forgotten is made again, to the same bytes.
+_START = -1  # Stands for a round: before the first.
 FOLDER_S = 86_400.0  # And for so long: each takes as much of the disk as the model.
 
 
@@ -32,7 +34,7 @@ class Checkpoints:
         self._artifacts = artifacts
         self._models = models
         self._making = asyncio.Lock()
-        self._folders: OrderedDict[tuple[str, int], tuple[str, float]] = OrderedDict()
+        self._folders: OrderedDict[tuple[str, int, bool], tuple[str, float]] = OrderedDict()
 
     async def list(self, job: str) -> Sequence[api.CheckpointView]:
         """Newest first."""
@@ -73,12 +75,41 @@ class Checkpoints:
             and (round_ is None or round_ == stored.rounds_done)
         ):
             return stored.model  # The job is over: its model is made of the newest checkpoint.
-        key = (job, point.base.done)
+        seen = [record for record in rounds if record.number < point.base.done]
+        async with self._context.store.transaction() as tx:
+            data = await dataset_name(tx, stored)
+        return await self._remembered(
+            (job, point.base.done, False), lambda: self._models.assemble(stored, point.checkpoints, seen, data)
+        )
+
+    async def model(self, job: str, round_: int | None = None) -> str:
+        """As ``folder``, but always a whole model: an adapter is merged into the weights that its job started from.
+
+        Raises:
+            NotFoundError: as ``folder``, or those weights are not kept any more.
+        """
+        archive = await self.folder(job, round_)
+        stored, _, point = await self.point(job, round_)
+        if stored.spec.training.lora is None:
+            return archive
+        return await self._remembered((job, point.base.done, True), lambda: self._models.merge(stored, archive))
+
+    async def start(self, job: str) -> str:
+        """The artifact of the folder of the model that a job started from.
+
+        Raises:
+            NotFoundError: there is no such job, its weights began random, or they are not kept any more.
+        """
+        stored, _, _ = await self.point(job, None)
+        if not stored.spec.model.weight_files:
+            raise NotFoundError(f"job {job} started from random weights: there is no model before it", "start")
+        return await self._remembered((job, _START, True), lambda: self._models.start(stored))
+
+    async def _remembered(self, key: tuple[str, int, bool], make: Callable[[], Awaitable[str]]) -> str:
         async with self._making:
-            known = self._made(*key)
+            known = self._made(key)
             if known is None or not await self._artifacts.has(known):
-                seen = [record for record in rounds if record.number < point.base.done]
-                known = await self._models.assemble(stored, point.checkpoints, seen)
+                known = await make()
                 self._folders[key] = (known, self._context.clock.time())
                 self._folders.move_to_end(key)
                 while len(self._folders) > MAX_FOLDERS:
@@ -87,10 +118,10 @@ class Checkpoints:
 
     def folders(self) -> Sequence[str]:
         """Archives that were made lately."""
-        return [known for key in tuple(self._folders) if (known := self._made(*key)) is not None]
+        return [known for key in tuple(self._folders) if (known := self._made(key)) is not None]
 
-    def _made(self, job: str, done: int) -> str | None:
-        known, at = self._folders.get((job, done), (None, 0.0))
+    def _made(self, key: tuple[str, int, bool]) -> str | None:
+        known, at = self._folders.get(key, (None, 0.0))
         return known if self._context.clock.time() - at < FOLDER_S else None
 
     async def point(self, job: str, round_: int | None) -> tuple[Job, Sequence[RoundRecord], RunPoint]:
@@ -145,5 +176,5 @@ class Checkpoints:
                 api.CheckpointPart(stage, digest, size)
                 for stage, (digest, size) in enumerate(zip(point.checkpoints, sizes, strict=True))
             ),
-            model=self._made(job, done),
+            model=self._made((job, done, False)),
         )

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from coordinator.errors import InvalidError, TooLargeError
-from coordinator.services.artifacts.artifacts import CHUNK_BYTES, file_digest, is_digest, missing, no_room
+from coordinator.services.artifacts.artifacts import (
+    CHUNK_BYTES,
+    ArtifactStock,
+    file_digest,
+    is_digest,
+    missing,
+    no_room,
+)
 
 
 class DiskArtifacts:
@@ -95,6 +102,10 @@ class DiskArtifacts:
         """As ``ArtifactStore.sweep``; it takes as long as the disk needs to list everything."""
         return await asyncio.to_thread(self._sweep, referred, before)
 
+    async def survey(self, referred: Collection[bytes], before: float) -> ArtifactStock:
+        """As ``ArtifactStore.survey``; it takes as long as a sweep."""
+        return await asyncio.to_thread(self._survey, referred, before)
+
     def total(self) -> int:
         """As ``ArtifactStore.total``: the disk's."""
         return shutil.disk_usage(self._root).total
@@ -118,6 +129,19 @@ class DiskArtifacts:
                             os.unlink(entry.path)
                             files, freed = files + 1, freed + found.st_size
         return files, freed
+
+    def _survey(self, referred: Collection[bytes], before: float) -> ArtifactStock:
+        stock = ArtifactStock()
+        for folder in self._root.iterdir():
+            if len(folder.name) != 2:
+                continue
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):
+                        if is_digest(entry.name):
+                            found, kept = entry.stat(), bytes.fromhex(entry.name) in referred
+                            stock = stock.with_one(found.st_size, not kept and found.st_mtime < before)
+        return stock
 
     def _place_of(self, digest: str) -> Path:
         return self._root / digest[:2] / digest

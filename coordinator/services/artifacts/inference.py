@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from coordinator.errors import ConflictError, UnavailableError
+from coordinator.errors import UnavailableError
 from coordinator.services.accounts.budgets import MAX_TRIALS, MAX_TRIALS_EACH, LaneBudget
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from protocol.rest.api import TrialRequest
@@ -35,21 +35,23 @@ class Trials:
         Args:
             round_: of the checkpoint; None: the newest.
         Raises:
-            NotFoundError: there is no such job or checkpoint. ConflictError: it is an adapter, which is no model by itself.
+            NotFoundError: there is no such job or checkpoint, or weights that it started from: they were random, or are not kept
+                any more.
             UnavailableError: this machine cannot run models. InvalidError: the model cannot read the prompt.
             TooManyError: too many wait, of the job's account or of all.
         """
         if self._generator is None:
             raise UnavailableError("this coordinator cannot try models")
         stored, _, point = await self._checkpoints.point(job, round_)
-        if stored.spec.training.lora is not None:
-            raise ConflictError("this job trains adapters: load them with their base model to try them", field="job")
         with self._lane.enter(stored.account_id):
             if self._turn.locked():
                 yield {"waiting": len(self._lane) - 1}
             async with self._turn:
                 yield {"checkpoint": point.base.done}
-                archive = await self._checkpoints.folder(job, point.base.done)
+                if request.start:
+                    archive = await self._checkpoints.start(job)
+                else:
+                    archive = await self._checkpoints.model(job, point.base.done)
                 async with aclosing(self._generator.generate(archive, request, SECONDS)) as pieces:  # type: ignore[type-var]
                     async for piece in pieces:
                         yield piece

@@ -15,15 +15,18 @@ import signal
 import sys
 import tempfile
 import zipfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
+from coordinator.client.text import amount
+from coordinator.config import OfferedTasks
 from coordinator.domain.audits.dispute import Dispute
 from coordinator.domain.job import Job
 from coordinator.errors import CottageError, FullError, InvalidError, TookTooLongError, UnavailableError
@@ -32,16 +35,20 @@ from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES
 from coordinator.services.artifacts.weight_index import index_weights
 from coordinator.store.records import RoundRecord
 from protocol.audit import MAX_RECORD_BYTES
+from protocol.evaluation import EvaluationSpec
 from protocol.ids import Digest
 from protocol.job.end_tokens import ends_of
-from protocol.job.job import JobSpec, TokenizerSpec, without_settings
-from protocol.models.model import ENDS_WITH, ModelConfigError, resolve
+from protocol.job.job import BesideDataset, JobSpec, TokenizerSpec, datasets_of, without_settings
+from protocol.models.model import ENDS_WITH, ModelConfigError, keeps_embedding, resolve
+from protocol.models.text_part import AROUND
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.rest.api import TrialRequest
 from protocol.rest.dataset import CheckRequest, DatasetReport
+from protocol.task import PreferenceScore
 
 MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
 MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
+TOKEN_BYTES = 4  # Of a job's token files.
 COPIES = 2  # A file that a tool makes is copied to its place before it is removed.
 RETRY_S = 600.0
 NICE = 3  # Answers come first, but somebody waits for what tools find: half of an answer's share, not a tenth.
@@ -55,8 +62,13 @@ _DOING = {
     "prepare": "making the dataset ready",
     "check": "checking the dataset",
     "assemble": "putting the model together",
+    "merge": "putting the adapter into its model",
+    "start": "putting the model together that it started from",
     "generate": "trying the model",
+    "tasks": "evaluating the model",
 }
+_ONLINE: Mapping[str, dict[str, str]] = {"tasks": {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "0")}}
+"""Tasks fetch their own datasets; no other tool asks the network for anything."""
 _THREADS = re.compile(r"\|threads-(\d{1,4})$")
 """How an environment class ends, see ``trainer.audit.environment``."""
 
@@ -75,8 +87,20 @@ class ModelWorkshop(Protocol):
     async def prepare(self, spec: JobSpec, name: str = "", called: Mapping[str, str] | None = None) -> Prepared:
         """Make the token files of a job's dataset; InvalidError where the data or the model cannot be used."""
 
-    async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:
-        """Make the model's archive from the checkpoints of all stages; returns its artifact."""
+    async def assemble(
+        self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord], data: str = ""
+    ) -> str:
+        """Make the model's archive from the checkpoints of all stages; returns its artifact.
+
+        Args:
+            data: what the job's owner calls its dataset.
+        """
+
+    async def merge(self, job: Job, adapter: str) -> str:
+        """Make a whole model's archive from an adapter's and the weights that its job started from; returns its artifact."""
+
+    async def start(self, job: Job) -> str:
+        """Make the archive of the model that a job started from; returns its artifact."""
 
 
 class TrainerTools:
@@ -95,42 +119,46 @@ class TrainerTools:
 
         Args:
             name: what its owner calls the dataset, for messages.
-            called: what the owner calls the files of weights and of the tokenizer, by digest.
+            called: what the owner calls further datasets, weights and the tokenizer's file, by digest.
         Raises:
             NotFoundError: an artifact that the job names is not here.
             InvalidError: dataset, tokenizer or model are not usable; the text is the tool's.
             TookTooLongError: it would take more time than there is.
         """
-        given = [spec.dataset.artifact, *([spec.tokenizer.file] if spec.tokenizer.file is not None else [])]
+        _, *beside = datasets_of(spec)
+        given = [spec.dataset.artifact, *(data.artifact for _, data in beside), *filter(None, [spec.tokenizer.file])]
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=self._scratch))
-            dataset, *tokenizers = await stack.enter_async_context(self._artifacts.files(*given))
-            out = Path(folder)
+            dataset, *others = await stack.enter_async_context(self._artifacts.files(*given))
+            tokenizers, out, further = others[len(beside) :], Path(folder), Path(folder) / "beside.json"
             tokenizer = out / "tokenizer-spec.json"
             tokenizer.write_bytes(msgspec.json.encode(_tokenizer(spec.tokenizer, tokenizers, called or {})))
-            arguments = [
-                "prepare",
-                "--dataset",
-                str(dataset),
-                "--name",
-                name or NAMELESS,
-                "--format",
-                spec.dataset.format,
-                "--encoding",
-                spec.dataset.encoding,
-                "--text-field",
-                spec.dataset.text_field,
-                "--tokenizer",
-                str(tokenizer),
-                "--heldout",
-                str(spec.dataset.heldout),
-                "--sequence",
-                str(spec.training.sequence),
-                "--out",
-                str(out),
-                "--faulty",
-                spec.dataset.faulty,
-            ]
+            told = {
+                "--dataset": dataset,
+                "--name": name or NAMELESS,
+                "--format": spec.dataset.format,
+                "--encoding": spec.dataset.encoding,
+                "--text-field": spec.dataset.text_field,
+                "--tokenizer": tokenizer,
+                "--heldout": spec.dataset.heldout,
+                "--sequence": spec.training.sequence,
+                "--out": out,
+                "--faulty": spec.dataset.faulty,
+                "--learn": spec.dataset.learn,
+                "--weight": spec.dataset.weight,
+            }
+            arguments = ["prepare", *(str(word) for pair in told.items() for word in pair)]
+            if spec.training.preference is not None:
+                arguments.append("--preference")
+            if beside:
+                listed = [
+                    BesideDataset(
+                        str(path), (called or {}).get(data.artifact) or NAMELESS, data, data is spec.heldout_dataset
+                    )
+                    for (_, data), path in zip(beside, others, strict=False)
+                ]
+                further.write_bytes(msgspec.json.encode(listed))
+                arguments += ["--beside", str(further)]
             for end in ends_of(spec.model):
                 arguments += ["--end", str(end)]
             await self._run(arguments)
@@ -146,16 +174,24 @@ class TrainerTools:
                 files[WEIGHT_INDEX] = await self._artifacts.put_file(out / WEIGHT_INDEX)
         return Prepared(files, config)
 
-    async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:
+    async def assemble(
+        self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord], data: str = ""
+    ) -> str:
         """Make the model folder and keep it as one archive."""
-        named = (job.files["config.json"], job.files["tokenizer.json"], *checkpoints)
+        described: dict[str, Any] = {"name": data} if data else {}
+        for name, file in (("training_tokens", "train.bin"), ("heldout_tokens", "heldout.bin")):
+            if file in job.files:
+                described[name] = await self._artifacts.size(job.files[file]) // TOKEN_BYTES
+        needed = job.spec.training.lora is None and (keeps_embedding(job.config) or AROUND in job.config)
+        started = job.spec.model.weight_files if needed else ()
+        named = (job.files["config.json"], job.files["tokenizer.json"], *checkpoints, *started)
         async with self._artifacts.files(*named) as (config, tokenizer, *parts), self._folder() as folder:
             out, card, beside = (Path(folder) / name for name in ("model", "card.json", "beside.json"))
-            card.write_bytes(msgspec.json.encode(_card(job, rounds)))
+            card.write_bytes(msgspec.json.encode(_card(job, rounds) | {"data": described}))
             beside.write_bytes(msgspec.json.encode(_beside(job.spec)))
             arguments = ["assemble"]
-            for part in parts:
-                arguments += ["--checkpoint", str(part)]
+            for number, part in enumerate(parts):
+                arguments += ["--checkpoint" if number < len(checkpoints) else "--weights", str(part)]
             arguments += [
                 "--config",
                 str(config),
@@ -170,6 +206,36 @@ class TrainerTools:
             ]
             await self._run(arguments)
             archive = Path(folder) / "model.zip"
+            await asyncio.to_thread(_pack, out, archive)
+            return await self._artifacts.put_file(archive)
+
+    async def merge(self, job: Job, adapter: str) -> str:
+        """Make one model of an adapter's archive and the weights that it adapts; NotFoundError: they are not kept any more."""
+        named = (job.files["config.json"], adapter, *job.spec.model.weight_files)
+        async with self._artifacts.files(*named) as (config, packed, *weights), self._folder() as folder:
+            unpacked, out, archive = (Path(folder) / name for name in ("adapter", "model", "model.zip"))
+            await asyncio.to_thread(_unpack, packed, unpacked)
+            arguments = ["merge", "--adapter", str(unpacked), "--config", str(config), "--out", str(out)]
+            for path in weights:
+                arguments += ["--weights", str(path)]
+            if job.spec.model.generation is not None:
+                generation = Path(folder) / "generation.json"
+                generation.write_bytes(msgspec.json.encode(job.spec.model.generation))
+                arguments += ["--generation", str(generation)]
+            await self._run(arguments)
+            await asyncio.to_thread(_pack, out, archive)
+            return await self._artifacts.put_file(archive)
+
+    async def start(self, job: Job) -> str:
+        """Put the model that a job started from into a folder; NotFoundError: its weights are not kept any more."""
+        named = (job.files["config.json"], job.files["tokenizer.json"], *job.spec.model.weight_files)
+        async with self._artifacts.files(*named) as (config, tokenizer, *weights), self._folder() as folder:
+            out, archive, beside = (Path(folder) / name for name in ("model", "model.zip", "beside.json"))
+            beside.write_bytes(msgspec.json.encode(_beside(job.spec)))
+            arguments = ["start", "--config", str(config), "--tokenizer", str(tokenizer), "--beside", str(beside)]
+            for path in weights:
+                arguments += ["--weights", str(path)]
+            await self._run([*arguments, "--out", str(out)])
             await asyncio.to_thread(_pack, out, archive)
             return await self._artifacts.put_file(archive)
 
@@ -296,14 +362,32 @@ class TrainerTools:
         """
         if find_spec("torch") is None:
             raise UnavailableError("models cannot be tried here: PyTorch is not installed beside the coordinator")
+        async with aclosing(self._tell("generate", archive, request, seconds)) as lines:
+            async for line in lines:
+                yield line
+
+    async def try_tasks(
+        self, archive: Digest, asked: EvaluationSpec, tasks: OfferedTasks, seconds: float
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Try a whole model's archive with tasks: what ``trainer tasks`` prints, a line for each; raises as ``generate``."""
+        folders = [word for folder in tasks.folders for word in ("--include", str(folder.resolve()))]
+        more = [*folders, "--threads", str(max(1, (os.cpu_count() or 1) // 2))]
+        async with aclosing(self._tell("tasks", archive, asked, seconds, more)) as lines:
+            async for line in lines:
+                yield line
+
+    async def _tell(
+        self, verb: str, archive: Digest, request: msgspec.Struct, seconds: float, more: Sequence[str] = ()
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """What a tool prints of a model's archive, line by line as it comes."""
         lines: asyncio.Queue[bytes] = asyncio.Queue()  # As long as the answer, which is bounded in tokens.
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             model, asked = Path(folder) / "model", Path(folder) / "request.json"
             asked.write_bytes(msgspec.json.encode(request))
             async with self._artifacts.files(archive) as (packed,):
                 await asyncio.to_thread(_unpack, packed, model)
-            arguments = ["generate", "--model", str(model), "--request", str(asked)]
-            running = asyncio.create_task(self._run(arguments, lines.put_nowait, seconds), name="generate")
+            arguments = [verb, "--model", str(model), "--request", str(asked), *more]
+            running = asyncio.create_task(self._run(arguments, lines.put_nowait, seconds), name=verb)
             running.add_done_callback(lambda _: lines.put_nowait(b""))
             try:
                 while line := await lines.get():
@@ -329,11 +413,11 @@ class TrainerTools:
             "-m",
             "trainer",
             *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,  # It ends with this process, which those that work for long listen for.
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             preexec_fn=lambda: self._limit(room),
-            env=os.environ | {"TMPDIR": str(self._scratch)},
+            env=os.environ | {"TMPDIR": str(self._scratch)} | _ONLINE.get(arguments[0], {}),
         )
         assert process.stdout is not None
         assert process.stderr is not None
@@ -428,6 +512,8 @@ def _late(verb: str, seconds: float) -> CottageError:
     )
     if verb == "generate":
         return TookTooLongError(said + "ask for fewer tokens, or download the model and try it at home", "tokens")
+    if verb == "tasks":
+        return TookTooLongError(said + "ask for fewer examples (evaluation.limit), or for fewer tasks", "evaluation")
     if verb not in ("prepare", "check"):
         return UnavailableError(said + "try again, or tell the operator")
     way = "take a smaller part of the file, choose a ready tokenizer instead of one that is trained on it, or make its tokens at "
@@ -438,7 +524,8 @@ def _crashed(verb: str, status: int | None, complaint: str) -> str:
     """For whoever asked: the tool's own text has this machine's paths, and goes into the log."""
     doing = _DOING.get(verb, "this")
     if status == -signal.SIGKILL or _hit_bound(complaint):
-        way = "try a smaller file or another tokenizer, or ask the operator"
+        smaller = "ask for other tasks" if verb == "tasks" else "try a smaller file or another tokenizer"
+        way = f"{smaller}, or ask the operator"
         return f"{doing} needs more memory than there is for it here: {way}"
     return f"{doing} failed, and the coordinator's log says why: try again, choose other files, or tell its operator"
 
@@ -456,23 +543,31 @@ def _complaint(text: bytes) -> str:
 
 def _card(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     """What the model's card tells about the run."""
-    curve = [
-        {"round": r.number, "tokens": r.tokens, "train_loss": r.train_loss, "validation_loss": r.validation_loss}
+    done = accumulate(r.tokens for r in rounds)  # Those after a round: a curve is drawn over them.
+    curve: list[dict[str, Any]] = [
+        {"round": r.number, "tokens": tokens, "train_loss": r.train_loss, "validation_loss": r.validation_loss}
         | ({"time": r.ended} if r.ended is not None else {})
-        for r in rounds
+        | _score(r.preference)
+        for r, tokens in zip(rounds, done, strict=True)
     ]
     return {
         "job": job.id,
+        "submitter": job.submitter,
         "name": job.name,
         "loss_before": job.first_validation_loss,
         "loss_after": job.validation_loss,
+        **_score(job.preference),
         "tokens": job.tokens_done,
         "rounds": curve,
         "audits": job.audits,
-        "paid": job.paid,
-        "escrow": job.escrow,
+        "paid": f"{amount(job.paid)} tokens",
+        "escrow": f"{amount(job.escrow)} tokens",
         "spec": msgspec.to_builtins(without_settings(job.spec)),
     }
+
+
+def _score(found: PreferenceScore | None) -> dict[str, float]:
+    return {} if found is None else {"accuracy": found.accuracy, "margin": found.margin}
 
 
 def _beside(spec: JobSpec) -> dict[str, Any]:

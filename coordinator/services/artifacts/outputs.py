@@ -49,6 +49,10 @@ class JobOutputs:
         """The artifact of a checkpoint's model folder."""
         return await self._checkpoints.folder(job, round_)
 
+    async def model(self, job: str) -> str:
+        """The artifact of the newest model as a whole: an adapter is merged into what it adapts."""
+        return await self._checkpoints.model(job)
+
     async def output(self, job: str) -> api.OutputView:
         """The bucket that the job's model goes to."""
         return await self._buckets.get(job)

@@ -13,12 +13,13 @@ what a node has just stored, or a tool just made       two hours, within which s
 =====================================================  =======================================================================
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, Job
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.artifacts import ArtifactStock, ArtifactStore
 from coordinator.services.artifacts.file_ownership import sources
 from coordinator.services.audits.credit import OPEN
 from coordinator.services.core.context import Context
@@ -34,7 +35,8 @@ PASSED_S = 7 * DAY  # Whoever wants to run a step again that an auditor found ri
 FRESH_S = 2 * 3600.0
 SWEEP_S = 3600.0
 FIRST_S = 60.0  # After a start: what a crash has left behind goes soon, and the start is not slowed down.
-PAGE = 200  # Records read at a time: other work has its turn in between.
+SHARE = 20  # Of the time, what counting for operators may take: the figures of before are shown for so much longer than it took.
+PAGE = 50  # Records read at a time: other work has its turn in between, and does not wait long for it.
 
 LOG = logging.getLogger(__name__)
 
@@ -46,6 +48,9 @@ class Keeping:
         self._context = context
         self._artifacts = artifacts
         self._folders = folders
+        self._counting = asyncio.Lock()
+        self._counted: tuple[float, ArtifactStock] | None = None
+        self._good_until = 0.0
 
     async def run(self) -> None:
         """Sweep for ever."""
@@ -56,18 +61,42 @@ class Keeping:
 
     async def sweep(self) -> int:
         """Remove what nothing refers to; how many bytes that freed."""
-        now = self._context.clock.time()
+        now, began = self._context.clock.time(), self._context.clock.now()
         referred = await self._referred(now)
         files, freed = await self._artifacts.sweep(referred, now - FRESH_S)
+        if self._counted is not None:  # Somebody looks at it: else a bucket would be listed for nobody.
+            await self._count(now, began, referred)
         if files:
             LOG.info("%d artifacts that nothing refers to are removed: %s bytes", files, f"{freed:,}")
         self._context.metrics.count("artifacts_removed_total", files)
         return freed
 
-    async def _referred(self, now: float) -> set[bytes]:
-        """Every artifact that is to stay, as the 32 bytes of its digest."""
+    async def survey(self) -> tuple[float, ArtifactStock]:
+        """What there is, and what a sweep would remove now; nothing is changed. First: when it was counted.
+
+        Counting asks as much of store and disk as a sweep, so it is not done again at once where that takes long.
+        """
+        async with self._counting:
+            now, began = self._context.clock.time(), self._context.clock.now()
+            if self._counted is None or began >= self._good_until:
+                await self._count(now, began, await self._referred(now, forget=False))
+            assert self._counted is not None
+            return self._counted
+
+    async def _count(self, now: float, began: float, referred: set[bytes]) -> None:
+        self._counted = now, await self._artifacts.survey(referred, now - FRESH_S)
+        ended = self._context.clock.now()
+        self._good_until = ended + SHARE * (ended - began)
+
+    async def _referred(self, now: float, forget: bool = True) -> set[bytes]:
+        """Every artifact that is to stay, as the 32 bytes of its digest; ``forget``: also what stands in the way of a sweep."""
         found: set[Digest] = set(self._folders())
         named: set[tuple[str, Digest]] = set()
+        async with self._context.store.transaction() as tx:
+            delivered = {
+                str(job)
+                for (job,) in await tx.sums(DeliveryRecord, col(DeliveryRecord.size), (col(DeliveryRecord.job),))
+            }
         async for job in self._jobs():
             found |= {job.model} - {None} if job.model is not None else set()
             if _is_recent(job, now):
@@ -76,8 +105,9 @@ class Keeping:
                 found |= files | set(job.files.values()) | await self._of_nodes(job, now)
             else:
                 found |= {digest for name, digest in job.files.items() if job.model and name.endswith(".json")}
-                await self._forget_deliveries(job)
-        found |= await self._uploads(now, named)
+                if forget and job.id in delivered:
+                    await self._forget_deliveries(job)
+        found |= await self._uploads(now, named, forget)
         return {bytes.fromhex(digest) for digest in found}
 
     async def _jobs(self) -> AsyncIterator[Job]:
@@ -140,18 +170,18 @@ class Keeping:
         async with self._context.store.transaction() as tx:
             await tx.forget(DeliveryRecord, col(DeliveryRecord.job).equals(job.id))
 
-    async def _uploads(self, now: float, named: set[tuple[str, Digest]]) -> set[Digest]:
-        """Uploaded files; those that are old, and that no job of their account names, are given up."""
+    async def _uploads(self, now: float, named: set[tuple[str, Digest]], forget: bool) -> set[Digest]:
+        """Uploaded files; those that are old, and that no job of their account names, are given up (``forget``: for ever)."""
         found: set[Digest] = set()
         after: Place | None = None
         while True:
             async with self._context.store.transaction() as tx:
                 page = await tx.find(FileRecord, limit=PAGE, after=after)
                 for file in page:
-                    if file.created < now - FILE_S and (file.account_id, file.artifact) not in named:
-                        await tx.delete(file)
-                    else:
+                    if file.created >= now - FILE_S or (file.account_id, file.artifact) in named:
                         found.add(file.artifact)
+                    elif forget:
+                        await tx.delete(file)
             if len(page) < PAGE:
                 return found
             after = (page[-1].created, page[-1].artifact)

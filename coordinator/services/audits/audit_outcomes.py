@@ -22,6 +22,7 @@ from coordinator.services.core.domain_events import (
     SandboxTampered,
 )
 from coordinator.services.core.unit_of_work import UnitOfWork
+from coordinator.services.network.nodes import BY_OPERATOR
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
 from protocol.node import Unpaid
@@ -121,7 +122,7 @@ class Penalties:
             work.end(lease.id, "rejected", reason)
         work.note("rejected", f"node {node}: {reason}; its unpaid work of this job is void")
         record = await work.tx.get(NodeRecord, node)
-        if record.banned:
+        if record.banned and not record.reason.startswith(BY_OPERATOR):
             return  # Another audit of the same node came to the same end: one lie costs its stake once.
         await work.tx.update(msgspec.structs.replace(record, banned=True, reason=reason))
         work.record(NodeExpelled(node))

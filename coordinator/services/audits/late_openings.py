@@ -56,7 +56,7 @@ class Returns:
                 await self._advance(work)
                 if fresh and session is not None and lease.id in work.returned:
                     self._greeted.add((lease.id, session.token))
-                    session.send(Acknowledged(lease.id, work.returned[lease.id].seq))
+                    session.send(Acknowledged(lease.id, max(0, work.returned[lease.id].seq)))
                 if lease.id not in self._rounds:
                     self._rounds[lease.id] = await _rounds(work, lease)
                     if self._awaits(work, lease):

@@ -11,6 +11,7 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE
 from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.placement import Candidate
+from coordinator.metrics import Gauges
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
@@ -60,9 +61,14 @@ class Looks:
                     "auditor", f"the operator's machine {free[0].node} comes to look at the files that a node blames"
                 )
 
-    def gauges(self) -> dict[tuple[str, str], float]:
-        """How many looks are waited for: (metric, labels) -> number."""
-        return {("looks_waiting", ""): float(sum(self._waiting.values()))}
+    def gauges(self) -> Gauges:
+        """How many looks are waited for, and since when the first of them."""
+        now = self._context.clock.time()
+        since = min(self._oldest.values(), default=now)
+        return {
+            ("looks_waiting",): float(sum(self._waiting.values())),
+            ("looks_oldest_seconds",): max(0.0, now - since),
+        }
 
     def _is_needed_elsewhere(self, work: UnitOfWork, lease: Lease, waiting: Sequence[Audit]) -> bool:
         """Whether it has nothing to do here while another job waits, or has done enough here and another has waited longer."""
@@ -81,6 +87,7 @@ class Looks:
         out = {lease.node for lease in (*failed, *work.ended)} | self._leases.busy()
         out |= {lease.node for lease in work.leases.values()}
         out |= {session.node for session in self._nodes.sessions() if not session.accepting}
+        out |= {session.node for session in self._nodes.sessions() if self._nodes.is_draining(session.node)}
         return [auditor for auditor in self._nodes.auditors() if auditor.node not in out]
 
     def _choose(self, waiting: Sequence[Audit], free: Sequence[Candidate]) -> Candidate | None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from common.untrusted_text import untrusted
 from coordinator.domain.audits import auditors, trust
 from coordinator.domain.audits import rate as rates
 from coordinator.domain.audits import sampling as draws
@@ -30,7 +31,7 @@ from coordinator.services.training.staffing import shape_of
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from ledger.addresses import StepPlace
-from protocol.audit import KEPT_ROUNDS, segment
+from protocol.audit import KEPT_ROUNDS, segment, step_weights
 from protocol.boundary import comparable_across
 from protocol.ids import NodeAddress
 from protocol.task import StepChallenge
@@ -39,6 +40,9 @@ MAX_ACCUSED = 8  # Open audits of a job that bonds on the ledger asked for; othe
 
 OPENED_WHOLE = 4
 """One in so many audits of lean stages can go to anybody: a cartel may have all other replicas of a stage."""
+
+FORGOTTEN = "the coordinator was restored from a backup before it was over"
+"""Of a void audit."""
 
 
 def drawable_of(commits: Sequence[CommitRecord], beacon: Beacon) -> list[Drawable]:
@@ -53,10 +57,10 @@ def _outer_claim(record: RoundRecord, commit: CommitRecord, commits: Sequence[Co
     """What a member that was drawn says of its outer step, and what had come in: what the contributors committed to."""
     assert commit.outer is not None
     assert commit.parameters is not None
-    given = {
-        c.replica: c.pseudo_gradient for c in commits if c.stage == commit.stage and c.replica in record.contributors
-    }
-    return OuterClaim(given, commit.outer, commit.parameters)
+    counted = [c for c in commits if c.stage == commit.stage and c.replica in record.contributors]
+    given = {c.replica: c.pseudo_gradient for c in counted}
+    weights = step_weights({c.replica: c.leaves for c in counted})
+    return OuterClaim(given, commit.outer, commit.parameters, weights)
 
 
 def auditor_of(lease: Lease, operators: Collection[NodeAddress]) -> AuditorCandidate:
@@ -331,6 +335,9 @@ class Drawing:
         how = "was drawn for an audit" if challenger is None else f"is challenged by node {challenger}"
         how = how if accuser is None else f"has a bond of {accuser} against it"
         work.note("audit", f"round {record.number + 1}: {audit.place} {how}")
+        if work.run is not None and record.epoch < work.run.asked_from:
+            lost = msgspec.structs.replace(audit, state="void", look=False, detail=untrusted(FORGOTTEN))
+            work.conclude(lost)
         return audit
 
     def _shows_ending(self, work: UnitOfWork, lease: Lease, watched: bool, asked: NodeAddress | None) -> bool:

@@ -81,6 +81,10 @@ class Leases:
         """The live lease of this id."""
         return self._live.get(lease)
 
+    def live(self) -> tuple[Lease, ...]:
+        """Everything that anybody holds."""
+        return tuple(self._live.values())
+
     def of_node(self, node: str) -> tuple[Lease, ...]:
         """Live leases of a node."""
         return tuple(lease for lease in self._live.values() if lease.node == node)

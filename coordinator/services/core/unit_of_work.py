@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from common.log_lines import about
 from common.untrusted_text import untrusted
 from coordinator.domain import job as lifecycle
 from coordinator.domain import lease as lease_rules
@@ -248,18 +249,21 @@ class JobDesk:
             NotFoundError: there is no such job.
         """
         async with self._turn:
-            async with self._context.store.transaction() as tx:
-                work, before = await self._load(tx, job)
-                yield work
-                await _save(work, before)
-            for lease in (*work.leases.values(), *work.ended):
-                self._leases.remember(lease)
-            for listener in self._listeners:
-                listener(work)
-            for kind, handler in self._handlers:
-                for event in work.recorded(kind):
-                    handler(work, event)
-            self._context.bus.publish(job)
+            with about(job=job):
+                async with self._context.store.transaction() as tx:
+                    work, before = await self._load(tx, job)
+                    yield work
+                    if work.job != before.job:
+                        self._context.job_sums.changed(before.job)
+                    await _save(work, before)
+                for lease in (*work.leases.values(), *work.ended):
+                    self._leases.remember(lease)
+                for listener in self._listeners:
+                    listener(work)
+                for kind, handler in self._handlers:
+                    for event in work.recorded(kind):
+                        handler(work, event)
+                self._context.bus.publish(job)
 
     async def _load(self, tx: Transaction, job: str) -> tuple[UnitOfWork, "_Before"]:
         try:

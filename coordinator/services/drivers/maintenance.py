@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from coordinator.domain.job import ENDED_EARLY, LIVE, RESTING, Job, JobAction, JobState
 from coordinator.domain.lease import Lease
 from coordinator.errors import CottageError, FundsError, StoreAwayError
+from coordinator.services.artifacts.file_ownership import dataset_name
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.audits.late_openings import Returns
 from coordinator.services.core.context import Context
@@ -15,6 +16,7 @@ from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.drivers.node_protocol import Conversation
 from coordinator.services.payments.escrows import ESCROW_MARGIN
 from coordinator.services.payments.funding import FundingService
+from coordinator.services.recovery.keepers import RecordKeepers
 from coordinator.services.training.runs import Runs
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import RoundRecord
@@ -40,8 +42,10 @@ class Upkeep:
         funding: FundingService,
         models: ModelWorkshop,
         returns: Returns,
+        keepers: RecordKeepers | None = None,
     ) -> None:
         self._context = context
+        self._keepers = keepers
         self._returns = returns
         self._desk = desk
         self._leases = leases
@@ -77,6 +81,8 @@ class Upkeep:
         for job in sorted(self._active, key=lambda job: (self._active[job], job)):  # Who came first is served first.
             await self._guarded(job, self._advance)
         await self._conversation.flush()
+        if self._keepers is not None:
+            await self._keepers.hand_out()
 
     async def run(self) -> None:
         """Tick for ever."""
@@ -181,8 +187,9 @@ class Upkeep:
                 rounds = await work.tx.find(
                     RoundRecord, col(RoundRecord.job).equals(job), col(RoundRecord.state).equals("complete")
                 )
+                data = await dataset_name(work.tx, stored)
             try:
-                model = await self._models.assemble(stored, checkpoints, rounds)
+                model = await self._models.assemble(stored, checkpoints, rounds, data)
             except StoreAwayError:
                 raise
             except CottageError as error:

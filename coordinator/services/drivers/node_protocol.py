@@ -7,7 +7,7 @@ import msgspec
 
 from coordinator.domain import placement
 from coordinator.domain.job import LIVE, JobState
-from coordinator.domain.lease import Lease
+from coordinator.domain.lease import TAKES_ANY, Lease
 from coordinator.domain.placement import MEGABYTE
 from coordinator.domain.rounds.round import Round
 from coordinator.domain.rounds.run import training_of
@@ -33,7 +33,7 @@ from coordinator.services.core.leases import Leases
 from coordinator.services.core.logs import JobLogs
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.link_telemetry import Links
-from coordinator.services.network.nodes import Nodes, NodeSession
+from coordinator.services.network.nodes import FOUND_FALSE, Nodes, NodeSession
 from coordinator.services.payments import tallies
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
@@ -53,6 +53,8 @@ from protocol.node import (
     Heartbeat,
     Hello,
     NodeMessage,
+    RecordsKept,
+    RecordsReturned,
     Report,
     Signal,
 )
@@ -143,7 +145,7 @@ class Conversation:
         named = {held.lease for held in hello.leases}
         for lease in self._leases.of_node(session.node):
             async with self._desk.open(lease.job) as work:
-                if lease.id not in named and lease.seq > 0:
+                if lease.id not in named and lease.seq != 0:
                     # It was at work and does not know of it any more: the agent has started anew, its worker is dead.
                     work.note("lost", f"node {session.node} has started anew, without what it was working on")
                     work.end(lease.id, "left", "the agent came back without this task")
@@ -177,6 +179,8 @@ class Conversation:
                 await self._goodbye(session, message.reason)
             case Claim() | Accounts():
                 await self._asked(session, message)
+            case RecordsKept() | RecordsReturned():
+                self._context.metrics.count("reports_stale_total")  # Asked for by a process before this one.
             case Hello():
                 session.close("Hello was said before: it opens a connection")
             case _:
@@ -228,7 +232,7 @@ class Conversation:
                 if report.seq <= lease.seq:
                     self._context.metrics.count("reports_stale_total")
                     continue
-                if report.seq != lease.seq + 1:
+                if report.seq != lease.seq + 1 and lease.seq != TAKES_ANY:
                     session.close(f"report {report.seq} of lease {lease.id} came after {lease.seq}: one is missing")
                     stored = None
                     break
@@ -443,7 +447,7 @@ class Conversation:
                 session.send(event.promised[session.payout])
 
     def _on_expulsion(self, _work: UnitOfWork, event: NodeExpelled) -> None:
-        self._nodes.ban(event.node, "an audit found that the work was not what it had been committed to")
+        self._nodes.ban(event.node, FOUND_FALSE)
         self._leases.expire(lease.id for lease in self._leases.of_node(event.node))
 
     def _time(self, work: UnitOfWork, lease: Lease, commit: RoundCommit) -> None:

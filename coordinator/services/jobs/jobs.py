@@ -53,7 +53,7 @@ from coordinator.store.records import (
 from ledger.client import job_bytes
 from ledger.errors import LedgerError
 from protocol.ids import Digest
-from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
+from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec, datasets_of
 from protocol.models.model import ModelConfigError
 from protocol.rest import api
 
@@ -125,8 +125,9 @@ class JobService:
         spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec, account_id))
-        if not await self._artifacts.has(spec.dataset.artifact):
-            raise NotFoundError(f"there is no dataset {spec.dataset.artifact}: upload it first", "dataset.artifact")
+        for field, data in datasets_of(spec):
+            if not await self._artifacts.has(data.artifact):
+                raise NotFoundError(f"there is no dataset {data.artifact}: upload it first", f"{field}.artifact")
         for digest in spec.model.weight_files:
             if not await self._artifacts.has(digest):
                 raise NotFoundError(f"there is no file of weights {digest}: upload it first", "model.weights")
@@ -134,7 +135,7 @@ class JobService:
         named = await self._weight_names(spec, account_id)
         async with self._unpaid.making(account_id, spec.dataset.artifact):
             name = await self.file_name(account_id, spec.dataset.artifact)
-            if (file := spec.tokenizer.file) is not None:
+            for file in filter(None, [*(data.artifact for _, data in datasets_of(spec)[1:]), spec.tokenizer.file]):
                 named = {**named, file: await self.file_name(account_id, file)}
             prepared = await self._models.prepare(spec, name, named)
         final = await self._quote(spec, prepared.config, named)
@@ -153,6 +154,7 @@ class JobService:
             config=prepared.config,
             files=prepared.files,
             account_id=account_id,
+            evaluating="" if spec.evaluation is None else "waiting",
         )
         await self._store(made)
         await self._unpaid.made(made)
@@ -191,15 +193,15 @@ class JobService:
             await self._until_funded(job)
         return await self.get(job)
 
-    async def cancel(self, job: str) -> api.JobView:
-        """Stop, pay what is verified, refund the rest; cancelling twice is the same as once."""
+    async def cancel(self, job: str, why: str = "the submitter cancelled the job") -> api.JobView:
+        """Stop, pay what is verified, refund the rest; cancelling twice is the same as once. ``why``: for the timeline."""
         async with self._desk.open(job) as work:
             if work.job.state is not JobState.CANCELLED:
                 if not NEXT[work.job.state]:
                     raise ConflictError(
                         f"job {job} is {work.job.state}: there is nothing left to cancel", field="state"
                     )
-                await self._runs.stop(work, JobState.CANCELLED, "the submitter cancelled the job")
+                await self._runs.stop(work, JobState.CANCELLED, why)
         return await self.get(job)
 
     async def ask(self, job: str, action: JobAction) -> api.JobView:
@@ -413,7 +415,7 @@ class JobService:
         try:
             model = await self._model_files.of(spec, config, called or {})
         except (ModelConfigError, CottageError) as error:
-            return impossible(str(error), len(self._nodes.everybody()))
+            return impossible(str(error), len(self._nodes.seatable()))
         rate = await self._rates.now()
         known = await self._outlook.outcomes()
         return quote(spec, model, self._context.config, self._nodes, self._links.map, rate, known)

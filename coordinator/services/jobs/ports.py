@@ -138,6 +138,9 @@ class OutputsPort(Protocol):
     async def folder(self, job: str, round_: int | None = None) -> str:
         """The artifact of a checkpoint's model folder; None: the newest."""
 
+    async def model(self, job: str) -> str:
+        """The artifact of the newest model as a whole: an adapter is merged into what it adapts."""
+
     async def output(self, job: str) -> api.OutputView:
         """The bucket that the job's model goes to; NotFoundError where none is named."""
 

@@ -10,6 +10,7 @@ from coordinator.domain.forecast import JobOutcome
 from coordinator.domain.placement import MeasuredNetwork, NoPlacementError, Placement
 from coordinator.domain.rounds import period
 from coordinator.errors import CottageError
+from coordinator.services.artifacts import harness
 from coordinator.services.artifacts.model_files import Model
 from coordinator.services.audits.auditor_capacity import Watching
 from coordinator.services.network.market_price import MarketRate
@@ -46,10 +47,10 @@ def quote(
         shape.check_sequence(spec.training.sequence)
         check_subspace(shape, spec.training, weights=spec.model.weights is not None)
     except (ModelConfigError, CottageError) as error:
-        return impossible(str(error), len(nodes.everybody()))
-    problems = list(_document_problems(spec))
+        return impossible(str(error), len(nodes.seatable()))
+    problems = [*_document_problems(spec), *filter(None, [harness.problem(spec, config_of.evaluation.names)])]
     rate = rate or MarketRate(config_of.price_per_petaflop, "")
-    everybody = nodes.everybody()
+    everybody = nodes.seatable()
     willing = affordable(everybody, rate.per_petaflop)
     reasons = [rate.reason] if rate.reason else []
     if len(willing) < len(everybody):
@@ -102,7 +103,7 @@ def _priced(
     stages = len(found.layers) if found else spec.parallel.stages or 1
     replicas = max(p for _, p in found.seats) + 1 if found else spec.parallel.replicas or 1
     tokens = total_steps(training, replicas) * training.batch * training.sequence * replicas
-    operations = pricing.operations(shape.parameters, tokens)
+    operations = pricing.operations(shape.parameters, tokens, training.forward_passes)
     rounds = period.planned(training, replicas, found)
     least = max(config.minimum_price, pricing.ledger_cost(rounds.rounds, config.sol_price))
     price = pricing.price(operations, offer.rate, least)

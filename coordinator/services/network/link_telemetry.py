@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.domain.network import STALE_S, NetworkMap
+from coordinator.metrics import Gauges
 from coordinator.services.core.context import Context
 from protocol.network import NetworkReport, PeerMeasure
 
@@ -51,12 +52,12 @@ class Links:
         self._heard = {node: at for node, at in self._heard.items() if now - at < STALE_S}
         self._bytes = {link: counted for link, counted in self._bytes.items() if link[0] in self._heard}
 
-    def gauges(self) -> dict[tuple[str, str], float]:
-        """Links that live now, by the kind of their way: (metric, labels) -> how many ends have told of one."""
+    def gauges(self) -> Gauges:
+        """Links that live now, by the kind of their way: how many ends have told of one."""
         kinds: dict[str, int] = {"direct": 0, "relay": 0}
         for _, measure in self.map.links(self._context.clock.now()):
             kinds[kind_of(measure)] += 1
-        return {("links", f'kind="{kind}"'): float(count) for kind, count in kinds.items()}
+        return {("links", kind): float(count) for kind, count in kinds.items()}
 
     def _count(self, node: str, measure: PeerMeasure) -> None:
         metrics = self._context.metrics

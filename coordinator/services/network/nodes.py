@@ -23,6 +23,7 @@ from coordinator.errors import ForbiddenError
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.network.admission import Crowd, CrowdedError
+from coordinator.services.network.lenders import LOOK_S, Lenders
 from coordinator.services.payments.chain import ChainPort
 from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
@@ -41,6 +42,7 @@ from protocol.node import (
     LedgerInfo,
     NodeProfile,
     OfferedIceServer,
+    Refused,
     Unanswered,
     Welcome,
 )
@@ -52,6 +54,13 @@ RETRY_SOON = 5.0  # Where the database is away, which it is for seconds.
 UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
 AWAY_S = 30 * 86_400.0  # An auditor of the operator's that was here no longer ago is expected back.
 MAX_ACCOUNTS_KEPT = 200  # Of one connection, so that it is not told twice what it knows.
+DRAINS, MAY_NOT_LEND = "the operator drains it", "it may not lend here any more"
+BY_OPERATOR = "by this network's operator: "  # How the stored reason of such a ban begins; audits' begin otherwise.
+FOUND_FALSE = "an audit found that its work was not what it had committed to"
+NOT_ADMITTED_S = (
+    60.0  # Whoever is put on the list meanwhile, or invited, is let in soon; one greeting a minute is little.
+)
+ASK_AGAIN_S = 900.0  # An operator may let a node in again; then it comes back without a hand at the machine.
 MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/how-to/operate.md for several.
 
 
@@ -161,6 +170,7 @@ class Nodes:
         """``key``: the coordinator's own, by which it proves who it is to nodes that ask; None: it proves nothing."""
         self._key = key
         self._context = context
+        self.lenders = Lenders(context)
         self._leases = leases
         self._ice_servers = ice_servers
         self._chain = chain
@@ -168,7 +178,8 @@ class Nodes:
         self._sessions: dict[str, NodeSession] = {}
         self._tokens: dict[str, str] = {}
         self._flips: dict[str, deque[float]] = {}
-        self._banned: set[str] = set()
+        self._banned: dict[str, str] = {}  # Why, as its owner is told.
+        self._draining: set[str] = set()
         self._unanswered: dict[str, float] = {}
         self._crowd: Crowd[NodeSession] = Crowd(context.clock)
         self._own: dict[str, NodeRecord] = {}  # The operator's own auditors that have ever been here.
@@ -176,12 +187,18 @@ class Nodes:
         self._newest_speeds: dict[str, float] = {}  # Of their last round alone, in operations a second.
 
     async def recover(self) -> None:
-        """Read who is banned, and who has evaded an audit lately."""
+        """Read who may lend, who is banned or draining, and who has evaded an audit lately."""
+        await self.lenders.recover()
         since = max(0.0, self._context.clock.time() - EVASION_AGAIN_S)
         async with self._context.store.transaction() as tx:
-            self._banned = {record.address for record in await tx.find(NodeRecord, col(NodeRecord.banned).equals(True))}
+            banned = await tx.find(NodeRecord, col(NodeRecord.banned).equals(True))
+            draining = await tx.find(NodeRecord, col(NodeRecord.draining).equals(True))
             evaded = await tx.find(NodeRecord, col(NodeRecord.evaded) > since)
             own = await tx.find(NodeRecord, col(NodeRecord.address).in_(tuple(sorted(self._context.config.auditors))))
+        self._banned = {
+            one.address: one.reason if one.reason.startswith(BY_OPERATOR) else FOUND_FALSE for one in banned
+        }
+        self._draining = {record.address for record in draining}
         self._unanswered = {record.address: record.evaded for record in evaded}
         self._own = {record.address: record for record in own}
 
@@ -202,6 +219,8 @@ class Nodes:
             RefusedError: with the reason for the owner.
         """
         self._check(hello, nonce, host)
+        if (why := await self.lenders.enter(hello.node, hello.invitation)) and not self._leases.holds(hello.node):
+            raise NodeRefusedError(why, NOT_ADMITTED_S)
         operator = hello.node in self._context.config.auditors
         record, known = await self._record(hello, address)
         if operator:
@@ -287,7 +306,11 @@ class Nodes:
         """Nodes that may take a seat: here and free, or free apart from what they hold as ``also``."""
         busy = self._leases.busy() - set(also)
         busy |= {session.node for session in self._sessions.values() if not session.accepting} - set(also)
-        return [candidate for candidate in self.everybody() if candidate.node not in busy]
+        return [candidate for candidate in self.seatable() if candidate.node not in busy]
+
+    def seatable(self) -> list[Candidate]:
+        """Those of everybody who may be given seats, once they are free: who drains gets none."""
+        return [candidate for candidate in self.everybody() if not self.is_draining(candidate.node)]
 
     def everybody(self) -> list[Candidate]:
         """All nodes that are here and lend themselves, busy or not."""
@@ -354,12 +377,47 @@ class Nodes:
         """Whether the node may not come back."""
         return node in self._banned
 
+    def is_draining(self, node: str) -> bool:
+        """Whether the node gets no new seat, and gives those that it has to others as these come."""
+        return bool(self.why_draining(node))
+
+    def why_draining(self, node: str) -> str:
+        """By an order, or since it may not lend any more; empty: it may have seats."""
+        return DRAINS if node in self._draining else MAY_NOT_LEND if self.lenders.why_not(node) else ""
+
+    async def watch_lenders(self) -> None:
+        """For ever: part with those who may not lend any more."""
+        while True:
+            await self.part()
+            await self._context.clock.sleep(LOOK_S)
+
+    async def part(self) -> None:
+        """See who may lend now; who may not leaves, and is told why, once nothing is awaited of it."""
+        await self.lenders.look()
+        for session in self.sessions():
+            if (why := self.lenders.why_not(session.node)) and not self._leases.holds(session.node):
+                session.send(Refused(untrusted(why), NOT_ADMITTED_S))
+                session.close(MAY_NOT_LEND)
+                self.leave(session)
+
+    def drain(self, node: str) -> None:
+        """Give a node no new seat; the caller stores it."""
+        self._draining.add(node)
+
+    def undrain(self, node: str) -> None:
+        """Let a node have seats again; the caller stores it."""
+        self._draining.discard(node)
+
+    def unban(self, node: str) -> None:
+        """Let a node come back; the caller stores it."""
+        self._banned.pop(node, None)
+
     def ban(self, node: str, reason: str) -> None:
-        """Send a node away for good; the caller stores it."""
-        self._banned.add(node)
+        """Send a node away until it is let in again; the caller stores it. ``reason``: as its owner is told."""
+        self._banned[node] = reason
         session = self._sessions.get(node)
         if session is not None:
-            session.close(reason)
+            session.close(f"banned {reason}" if reason.startswith(BY_OPERATOR) else reason)
             self.leave(session)
 
     def unanswered(self, node: str, at: float) -> None:
@@ -377,10 +435,10 @@ class Nodes:
             identity.parse_address(hello.payout)
         except IdentityError as error:
             raise NodeRefusedError(f"the greeting does not hold: {error}") from error
-        if hello.node in self._banned:
-            raise NodeRefusedError(
-                f"node {hello.node} is banned: an audit found that its work was not what it had committed to"
-            )
+        if (why := self._banned.get(hello.node)) is not None:
+            decided = why.startswith(BY_OPERATOR)
+            text = f"node {hello.node} is banned{' ' if decided else ': '}{why}"
+            raise NodeRefusedError(text, ASK_AGAIN_S if decided else None)
         if hello.profile.auditor and hello.node not in self._context.config.auditors:
             raise NodeRefusedError(
                 f"{hello.node} is not named as one of this coordinator's auditors: start it with --auditor {hello.node}",

@@ -17,6 +17,7 @@ from common.untrusted_text import untrusted
 from coordinator.domain import relays as rules
 from coordinator.domain.relays import RelayCandidate
 from coordinator.errors import ConflictError, CottageError, ForbiddenError, InvalidError
+from coordinator.metrics import Gauges
 from coordinator.services.core.context import Context
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.relay_probe import probe
@@ -270,17 +271,17 @@ class Relays:
         node, _, job = user.partition("-")
         return api.RelayTraffic(node, self._jobs.get(job, job) or None, relayed)
 
-    def _gauges(self) -> dict[tuple[str, str], float]:
+    def _gauges(self) -> Gauges:
         states = [self._state(known) for known in self._known()]
         reports = [
             known.report for known in self._reporting.values() if known.report and self._state(known) != "silent"
         ]
         up = sum(state in ("up", "full") for state in states)
         return {
-            ("relays", 'state="up"'): float(up),
-            ("relays", 'state="down"'): float(len(states) - up),
-            ("relay_allocations", ""): float(sum(report.allocations for report in reports)),
-            ("relay_rate_bytes_per_second", ""): sum(report.rate for report in reports),
+            ("relays", "up"): float(up),
+            ("relays", "down"): float(len(states) - up),
+            ("relay_allocations",): float(sum(report.allocations for report in reports)),
+            ("relay_rate_bytes_per_second",): sum(report.rate for report in reports),
         }
 
 

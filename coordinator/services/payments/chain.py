@@ -1,11 +1,12 @@
 """What the coordinator wants of the ledger. ``LedgerChain`` is the ledger itself; tests bring one that loses answers."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from ledger import events
 from ledger.addresses import subject_bytes
 from ledger.client import DisputeState, Ledger, PreparedTransaction, PromisedEarnings, StakeState, job_bytes
 from ledger.errors import LedgerError
@@ -49,6 +50,12 @@ class ChainPort(Protocol):
 
     async def stakes_of(self, nodes: Sequence[str]) -> Mapping[str, StakeState | None]:
         """Those of many nodes in few requests."""
+
+    async def received(self, submitter: str, job: str, payees: Collection[str]) -> Mapping[str, int]:
+        """What each of these payees has received from a job's escrow, in blocks that can never be undone."""
+
+    async def written(self, submitter: str, job: str) -> Mapping[str, str]:
+        """The lifecycle events that the coordinator has written of a job -> signature."""
 
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
         """Open a job's escrow from the test wallet."""
@@ -167,6 +174,15 @@ class LedgerChain:
             LOG.warning("the deposits of job %s cannot be read: %s", job, error)
             return ()
         return [Deposit(e.signature, e.fields["amount"], e.time) for e in events if e.kind == "deposited"]
+
+    async def received(self, submitter: str, job: str, payees: Collection[str]) -> Mapping[str, int]:
+        """By the program's own table."""
+        return await self._ledger.received(submitter, job_bytes(job), payees)
+
+    async def written(self, submitter: str, job: str) -> Mapping[str, str]:
+        """From the ledger's history."""
+        found = await self._ledger.history(submitter, job_bytes(job))
+        return {events.text_of(e.kind, e.fields): e.signature for e in found if e.author == self._coordinator}
 
     async def stake(self, node: str) -> StakeState | None:
         """A node's stake, or None."""

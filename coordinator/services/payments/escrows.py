@@ -80,6 +80,16 @@ async def owed(tx: Transaction, job: str) -> int:
     return sum(amount for rows, (_, amount) in sums.items() if not sure.intersection(rows))
 
 
+async def payable_work(tx: Transaction, job: str) -> int:
+    """What all shares of a job are worth that are or may be paid: of a restored job that may be more than its known rounds."""
+    due: tuple[Condition, ...] = (
+        col(CommitRecord.job).equals(job),
+        col(CommitRecord.state).in_(("pending", "verified")),
+    )
+    sums = await tx.sums(CommitRecord, col(CommitRecord.amount), (), *due)
+    return sum(amount for _, amount in sums.values())
+
+
 async def unsecured(tx: Transaction, job: str) -> list[CommitRecord]:
     """The shares that ``owed`` sums up."""
     sure = await _sure(tx, job)

@@ -3,7 +3,6 @@
 ``escrows`` says what an escrow has to be. The coordinator opens those of the test wallet itself, and looks for all others.
 """
 
-import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -20,7 +19,7 @@ from coordinator.store.ports import Condition, col
 from coordinator.store.records import OPEN_ROWS, OutboxRecord
 from ledger import events as ledger_events
 from ledger.states import EscrowState
-from protocol.codec import encode_json
+from protocol.job.document_digest import document_digest
 
 MAX_ACCEPTANCES = 3
 """Rows of a job: each is refused several times before it is given up, which its submitter may provoke."""
@@ -118,7 +117,7 @@ class FundingService:
         if len(tried) >= MAX_ACCEPTANCES:
             return False
         if not tried:  # Who has not paid has nothing written on the ledger: each memo costs the coordinator a fee.
-            document = hashlib.sha256(encode_json(job.spec)).hexdigest()
+            document = document_digest(job.spec)
             work.memo("created", ledger_events.Created(job=job.id, budget=job.spec.budget, document=document))
         asked, memo = asked_of(job), ledger_events.Funded(job=job.id, amount=state.deposited)
         payload: dict[str, str | int] = {

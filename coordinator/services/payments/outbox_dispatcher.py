@@ -10,6 +10,7 @@ at most one is executed, so that even an endpoint that lies about time cannot ma
 before it (token accounts, a lookup table); they are worked out from the ledger anew each time.
 """
 
+import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterable
@@ -45,6 +46,7 @@ _DURABLE = ("accept", "settle", "promise", "refund", "slash", "verdict", "table"
 _PATIENT = ("settle", "promise", "refund", "table")  # What must not be given up because of one look at the ledger.
 
 LOG = logging.getLogger(__name__)
+FORGOTTEN_KEY = "forgotten:"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class Carrier:
         self._context = context
         self._chain = chain
         self._nonces: frozenset[str] | None = None
+        self._forgotten: dict[
+            str, str
+        ] = {}  # Signatures of events that a restored coordinator has found on the ledger.
         self._free: deque[str] = deque()
         self._refused: dict[int, float] = {}
         self._resting: dict[int, float] = {}
@@ -75,7 +80,7 @@ class Carrier:
         self._nonces = None
 
     async def open(self, rows: Iterable[OutboxRecord]) -> None:
-        """Learn which nonces there are, once; ``rows`` is everything that is open.
+        """Learn which nonces there are, and which events were forgotten, once; ``rows`` is everything that is open.
 
         Raises:
             LedgerUnavailableError: the ledger does not answer.
@@ -89,6 +94,12 @@ class Carrier:
         except LedgerError as error:
             LOG.warning("there are no durable nonces, blockhashes serve: %s", error)
             nonces = ()
+        between = (
+            col(OutboxRecord.key) > FORGOTTEN_KEY,
+            col(OutboxRecord.key) < f"{FORGOTTEN_KEY}g",
+        )  # Jobs are hexadecimal.
+        async with self._context.store.transaction() as tx:
+            self._forgotten = {row.key: row.signature for row in await tx.find(OutboxRecord, *between)}
         taken = {row.nonce for row in rows}
         self._nonces = frozenset(nonces)
         self._free = deque(nonce for nonce in nonces if nonce not in taken)
@@ -133,6 +144,8 @@ class Carrier:
 
     async def _sign(self, job: Job, row: OutboxRecord) -> OutboxRecord | Carried:
         """Prepare a row's transaction and store it before anybody sends it."""
+        if row.kind == "event" and self._forgotten and (written := self._forgotten.get(forgotten_key(row))):
+            return Carried("confirmed", msgspec.structs.replace(row, signature=written))
         nonce = row.nonce or self._take(row)
         if nonce is None:
             return Carried("waiting", row)  # All nonces are on their way; one comes back with the next that is over.
@@ -288,6 +301,12 @@ class Carrier:
     def _release(self, nonce: str) -> None:
         if self._nonces and nonce in self._nonces and nonce not in self._free:
             self._free.append(nonce)
+
+
+def forgotten_key(row: OutboxRecord) -> str:
+    """Where a restored coordinator keeps an event that it finds on the ledger and does not know."""
+    text = str(row.payload["text"])
+    return f"{FORGOTTEN_KEY}{row.job}:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _prepared(row: OutboxRecord) -> PreparedTransaction:

@@ -21,7 +21,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import RoundForged, SeatsMoveNext
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
-from coordinator.services.payments.escrows import closing, owed
+from coordinator.services.payments.escrows import closing, owed, payable_work
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.training.endings import Endings
 from coordinator.services.training.job_faults import blamed_files, diverged, too_many_faults
@@ -281,7 +281,8 @@ class Runs:
         done = await work.tx.find(RoundRecord, *where)
         newest = {record.number: record for record in sorted(done, key=lambda record: record.epoch)}
         tokens = sum(record.tokens for number, record in newest.items() if number < work.run.done)
-        work.change_run(price_from=runs.PriceFrom(tokens, sum(record.pot for record in done)))
+        spent = max(sum(record.pot for record in done), await payable_work(work.tx, work.job.id))
+        work.change_run(price_from=runs.PriceFrom(tokens, spent))
         pace = msgspec.structs.replace(work.job.pace, at=work.now, fraction=fraction_of(work.run))
         work.change(rounds_done=work.run.done, tokens_done=tokens, pace=pace)
         return work.run
@@ -371,6 +372,7 @@ class Runs:
             train_loss=loss,
             validation_loss=over.validation,
             agreement=over.agreement,
+            preference=over.preference,
             parameters=tuple(p for stage in range(len(over.layers)) if (p := rounds.agreed(over, stage))),
         )
         work.run = msgspec.structs.replace(runs.close(work.run), advanced=work.now)
@@ -463,6 +465,7 @@ class Runs:
             ended=work.now,
             validation_loss=over.validation,
             agreement=over.agreement,
+            preference=over.preference,
             concluded=True,
         )
         await work.tx.update(ended)
@@ -581,7 +584,7 @@ def _commit(
             "leaves": seat.commit.leaves,
             "pseudo_gradient": seat.commit.pseudo_gradient,
             "tokens": tokens,
-            "operations": pricing.operations(parameters, tokens),
+            "operations": pricing.operations(parameters, tokens, job.spec.training.forward_passes),
             "drawable": state != "void",
             "state": state,
             "amount": share if state == "pending" else 0,

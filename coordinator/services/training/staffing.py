@@ -153,6 +153,7 @@ class Staffing:
         holders = {lease.seat: lease for lease in work.leases.values() if lease.seat}
         seats = [(s, p) for s in range(len(work.run.layers)) for p in range(work.run.replicas)]
         missing = [seat for seat in seats if seat not in holders]
+        self._release_spares(work)
         self._warn_unstaked(work)
         own = self._context.config.auditors  # They look, and neither step in nor count as spares.
         spares = {lease.node: lease for lease in work.leases.values() if lease.seat is None and lease.node not in own}
@@ -160,7 +161,7 @@ class Staffing:
         willing = await self._willing(work, self._nodes.candidates(tuple(spares)))
         free = [candidate for candidate in willing if candidate.node not in seated]
         if not missing:
-            if not await self._replace_unstaked(work, holders, spares, free) and not await self._improve(
+            if not await self._replace_leaving(work, holders, spares, free) and not await self._improve(
                 work, holders, spares, free
             ):
                 self._hold_spares(work, free, spares)
@@ -251,6 +252,8 @@ class Staffing:
         known = {c.node: c for c in self._nodes.everybody()}
         if run.round is not None or since < placement.REST_ROUNDS or any(x.node not in known for x in holders.values()):
             return False
+        if any(self._nodes.is_draining(lease.node) for lease in holders.values()):
+            return False  # It would have to get another seat.
         held = {seat: known[lease.node] for seat, lease in holders.items()}
         free = await self._payable(work, free)
         training, left = training_of(run, work.job.spec.training), run.total_rounds - run.done
@@ -285,16 +288,28 @@ class Staffing:
                 )
         self._warned[work.job.id] = frozenset(lease.id for lease in short)
 
-    async def _replace_unstaked(
+    def _release_spares(self, work: UnitOfWork) -> None:
+        """Spares that drain stand by no more, since nothing waits for them."""
+        for lease in [lease for lease in work.leases.values() if lease.seat is None]:
+            if why := self._nodes.why_draining(lease.node):
+                work.end(lease.id, "replaced", why)
+
+    def _why_leaving(self, node: str) -> str:
+        """Why a node's seat goes to another between two rounds; empty: it stays."""
+        if why := self._nodes.why_draining(node):
+            return why
+        return "its stake is too little by now" if self._nodes.short_of_stake(node) else ""
+
+    async def _replace_leaving(
         self,
         work: UnitOfWork,
         holders: Mapping[tuple[int, int], Lease],
         spares: Mapping[str, Lease],
         free: Sequence[Candidate],
     ) -> bool:
-        """Between two rounds: give seats of nodes whose stake is too little by now to others; whether any was given."""
+        """Between two rounds: give seats of nodes that drain, or have too little stake, to others; whether any was given."""
         assert work.run is not None
-        leaving = {seat: lease for seat, lease in holders.items() if self._nodes.short_of_stake(lease.node)}
+        leaving = {seat: lease for seat, lease in holders.items() if self._why_leaving(lease.node)}
         if not leaving or work.run.round is not None:
             return False
         known = {c.node: c for c in self._nodes.everybody()}
@@ -306,7 +321,8 @@ class Staffing:
             return True
         seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found)
         for seat in seats:
-            work.end(leaving[seat].id, "replaced", "its stake is too little by now: another node takes the seat")
+            why = self._why_leaving(leaving[seat].node)
+            work.end(leaving[seat].id, "replaced", f"{why}: another node takes the seat")
         self._hand_over(work, seats, spares, free)
         return bool(seats)
 
@@ -329,7 +345,11 @@ class Staffing:
         known = {c.node: c for c in self._nodes.everybody()}
         holders = {lease.seat: lease for lease in work.leases.values() if lease.seat and lease.node in known}
         fits = {
-            stage: frozenset(seat for seat, lease in holders.items() if known[lease.node].holds(memory, stage))
+            stage: frozenset(
+                seat
+                for seat, lease in holders.items()
+                if known[lease.node].holds(memory, stage) and not self._nodes.is_draining(lease.node)
+            )
             for stage in range(len(memory["main"]))
         }
         moves = placement.moves(missing, list(holders), fits)

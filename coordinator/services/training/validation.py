@@ -3,6 +3,7 @@
 import msgspec
 
 from coordinator.client.text import agreement as in_words
+from coordinator.client.text import told_apart
 from coordinator.domain.audits import quorum
 from coordinator.domain.audits.quorum import QuorumOutcome
 from coordinator.domain.rounds.round import Round, results
@@ -13,6 +14,7 @@ from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.records import MetricRecord, NodeRecord
 from protocol.audit import loss_tolerance
 from protocol.rest.api import Agreement
+from protocol.task import PreferenceScore
 
 
 class HeldOut:
@@ -33,22 +35,29 @@ class HeldOut:
             return
         outcome = quorum.judge(results(current), loss_tolerance(work.job.spec.training.precision))
         whose = Agreement(outcome.same, outcome.near, outcome.of)
-        work.change_run(round=msgspec.structs.replace(current, weighed=True, validation=outcome.loss, agreement=whose))
+        known = {"validation": outcome.loss, "agreement": whose, "preference": outcome.preference}
+        work.change_run(round=msgspec.structs.replace(current, weighed=True, **known))
         when = f"before round {current.number + 1}" if current.steps else "after the last round"
         if outcome.loss is None:
             self._context.metrics.count("heldout_undecided_total")
             said = ", ".join(f"{current.measured[replica].loss:.4f}" for replica in sorted(current.measured))
             work.note("differs", f"the loss on held-out text {when} is not known: computers came to {said}")
         else:
-            self._report(work, current, outcome.loss, whose)
-            work.note("validation", f"the loss on held-out text is {outcome.loss:.4f} {when}, {in_words(whose)}")
+            self._report(work, current, outcome.loss, whose, outcome.preference)
+            score = told_apart(outcome.preference)
+            beside = f" ({score})" if score else ""
+            work.note(
+                "validation", f"the loss on held-out text is {outcome.loss:.4f}{beside} {when}, {in_words(whose)}"
+            )
         for replica in outcome.differ:
             await self._distrust(work, current, replica, outcome)
 
-    def _report(self, work: UnitOfWork, current: Round, loss: float, whose: Agreement) -> None:
+    def _report(
+        self, work: UnitOfWork, current: Round, loss: float, whose: Agreement, preference: PreferenceScore | None
+    ) -> None:
         job = work.job
         first = job.first_validation_loss if job.first_validation_loss is not None else loss
-        work.change(validation_loss=loss, first_validation_loss=first, agreement=whose)
+        work.change(validation_loss=loss, first_validation_loss=first, agreement=whose, preference=preference)
         work.measure(
             MetricRecord(job.id, current.number, current.first_step, job.tokens_done, "validation", loss, work.now)
         )

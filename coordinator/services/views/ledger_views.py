@@ -14,12 +14,13 @@ from coordinator.services.audits.evidence import read_evidence
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.core.leases import Leases
+from coordinator.services.core.stored_sums import ConfirmedSums
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments import tallies
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.views import resources
-from coordinator.store.ports import Condition, Scalar, Transaction, col
+from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import CommitRecord, DisputeRecord, NodeRecord, OutboxKind, OutboxRecord, RoundRecord
 from ledger.errors import LedgerError
 from ledger.states import EscrowState
@@ -39,7 +40,6 @@ _WORK_BY = (
     col(CommitRecord.promised),
 )
 MAX_IDS = 1000  # Named in one query: databases limit its parameters.
-_ZERO = (0, 0)
 
 LOG = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class BookService:
         promises: PromiseService,
     ) -> None:
         self._context = context
+        self._confirmed = ConfirmedSums()
         self._promises = promises
         self._chain = chain
         self._nodes = nodes
@@ -67,13 +68,18 @@ class BookService:
         self, kinds: Sequence[str], job: str | None, before: int | None, limit: int
     ) -> Sequence[ledger.LedgerEntry]:
         """Transactions, newest first."""
-        where: list[Condition] = [col(OutboxRecord.kind).in_(cast(Sequence[OutboxKind], kinds))] if kinds else []
-        where += [col(OutboxRecord.job).equals(job)] if job is not None else []
-        where += [col(OutboxRecord.id) < before] if before is not None else []
+        where: list[Condition] = [col(OutboxRecord.id) < before] if before is not None else []
         async with self._context.store.transaction() as tx:
             if job is not None:
                 await _job(tx, job)
-            return await _shown(tx, await tx.find(OutboxRecord, *where, newest=True, limit=limit))
+                found = await _rows_of(tx, job, kinds, where, limit)
+            else:
+                # Kind by kind, each in the order of its index: together all of them would be read, and put in order then.
+                named = cast(Sequence[OutboxKind], kinds)
+                of_kind = [[col(OutboxRecord.kind).equals(kind), *where] for kind in named] or [where]
+                parts = [await tx.find(OutboxRecord, *one, newest=True, limit=limit) for one in of_kind]
+                found = sorted((row for part in parts for row in part), key=lambda row: -row.id)[:limit]
+            return await _shown(tx, found)
 
     async def audits(
         self, state: str | None, job: str | None, offset: int, limit: int, after: tuple[int, str] | None = None
@@ -91,29 +97,26 @@ class BookService:
     async def totals(self) -> ledger.LedgerTotals:
         """Where all the money is."""
         async with self._context.store.transaction() as tx:
-            moved = await tx.sums(
-                OutboxRecord,
-                col(OutboxRecord.amount),
-                (col(OutboxRecord.kind),),
-                col(OutboxRecord.state).equals("confirmed"),
-            )
+            moved, now = await self._confirmed.by_kind(tx), self._context.clock.time()
             fields = col(Job.escrow), col(Job.paid), col(Job.refunded)
-            held = [(await tx.sums(Job, field, ()) or {(): _ZERO})[()][1] for field in fields]
-        return _totals(moved, held[0] - held[1] - held[2])
+            by_state = [await self._context.job_sums.by_state(tx, now, field) for field in fields]
+        escrow, paid, refunded = (sum(amount for _, amount in found.values()) for found in by_state)
+        return _totals(moved, escrow - paid - refunded)
 
     async def job(self, job: str) -> ledger.JobLedger:
         """A job's escrow, as the ledger has it now; as the books have it where the ledger does not answer."""
         async with self._context.store.transaction() as tx:
             stored = await _job(tx, job)
-            moved = await tx.sums(
+            of_kind = await tx.sums(
                 OutboxRecord,
                 col(OutboxRecord.amount),
                 (col(OutboxRecord.kind),),
                 col(OutboxRecord.job).equals(job),
                 col(OutboxRecord.state).equals("confirmed"),
             )
+        moved = {str(kind): amount for (kind,), (_, amount) in of_kind.items()}
         state = await self._escrow(stored)
-        slashed = moved.get(("slash",), _ZERO)[1]
+        slashed = moved.get("slash", 0)
         return ledger.JobLedger(
             job=job,
             escrow=self._chain.escrow_address(stored.submitter, job),
@@ -292,16 +295,35 @@ async def _shown(tx: Transaction, rows: Sequence[OutboxRecord]) -> list[ledger.L
     ]
 
 
+async def _rows_of(
+    tx: Transaction, job: str, kinds: Sequence[str], where: Sequence[Condition], limit: int
+) -> list[OutboxRecord]:
+    """A job's newest rows of these kinds, or of all."""
+    found: list[OutboxRecord] = []
+    size = MAX_IDS if kinds else limit
+    while len(found) < limit:
+        page = await tx.find(OutboxRecord, col(OutboxRecord.job).equals(job), *where, newest=True, limit=size)
+        found += [row for row in page if not kinds or row.kind in kinds]
+        if len(page) < size:
+            break
+        where = [col(OutboxRecord.id) < page[-1].id]
+    return found[:limit]
+
+
 async def _work_of(tx: Transaction, node: str) -> tuple[tuple[ledger.NodeJob, ...], Sequence[OutboxRecord]]:
     """A node's jobs, newest first, and the transactions that paid it."""
     groups = await tx.sums(CommitRecord, col(CommitRecord.amount), _WORK_BY, col(CommitRecord.node).equals(node))
-    ids = tuple(sorted({int(number) for key in groups for number in key[3:] if number is not None}, reverse=True))
+    newest = await _newest(tx, sorted({str(key[0]) for key in groups}))
+    ids = sorted({int(number) for key in groups for number in key[3:] if number is not None}, reverse=True)
+    needed = {number for key in groups if str(key[0]) in newest for number in key[3:]}
     rows: list[OutboxRecord] = []
     for start in range(0, len(ids), MAX_IDS):
-        rows += await tx.find(OutboxRecord, col(OutboxRecord.id).in_(ids[start : start + MAX_IDS]), newest=True)
+        enough = sum(row.kind == "settle" for row in rows) >= MAX_RECENT
+        asked = tuple(number for number in ids[start : start + MAX_IDS] if not enough or number in needed)
+        rows += await tx.find(OutboxRecord, col(OutboxRecord.id).in_(asked), newest=True) if asked else []
     by_id = {row.id: row for row in rows}
-    jobs = await _names_of(tx, (str(key[0]) for key in groups))
-    kept = sorted(jobs.values(), key=lambda job: job.created, reverse=True)[:MAX_NODE_JOBS]
+    jobs = await _names_of(tx, newest)
+    kept = sorted(jobs.values(), key=lambda job: job.created, reverse=True)
     sums: dict[str, defaultdict[str, int]] = {job.id: defaultdict(int) for job in kept}
     unpaid: dict[str, defaultdict[ShareState, int]] = {job.id: defaultdict(int) for job in kept}
     for (job, state, why, settlement, promised), (count, amount) in groups.items():
@@ -332,6 +354,16 @@ async def _work_of(tx: Transaction, node: str) -> tuple[tuple[ledger.NodeJob, ..
     return found, [row for row in rows if row.kind == "settle"][:MAX_RECENT]
 
 
+async def _newest(tx: Transaction, jobs: Sequence[str]) -> list[str]:
+    """The newest of these jobs: as many as a node's page has."""
+    ages: list[tuple[float, str]] = []
+    for start in range(0, len(jobs), MAX_IDS):
+        some: Condition = col(Job.id).in_(jobs[start : start + MAX_IDS])
+        found = await tx.sums(Job, col(Job.version), (col(Job.created), col(Job.id)), some)
+        ages += [(cast(float, created), str(job)) for created, job in found]
+    return [job for _, job in sorted(ages, reverse=True)[:MAX_NODE_JOBS]]
+
+
 def _sentences(unpaid: Mapping[ShareState, int]) -> tuple[str, ...]:
     """Of every share that is not paid, how many there are and why."""
     return tuple(
@@ -343,9 +375,9 @@ def _audit(audit: Audit, role: Literal["audited", "auditor"], names: Mapping[str
     return ledger.NodeAudit(audit.job, role, audit.epoch, resources.audit_view(audit, readable(audit.detail, names)))
 
 
-def _totals(moved: Mapping[tuple[Scalar, ...], tuple[int, int]], held: int) -> ledger.LedgerTotals:
+def _totals(moved: Mapping[str, int], held: int) -> ledger.LedgerTotals:
     """Sums of transactions beside what is left by another count; the two agree, or the difference says by how much not."""
-    amount = {kind: moved.get((kind,), _ZERO)[1] for kind in ("fund", "settle", "refund", "slash")}
+    amount = {kind: moved.get(kind, 0) for kind in ("fund", "settle", "refund", "slash")}
     rest = amount["fund"] - amount["settle"] - amount["refund"]
     return ledger.LedgerTotals(
         deposited=amount["fund"],

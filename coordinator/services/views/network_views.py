@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from common.untrusted_text import untrusted
 from coordinator.domain.job import Job, JobState
+from coordinator.errors import ForbiddenError
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.network.nodes import Nodes
@@ -19,6 +20,9 @@ from protocol.rest import api
 MAX_NODES = 2_000  # Shown at a time, those longest known first.
 
 _RUNNING = (JobState.FUNDED, JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING)
+NO_RELAYS = (
+    "this network's relays are for computers that may lend here: the line can be tested once this one has been let in"
+)
 _NONE = (0, 0)  # How many there are, and their sum.
 
 
@@ -46,7 +50,7 @@ class NetworkService:
     async def view(self) -> api.NetworkView:
         """Capacity, work and price at a glance."""
         async with self._context.store.transaction() as tx:
-            states = await tx.sums(Job, col(Job.paid), (col(Job.state),))
+            states = await self._context.job_sums.by_state(tx, self._context.clock.time(), col(Job.paid))
             earned = await tx.sums(NodeRecord, col(NodeRecord.earned), ())
         here = self._nodes.everybody()
         busy = self._leases.busy()
@@ -55,14 +59,17 @@ class NetworkService:
             nodes_busy=sum(node.node in busy for node in here),
             memory_mb=sum(node.memory_mb for node in here),
             flops=sum(node.flops for node in here),
-            jobs_running=sum(states.get((state,), _NONE)[0] for state in _RUNNING),
-            jobs_done=states.get((JobState.SETTLED,), _NONE)[0],
+            jobs_running=sum(states.get(state, _NONE)[0] for state in _RUNNING),
+            jobs_done=states.get(JobState.SETTLED, _NONE)[0],
             paid_total=earned.get((), _NONE)[1],
             price_per_petaflop=self._context.config.price_per_petaflop,
             coordinator=self._coordinator,
             ledger_url=self._chain.url,
             test_wallet=self._test_wallet,
             relays_up=len([relay for relay in self._relays.views() if relay.state in ("up", "full")]),
+            evaluation_tasks=self._context.config.evaluation.names,
+            who_may_lend=self._context.config.who_may_lend,
+            min_stake=self._context.config.min_stake,
             notice=untrusted("" if here else "no node is connected: jobs wait until some are"),
         )
 
@@ -86,5 +93,12 @@ class NetworkService:
         return self._relays.announce(envelope)
 
     async def relay_credentials(self, question: RelayQuestion, host: str) -> IceServers:
-        """Every relay that lives, for a node that measures them."""
-        return self._relays.credentials(question, host)
+        """Every relay that lives, for a node that measures them.
+
+        Raises:
+            ForbiddenError: it may not lend here, or the question is not its own.
+        """
+        found = self._relays.credentials(question, host)
+        if self._nodes.lenders.why_not(question.node):
+            raise ForbiddenError(NO_RELAYS)
+        return found

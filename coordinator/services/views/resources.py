@@ -8,11 +8,12 @@ import msgspec
 
 from common.untrusted_text import Untrusted, untrusted
 from coordinator.domain.audits.trust import Audit
-from coordinator.domain.job import LIVE, Job, JobState
+from coordinator.domain.job import LIVE, Evaluated, Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.rounds.run import Run
 from coordinator.services.views import job_summary
 from coordinator.store.records import CommitRecord, EventRecord, MetricRecord, NodeRecord, OutboxRecord, RoundRecord
+from protocol.evaluation import EvaluationView
 from protocol.job.job import total_steps
 from protocol.rest import api
 from protocol.task import Traffic
@@ -83,7 +84,17 @@ def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: s
         checkpoint=place.checkpoint,
         shared=job.shared,
         agreement=job.agreement,
+        preference=job.preference,
+        evaluation=_evaluation(job),
     )
+
+
+def _evaluation(job: Job) -> EvaluationView | None:
+    """None where no tasks are asked for, or there is no model to try."""
+    if not job.evaluating or job.state in (JobState.FAILED, JobState.CANCELLED):
+        return None
+    found = job.evaluated or Evaluated()
+    return EvaluationView(job.evaluating, found.rows, found.note)
 
 
 def job_nodes(
@@ -144,6 +155,7 @@ def round_view(record: RoundRecord) -> api.RoundView | None:
         started=record.started,
         ended=record.ended,
         agreement=record.agreement,
+        preference=record.preference,
     )
 
 

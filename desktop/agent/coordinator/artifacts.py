@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import random
+import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from common.errors import SealedFileError
 from common.http_sessions import open_session
 from common.urls import at, parse_url
 from desktop.agent.base.log import LOG
+from desktop.agent.base.payloads import Payload
+from desktop.agent.coordinator.cache_contents import CacheContents
 from desktop.agent.coordinator.transfer_pacing import Courtesy
 from desktop.agent.errors import ArtifactError, UnwantedError
 from transport.sctp.allowance import Allowance
@@ -49,16 +52,22 @@ class Cached:
     path: Path
     key: bytes
 
-    def read(self) -> bytes:
-        """All of it, in a thread.
+    def payload(self) -> Payload:
+        """All of it, to be read piece by piece: as long as it is being read the cache does not lose it.
 
         Raises:
             ArtifactError: somebody has changed it meanwhile.
         """
         try:
-            with SealedFile(self.path, self.key) as file:
-                return file.read()
-        except SealedFileError as error:
+            return SealedFile(self.path, self.key)
+        except (SealedFileError, OSError) as error:
+            raise ArtifactError(f"the artifact {self.path.name} cannot be used: {error}") from error
+
+    def read(self) -> bytes:
+        """The same in memory, in a thread."""
+        try:
+            return self.payload().read()
+        except (SealedFileError, OSError) as error:
             raise ArtifactError(f"the artifact {self.path.name} cannot be used: {error}") from error
 
 
@@ -79,13 +88,13 @@ class Artifacts:
         folder: Path,
         clock: Clock,
         cache_bytes: int = CACHE_BYTES,
-        keys: dict[str, bytes] | None = None,
+        contents: CacheContents | None = None,
         courtesy: Courtesy | None = None,
     ) -> None:
         """Keep files in ``folder``, at most ``cache_bytes`` of them.
 
         Args:
-            keys: digest -> key of what this process has cached already; what comes is added. Any other file is deleted.
+            contents: what this process has cached already; what comes is added. Any other file is deleted.
             courtesy: paces transfers; None: they go as fast as they can.
         """
         self._base = parse_url(base_url)
@@ -97,12 +106,12 @@ class Artifacts:
         self._authorised = asyncio.Event()
         self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
         self._locks: dict[str, asyncio.Lock] = {}
-        self._keys = {} if keys is None else keys
+        self.contents = CacheContents() if contents is None else contents
         self._downloads: dict[str, Download] = {}
         self._http: aiohttp.ClientSession | None = None
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in folder.iterdir():
-            if file.name not in self._keys:
+            if file.name not in self.contents.keys:
                 file.unlink()
 
     def authorise(self, token: str) -> None:
@@ -129,20 +138,32 @@ class Artifacts:
         async with lock:
             path = self._folder / digest
             if path.exists():
-                key = self._keys.get(digest)
+                key = self.contents.keys.get(digest)
                 if key is not None and await asyncio.to_thread(_hash, path, key) == digest:
                     os.utime(path)
                     return Cached(path, key)
                 LOG.warning("the cached artifact %s is damaged: fetching it again", digest)
                 path.unlink()
-            self._keys[digest] = key = await self._download(digest, path)
+            self.contents.keys[digest] = key = await self._download(digest, path)
         self._locks.pop(digest, None)
         await asyncio.to_thread(self._make_room, path)
         return Cached(path, key)
 
-    async def fetch_bytes(self, digest: str) -> bytes:
-        """The bytes that ``digest`` names; raises as ``fetch``."""
-        return await asyncio.to_thread((await self.fetch(digest)).read)
+    async def fetch_payload(self, digest: str) -> Payload:
+        """The bytes that ``digest`` names, on the disk; raises as ``fetch``."""
+        return await asyncio.to_thread((await self.fetch(digest)).payload)
+
+    def adopt(self, path: Path, key: bytes) -> Path | None:
+        """Keep a file beside where it lies, as long as the cache has room for it; None where the disk cannot."""
+        kept = self._folder / f"{path.stem}-{secrets.token_hex(16)}"
+        try:
+            os.link(path, kept)
+        except OSError as error:
+            LOG.info("%s is not kept for later jobs: %s", path.name, error)
+            return None
+        self.contents.keys[kept.name] = key
+        self._make_room(kept)
+        return kept
 
     async def fetch_range(self, digest: str, begin: int, end: int, take: Callable[[bytes], None]) -> None:
         """Hand bytes ``begin <= i < end`` of an artifact to ``take``, piece by piece and in order, through any number of cuts.
@@ -173,7 +194,7 @@ class Artifacts:
         if begin < end:
             await self._repeat(get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
 
-    async def upload(self, payload: bytes, digest: str, lease: str, answers: str, urgent: bool = False) -> None:
+    async def upload(self, payload: Payload, digest: str, lease: str, answers: str, urgent: bool = False) -> None:
         """Store ``payload`` with the coordinator; storing it twice is the same as once.
 
         Args:
@@ -181,22 +202,30 @@ class Artifacts:
             urgent: a round's end waits for it, so it does not give way to links.
         Raises:
             UnwantedError: the coordinator does not wait for it any more.
-            ArtifactError: the coordinator refuses it.
+            ArtifactError: the coordinator refuses it, or the disk has lost it.
         """
         url = self._url(digest).with_query(lease=lease, answers=answers)
 
+        lost: list[Exception] = []
+
         async def put(http: aiohttp.ClientSession, headers: dict[str, str]) -> None:
             loop = asyncio.get_running_loop()
+            if lost:  # Trying again does not bring it back.
+                raise ArtifactError(f"the artifact {digest} cannot be read any more: {lost[0]}")
             async with asyncio.timeout(STALL_S) as stall:
 
                 async def body() -> AsyncIterator[bytes]:
-                    async for piece in self._courtesy.pieces(payload, urgent):
-                        stall.reschedule(loop.time() + STALL_S)
-                        yield piece
+                    try:
+                        async for piece in self._courtesy.pieces(payload, urgent):
+                            stall.reschedule(loop.time() + STALL_S)
+                            yield piece
+                    except OSError as error:
+                        lost.append(error)
+                        raise
 
                 # No limit for the answer's first byte while the payload is still on its way: ``stall`` sees to that.
                 patient = aiohttp.ClientTimeout(total=None, connect=STALL_S)
-                sized = {**headers, "Content-Length": str(len(payload)), "Content-Type": "application/octet-stream"}
+                sized = {**headers, "Content-Length": str(payload.size), "Content-Type": "application/octet-stream"}
                 async with http.put(url, data=body(), headers=sized, timeout=patient) as answer:
                     await _check(answer, digest)
 
@@ -284,10 +313,11 @@ class Artifacts:
                 return
             if file.stem in self._locks:
                 continue  # Being fetched or handed out.
-            total -= file.stat().st_size
-            with contextlib.suppress(FileNotFoundError):
-                file.unlink()
-            self._keys.pop(file.name, None)
+            size = file.stat().st_size
+            with contextlib.suppress(PermissionError):  # Windows keeps what is being read.
+                file.unlink(missing_ok=True)
+                total -= size
+                self.contents.keys.pop(file.name, None)
 
 
 def _socket(address: AddrInfoType) -> socket.socket:

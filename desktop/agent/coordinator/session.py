@@ -41,10 +41,13 @@ from protocol.node import (
     Hello,
     IceServers,
     JobEarned,
+    KeepRecords,
+    ListRecords,
     NodeMessage,
     NodeProfile,
     Promised,
     Refused,
+    ReturnRecords,
     Signal,
     Unanswered,
     Welcome,
@@ -57,7 +60,10 @@ SILENT_MIN_S = 10.0  # A coordinator that beats every second may still stall for
 GOODBYE_S = 3.0
 RECONNECT_MAX_S = 2.0  # While leases are held: they expire within seconds.
 
-TaskMessage = Assign | Command | Acknowledged | Beat | JobEarned | Promised | Signal | IceServers | Unanswered
+RecordsMessage = KeepRecords | ListRecords | ReturnRecords
+TaskMessage = (
+    Assign | Command | Acknowledged | Beat | JobEarned | Promised | Signal | IceServers | Unanswered | RecordsMessage
+)
 
 
 class Listener(Protocol):
@@ -80,6 +86,10 @@ class _ConnectionEndedError(AgentError):
     """This connection is over; the next one may work."""
 
 
+class _RefusedForNowError(_ConnectionEndedError):
+    """The coordinator does not take this node now; the text is its own."""
+
+
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError, MessageError, NotConnectedError, _ConnectionEndedError)
 
 
@@ -96,11 +106,18 @@ class CoordinatorSession:
     """Keeps one connection to the coordinator alive, for as long as ``run`` runs."""
 
     def __init__(
-        self, url: str, introduction: Introduction, listener: Listener, clock: Clock, coordinator_key: str = ""
+        self,
+        url: str,
+        introduction: Introduction,
+        listener: Listener,
+        clock: Clock,
+        coordinator_key: str = "",
+        invitation: str = "",
     ) -> None:
         """``url``: the coordinator's base address, ``http://host:port`` or ``https://host``; ``coordinator_key``: what it has to
-        prove that it holds, if anything."""
+        prove that it holds, if anything; ``invitation``: the code that lets this node in, where it has one."""
         self._url, self._coordinator_key = parse_url(url), coordinator_key
+        self._invitation = invitation
         self._self = introduction
         self._listener = listener
         self._clock = clock
@@ -143,6 +160,8 @@ class CoordinatorSession:
                 self.online_since = None
                 try:
                     await self._connection(http)
+                except _RefusedForNowError as refused:
+                    self.reason = str(refused)
                 except _BROKEN as error:
                     self.reason = printable(f"no connection to {self._url}{self._explained(error)}")
                 finally:
@@ -263,7 +282,7 @@ class CoordinatorSession:
         signature = self._self.key.sign(HELLO_CONTEXT, challenge.nonce, challenge.host.encode())
         nonce = secrets.token_bytes(32) if self._coordinator_key else b""
         me, held = self._self, self._listener.held()
-        hello = Hello(PROTOCOL, me.key.address, me.payout, signature, me.profile, held, nonce)
+        hello = Hello(PROTOCOL, me.key.address, me.payout, signature, me.profile, held, nonce, self._invitation)
         await socket.send_bytes(encode(hello))
         answer = await self._next(socket)
         match answer:
@@ -276,7 +295,7 @@ class CoordinatorSession:
             case Refused(reason=reason, retry_seconds=seconds):
                 self.state = "refused"
                 self._wait_after_refusal = seconds or 0.0
-                raise _ConnectionEndedError(f"refused: {printable(reason)}")
+                raise _RefusedForNowError(printable(reason))
             case _:
                 raise _ConnectionEndedError(f"expected a welcome, got {type(answer).__name__}")
 
@@ -320,7 +339,7 @@ class CoordinatorSession:
                             f"the coordinator {self._url} ended this session: {printable(reason)}"
                         )
                     self._wait_after_refusal = seconds
-                    raise _ConnectionEndedError(f"refused: {printable(reason)}")
+                    raise _RefusedForNowError(printable(reason))
                 case Beat(next_seconds=seconds):
                     self._period = seconds
                     self._listener.received(message)

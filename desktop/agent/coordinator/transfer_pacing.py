@@ -15,6 +15,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from common.clock import Clock
+from desktop.agent.base.payloads import Payload, pieces_of
 from transport.ice.stats import LinkStats
 from transport.sctp.allowance import Allowance
 
@@ -47,18 +48,23 @@ class Courtesy:
         self._urgent = 0
         self._least = 0.0  # Bytes a second that all transfers together need to be there in time.
 
-    async def pieces(self, payload: bytes, urgent: bool = False) -> AsyncIterator[bytes]:
-        """The payload, each piece when it may leave; ``urgent``: others wait for it, so it does not give way."""
-        least = 0.0 if urgent else len(payload) / DUE_S
-        begin = 0
+    async def pieces(self, payload: Payload, urgent: bool = False) -> AsyncIterator[bytes]:
+        """The payload, each piece when it may leave; ``urgent``: others wait for it, so it does not give way.
+
+        Raises:
+            OSError: it cannot be read any more.
+        """
+        least = 0.0 if urgent else payload.size / DUE_S
         self._urgent += urgent
         self._least += least
         try:
-            while begin < len(payload):
-                piece = payload[begin : begin + self._piece()]
-                begin += len(piece)
-                await self._leave(len(piece), urgent)
-                yield piece
+            async for read in pieces_of(payload):
+                begin = 0
+                while begin < len(read):
+                    piece = read[begin : begin + self._piece()]
+                    begin += len(piece)
+                    await self._leave(len(piece), urgent)
+                    yield piece
         finally:
             self._urgent -= urgent
             self._least -= least

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from common.untrusted_text import untrusted
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Base, Run, RunPoint
@@ -219,3 +220,25 @@ async def test_uploaded_files_stay_for_a_month_and_as_long_as_a_job_of_their_acc
         kept = {(file.account_id, file.name) for file in await tx.find(FileRecord)}
     assert kept == {("alice", "dataset of j"), ("alice", "new")}, "another tenant's old file gives no right any more"
     assert job.account_id == "alice"
+
+
+async def test_a_survey_says_what_a_sweep_would_free_and_changes_nothing(cellar: Cellar) -> None:
+    ended = await cellar.job("over", JobState.SETTLED, ENDED_S + 60, model=sha("model of over"))
+    await cellar.put("model of over", "train.bin of over", "an old upload", "junk")
+    await cellar.put("new junk", age=60.0)
+    now = cellar.bench.clock.t
+    upload = FileRecord(ended.account_id, sha("an old upload"), "dataset", untrusted("a"), 13, now - FILE_S - 60)
+    delivery = DeliveryRecord("lease", sha("state"), ended.id, "1" * 32, "state", 5, now - 10 * DAY)
+    async with cellar.bench.store.transaction() as tx:
+        await tx.insert(upload)
+        await tx.insert(delivery)
+    _, told = await cellar.keeping.survey()
+    goes = ("train.bin of over", "an old upload", "junk")
+    assert (told.files, told.removable, told.removable_size) == (5, 3, sum(map(len, goes)))
+    async with cellar.bench.store.transaction() as tx:
+        assert await tx.find(FileRecord) == [upload]
+        assert await tx.find(DeliveryRecord) == [delivery]
+    assert await cellar.keeping.survey() == (cellar.bench.clock.time(), told)
+    assert await cellar.keeping.sweep() == told.removable_size, "and the sweep does what was said"
+    _, after = await cellar.keeping.survey()
+    assert (after.files, after.removable) == (2, 0)

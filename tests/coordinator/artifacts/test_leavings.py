@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from coordinator.domain.lease import Lease
-from coordinator.errors import ConflictError, NotFoundError, TooManyError, UnavailableError
+from coordinator.errors import NotFoundError, TooManyError, UnavailableError
 from coordinator.services.accounts.budgets import MAX_TRIALS
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.checkpoints import Checkpoints
@@ -154,9 +154,11 @@ class Echo:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.running = 0
+        self.archives: list[str] = []
 
     async def generate(self, archive: str, request: TrialRequest, seconds: float) -> AsyncIterator[Mapping[str, Any]]:
         self.running += 1
+        self.archives.append(archive)
         assert self.running == 1, "one at a time"
         await self.go.wait()
         yield {"text": request.prompt}
@@ -164,8 +166,8 @@ class Echo:
         yield {"done": "length", "tokens": 1}
 
 
-async def trial(trials: Trials, job: str, prompt: str = "to be") -> list[Mapping[str, Any]]:
-    return [piece async for piece in trials.generate(job, None, TrialRequest(prompt))]
+async def trial(trials: Trials, job: str, prompt: str = "to be", start: bool = False) -> list[Mapping[str, Any]]:
+    return [piece async for piece in trials.generate(job, None, TrialRequest(prompt, start=start))]
 
 
 async def test_models_are_tried_one_after_the_other_and_a_long_queue_is_refused() -> None:
@@ -189,9 +191,13 @@ async def test_models_are_tried_one_after_the_other_and_a_long_queue_is_refused(
     assert first == [{"checkpoint": 4}, {"text": "to be"}, {"done": "length", "tokens": 1}]
     assert [pieces[0] for pieces in rest] == [{"waiting": n} for n in range(1, MAX_TRIALS)]
     assert await trial(trials, job) == first, "the queue is free again"
+    with pytest.raises(NotFoundError, match="started from random weights"):
+        await trial(trials, job, start=True)
     async with world.parts.desk.open(job) as work:
         adapting = msgspec.structs.replace(work.job.spec.training, lora=LoraSpec())
         model = msgspec.structs.replace(work.job.spec.model, weights=digest("weights"))
         work.change(spec=msgspec.structs.replace(work.job.spec, training=adapting, model=model))
-    with pytest.raises(ConflictError, match="load them with their base model"):
-        await trial(trials, job)
+    assert (await trial(trials, job))[-1] == {"done": "length", "tokens": 1}
+    assert echo.archives[-1] == digest("merged", job), "an adapter speaks with the model that it adapts"
+    await trial(trials, job, start=True)
+    assert echo.archives[-1] == digest("start", job)

@@ -1,4 +1,4 @@
-"""``--weights FOLDER``: what lies beside the weights goes with the job, and comes back with the model."""
+"""``--model FOLDER``: what lies beside the weights goes with the job, and comes back with the model."""
 
 import json
 import os
@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from common.console import Terminal
-from coordinator.client import cli
-from coordinator.client.cli import CliUsageError
 from coordinator.client.client import Client
+from coordinator.client.commands.base import CliUsageError
+from coordinator.client.commands.send import document_of
 from coordinator.client.datasets import DatasetError
 from coordinator.client.errors import ClientError
 from coordinator.client.folders import MAX_FILE_BYTES, tokenizer_files
@@ -78,13 +78,13 @@ async def document(tmp_path: Path, given: dict[str, Any], *argv: str) -> tuple[d
     job.write_text(json.dumps({"name": "a", "dataset": DATASET, "budget": 1} | given))
     client = Uploads()
     options = parser().parse_args(["quote", str(job), "--json", *argv])
-    return await cli._document(client, options, Terminal()), client  # type: ignore[arg-type]
+    return await document_of(client, options, Terminal()), client  # type: ignore[arg-type]
 
 
 async def test_a_folder_brings_config_tokenizer_and_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made, client = await document(tmp_path, {}, "--weights", str(folder(tmp_path)))
+    made, client = await document(tmp_path, {}, "--model", str(folder(tmp_path)))
     assert client.names == [("model.safetensors", "weights"), ("tokenizer.json", "tokenizer")]
     assert made["model"] == {"weights": "1" * 64, "config": CONFIG, "generation": GENERATION}
     assert made["tokenizer"] == {"kind": "file", "file": "2" * 64, "settings": KNOWN[KNOWN_NAME].settings}
@@ -97,8 +97,8 @@ async def test_a_folder_brings_config_tokenizer_and_settings(
 async def test_a_folder_without_its_config_is_told_before_anything_is_uploaded(tmp_path: Path) -> None:
     weights = str(folder(tmp_path, config=None))
     with pytest.raises(CliUsageError, match=r"holds weights and no config\.json: download that too"):
-        await document(tmp_path, {}, "--weights", weights)
-    made, _ = await document(tmp_path, {"model": {"config": CONFIG}}, "--weights", weights)
+        await document(tmp_path, {}, "--model", weights)
+    made, _ = await document(tmp_path, {"model": {"config": CONFIG}}, "--model", weights)
     assert made["model"]["config"] == CONFIG
 
 
@@ -108,18 +108,18 @@ async def test_a_folder_with_another_programs_tokenizer_alone_says_how_to_have_o
 ) -> None:
     made = folder(tmp_path)
     (made / "tokenizer.json").rename(made / older)
-    found, client = await document(tmp_path, {}, "--weights", str(made))
+    found, client = await document(tmp_path, {}, "--model", str(made))
     assert client.names == [("model.safetensors", "weights")]
     assert "tokenizer" not in found
     assert f"has {older} and no tokenizer.json, which is what is read here: save_pretrained" in capsys.readouterr().err
-    await document(tmp_path, {"tokenizer": {"kind": "bytes"}}, "--weights", str(made))
+    await document(tmp_path, {"tokenizer": {"kind": "bytes"}}, "--model", str(made))
     assert older not in capsys.readouterr().err, "somebody has chosen"
 
 
 async def test_a_byte_order_mark_before_a_config_is_looked_over(tmp_path: Path) -> None:
     made = folder(tmp_path)
     (made / "config.json").write_bytes(b"\xef\xbb\xbf" + (made / "config.json").read_bytes())
-    found, _ = await document(tmp_path, {}, "--weights", str(made))
+    found, _ = await document(tmp_path, {}, "--model", str(made))
     assert found["model"]["config"] == CONFIG
 
 
@@ -128,7 +128,7 @@ async def test_what_the_document_says_stands(tmp_path: Path) -> None:
         "model": {"config": CONFIG | {"hidden_size": 32}, "generation": {}},
         "tokenizer": {"kind": "file", "file": "3" * 64, "settings": {"eos_token": "a"}},
     }
-    made, client = await document(tmp_path, given, "--weights", str(folder(tmp_path)))
+    made, client = await document(tmp_path, given, "--model", str(folder(tmp_path)))
     assert client.names == [("model.safetensors", "weights")]
     assert made["model"] == {**given["model"], "weights": "1" * 64}
     assert made["tokenizer"] == given["tokenizer"]
@@ -182,8 +182,8 @@ async def test_transformers_finds_the_chat_templates_of_a_folder_again(
 @pytest.mark.parametrize("kind", IRREGULAR)
 async def test_what_cannot_be_read_twice_is_refused_before_anything_waits_for_it(kind: str, tmp_path: Path) -> None:
     pipe, model = irregular_path(kind, tmp_path), folder(tmp_path)
-    for argv in (("--data", str(pipe)), ("--weights", str(pipe))):
-        if "weights" in argv[0] and kind == "folder":
+    for argv in (("--data", str(pipe)), ("--model", str(pipe))):
+        if "model" in argv[0] and kind == "folder":
             continue  # A model's folder is what may be named there.
         with pytest.raises(DatasetError, match=f"{pipe} {IRREGULAR[kind]}"):
             await document(tmp_path, {"model": {"config": CONFIG}}, *argv)
@@ -197,7 +197,7 @@ async def test_what_cannot_be_read_twice_is_refused_before_anything_waits_for_it
     (model / "model.safetensors").symlink_to(pipe)
     os.mkfifo(model / "model.safetensors.index.json")
     with pytest.raises(DatasetError, match=IRREGULAR[kind]):
-        await document(tmp_path, {}, "--weights", str(model))
+        await document(tmp_path, {}, "--model", str(model))
 
 
 async def test_a_folder_with_a_damaged_file_names_it(tmp_path: Path) -> None:

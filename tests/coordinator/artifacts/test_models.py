@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from common.clock import SystemClock
@@ -20,16 +21,21 @@ from coordinator.client.line import is_passing
 from coordinator.errors import InvalidError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
-from coordinator.services.artifacts.file_ownership import FileOwnership
-from coordinator.services.artifacts.models import TrainerTools, _pack
+from coordinator.services.artifacts.file_ownership import FileOwnership, sources
+from coordinator.services.artifacts.models import TrainerTools, _card, _pack
 from coordinator.store.memory import MemoryStore
+from coordinator.store.records import RoundRecord
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
 from protocol.models.model import ENDS_WITH, PRESETS
 from protocol.models.weights import WeightIndex
 from protocol.rest.api import NewUpload
 from protocol.rest.dataset import CheckRequest
+from protocol.task import PreferenceScore
 from tests.coordinator.fakes import spec
+from tests.coordinator.jobs.test_standing import JOB
 from tests.support.special_tokens import KNOWN, written
+from trainer.data.marks import BEGINS, UNLEARNT
+from trainer.export.metrics_export import write_curve
 
 
 def tools(tmp_path: Path, seconds: float = 60.0) -> tuple[DiskArtifacts, TrainerTools]:
@@ -41,6 +47,32 @@ async def document(artifacts: ArtifactStore, tmp_path: Path, content: bytes) -> 
     path = tmp_path / "data.txt"
     path.write_bytes(content)
     return msgspec.structs.replace(spec(), dataset=DatasetSpec(await artifacts.put_file(path)))
+
+
+def test_the_curve_of_a_finished_model_lies_over_all_tokens_until_each_round(tmp_path: Path) -> None:
+    first = RoundRecord(JOB.id, 1, 0, "complete", None, 0, 1, 2, 0.0, ended=1.0, tokens=40, train_loss=3.0)  # type: ignore[arg-type]
+    rounds = [
+        msgspec.structs.replace(first, number=number, tokens=tokens) for number, tokens in enumerate((40, 40, 20))
+    ]
+    told = _card(JOB, rounds)["rounds"]
+    assert [row["tokens"] for row in told] == [40, 80, 100]
+    write_curve(told, tmp_path)
+    read = EventAccumulator(str(tmp_path / "logs")).Reload()
+    assert [point.step for point in read.Scalars("loss/train")] == [40, 80, 100]
+    assert "accuracy" not in told[0]
+
+
+def test_a_finished_model_says_how_it_tells_held_out_answers_apart(tmp_path: Path) -> None:
+    score = PreferenceScore(0.875, 1.25)
+    over = RoundRecord(JOB.id, 1, 0, "complete", None, 0, 1, 2, 0.0, ended=1.0, tokens=40, preference=score)  # type: ignore[arg-type]
+    told = _card(msgspec.structs.replace(JOB, preference=score), [over])
+    assert (told["accuracy"], told["margin"]) == (0.875, 1.25)
+    write_curve(told["rounds"], tmp_path, answers=True)
+    row = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert (row["accuracy"], row["margin"]) == (0.875, 1.25)
+    read = EventAccumulator(str(tmp_path / "logs")).Reload()
+    assert [(p.step, p.value) for p in read.Scalars("accuracy/validation")] == [(40, 0.875)]
+    assert [p.value for p in read.Scalars("margin/validation")] == [1.25]
 
 
 @pytest.mark.parametrize(("called", "name"), [("my own.json", "my own.json"), ("", "the tokenizer's file")])
@@ -144,6 +176,27 @@ async def test_a_dataset_becomes_the_files_of_every_worker(tmp_path: Path) -> No
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+async def test_several_datasets_become_one_with_their_weights_and_one_is_held_out(tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    asked = await document(artifacts, tmp_path, b"all work and no play\n" * 500)
+    digests = []
+    for name in ("second", "judged", "none"):
+        content = [b"second\n", b"judged\n", bytes(range(256))][len(digests)]
+        (tmp_path / name).write_bytes(content * 300)
+        digests.append(await artifacts.put_file(tmp_path / name))
+    second, judged, none = digests
+    both = msgspec.structs.replace(
+        asked, more_datasets=(DatasetSpec(second, weight=2.0),), heldout_dataset=DatasetSpec(judged)
+    )
+    prepared = await workshop.prepare(both)
+    train, heldout = (artifacts.path(prepared.files[name]).read_bytes() for name in ("train.bin", "heldout.bin"))
+    assert (len(train), len(heldout)) == (4 * (21 * 500 + 2 * 7 * 300), 4 * 7 * 300)
+    assert {digest for _, digest in sources(both)} == {asked.dataset.artifact, second, judged}
+    wrong = msgspec.structs.replace(asked, more_datasets=(DatasetSpec(none),))
+    with pytest.raises(InvalidError, match=r"mine\.bin"):
+        await workshop.prepare(wrong, "data.txt", {none: "mine.bin"})
+
+
 @pytest.mark.parametrize("name", ["llama 2", "qwen 2.5 instruct"])
 async def test_the_config_says_which_token_ended_the_documents(name: str, tmp_path: Path) -> None:
     artifacts, workshop = tools(tmp_path)
@@ -159,6 +212,31 @@ async def test_the_config_says_which_token_ended_the_documents(name: str, tmp_pa
     tokens = np.fromfile(artifacts.path(prepared.files["train.bin"]), "<u4")
     held = np.fromfile(artifacts.path(prepared.files["heldout.bin"]), "<u4")
     assert np.count_nonzero(np.concatenate([tokens, held]) == known.make().token_to_id(known.end)) == 500
+
+
+@pytest.mark.parametrize("learn", ["answers", "all"])
+async def test_conversations_become_files_with_marks_within_the_tools_memory(learn: str, tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    talk = [{"role": "user", "content": "Work?"}, {"role": "assistant", "content": "All work and no play."}]
+    rows = b"".join(json.dumps({"messages": talk, "n": n}).encode() + b"\n" for n in range(500))
+    asked = await document(artifacts, tmp_path, rows)
+    known = KNOWN["qwen 2.5 instruct"]
+    file = await artifacts.put_file(written(known, tmp_path / "tokenizer"))
+    dataset = msgspec.structs.replace(asked.dataset, learn=learn)
+    tokenizer = TokenizerSpec("file", file=file, settings=known.settings)
+    asked = msgspec.structs.replace(asked, dataset=dataset, tokenizer=tokenizer)
+    prepared = await workshop.prepare(asked)
+    tokens = np.fromfile(artifacts.path(prepared.files["train.bin"]), "<u4")
+    assert tokens[0] & BEGINS
+    report = await workshop.inspect(CheckRequest(dataset, tokenizer, asked.training.sequence), lambda _: None)
+    assert (report.content, report.problem) == ("conversations", "")
+    held = np.fromfile(artifacts.path(prepared.files["heldout.bin"]), "<u4")
+    assert report.learnt == sum(int((one & UNLEARNT == 0).sum()) for one in (tokens, held))
+    bare = msgspec.structs.replace(asked, tokenizer=TokenizerSpec("bytes"))
+    with pytest.raises(
+        InvalidError, match="is a conversation, and the tokenizer has no chat template to write it with"
+    ):
+        await workshop.prepare(bare)
 
 
 async def test_weights_of_two_shards_become_an_index_for_every_node(tmp_path: Path) -> None:

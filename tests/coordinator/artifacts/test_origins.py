@@ -69,9 +69,17 @@ class Workshop:
     def __init__(self, artifacts: ArtifactStore, archive: Path) -> None:
         self._artifacts, self._archive = artifacts, archive
         self.of: list[tuple[str, ...]] = []
+        self.merged: list[tuple[str, str]] = []
 
-    async def assemble(self, _job: Job, checkpoints: Sequence[str], _rounds: Sequence[RoundRecord]) -> str:
+    async def assemble(self, _job: Job, checkpoints: Sequence[str], _rounds: Sequence[RoundRecord], _data: str) -> str:
         self.of.append(tuple(checkpoints))
+        return await self._artifacts.put_file(self._archive)
+
+    async def start(self, job: Job) -> str:
+        return await self._artifacts.put_file(self._archive)
+
+    async def merge(self, job: Job, adapter: str) -> str:
+        self.merged.append((job.id, adapter))
         return await self._artifacts.put_file(self._archive)
 
 
@@ -158,11 +166,34 @@ async def test_what_is_no_whole_model_yet_cannot_be_started_from(tmp_path: Path)
         await origins.started(starting_from("0" * 32))
     with pytest.raises(ConflictError, match="has no model yet"):
         await origins.started(starting_from(await bench.job()))
+
+
+async def test_an_adapter_is_started_from_as_a_whole_model(tmp_path: Path) -> None:
+    """In as many files as the model that it adapts has."""
+    bench, artifacts = Bench(), DiskArtifacts(tmp_path / "artifacts")
     training = msgspec.structs.replace(spec(1, 1).training, lora=LoraSpec())
     adapted = msgspec.structs.replace(spec(1, 1), model=ModelSpec("tiny-llama", weights="a" * 64), training=training)
     job = await finished(bench, artifacts, tmp_path, spec=adapted)
-    with pytest.raises(InvalidError, match="trained an adapter"):
-        await origins.started(starting_from(job))
+    whole = tmp_path / "whole.zip"
+    with zipfile.ZipFile(whole, "w") as packed:
+        packed.writestr("config.json", json.dumps(CONFIG))
+        for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+            packed.writestr(name, name)
+    workshop = Workshop(artifacts, whole)
+    checkpoints = stored(bench, artifacts, workshop)
+    points = (RunPoint(Base(4), ("b" * 64,)),)
+    run = Run(layers=(Layers(0, 4),), replicas=1, total_steps=16, inner_steps=2, evaluate=(), points=points)
+    async with bench.store.transaction() as tx:
+        await tx.insert(RunRecord(job, run))
+    made = await Origins(bench.parts.context, artifacts, checkpoints).started(starting_from(job))
+    (adapter,) = {archive for _, archive in workshop.merged}
+    assert [of for of, _ in workshop.merged] == [job]
+    assert artifacts.path(adapter).read_bytes() == (tmp_path / "model.zip").read_bytes(), "the finished one"
+    first, second = made.model.weight_files
+    assert artifacts.path(first).read_text() == "model-00001-of-00002.safetensors"
+    assert artifacts.path(second).read_text() == "model-00002-of-00002.safetensors"
+    assert await checkpoints.model(job) == await checkpoints.model(job)
+    assert len(workshop.merged) == 1, "it is made once"
 
 
 async def test_weights_out_of_an_archive_are_compared_with_its_config_before_a_job_is_made(tmp_path: Path) -> None:

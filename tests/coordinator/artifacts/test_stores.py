@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.errors import InvalidError, NotFoundError, TooLargeError
-from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.artifacts import ArtifactStock, ArtifactStore
 from coordinator.services.artifacts.bucket.client import PART_BYTES
 from coordinator.services.artifacts.bucket.store import BucketArtifacts
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
@@ -165,6 +165,8 @@ async def test_a_sweep_takes_what_is_old_and_not_referred_to(store: ArtifactStor
         await store.put(pieces(data), sha(data), len(data))
     referred: Any = {bytes.fromhex(sha(kept))}
     assert await store.sweep(referred, 1.0) == (0, 0), "both are new"
+    assert await store.survey(referred, 1.0) == ArtifactStock(2, 3_000, 0, 0)
+    assert await store.survey(referred, 4e9) == ArtifactStock(2, 3_000, 1, 2_000), "a look takes nothing"
     assert await store.sweep(referred, 4e9) == (1, 2_000)
     assert await left(store) == {sha(kept)}
     assert not await store.has(sha(gone))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coordinator.domain.audits.quorum import MeasuredResult, QuorumOutcome, ask, is_near, judge, measured
 from coordinator.domain.rounds.round import Lost, Round, commands, culprits, fold, look, results
 from coordinator.domain.rounds.run import EVALUATORS, Holder, Run, begin
-from protocol.task import BeginRound, Layers, Validation
+from protocol.task import BeginRound, Layers, PreferenceScore, Validation
 from tests.coordinator.jobs.test_rounds import EPOCH, NUMBER, fresh
 
 TOLERANCE = 1e-4
@@ -146,9 +146,12 @@ def test_one_bit_of_whatever_is_said_makes_another_digest() -> None:
             ("weights", "c" * 64),
             ("sums", "d" * 64),
             ("sums", None),
+            ("preference", PreferenceScore(0.5, 0.25)),
+            ("preference", PreferenceScore(0.5, math.nextafter(0.25, 1))),
+            ("preference", PreferenceScore(math.nextafter(0.5, 1), 0.25)),
         )
     ]
-    assert len({measured(other, 0.0).digest for other in (report, *changed)}) == 6
+    assert len({measured(other, 0.0).digest for other in (report, *changed)}) == 9
     assert measured(report, 1.0).digest == measured(report, 2.0).digest
 
 

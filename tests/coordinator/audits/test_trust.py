@@ -200,7 +200,7 @@ def test_silence_in_a_dispute_costs_a_place_in_the_end_but_no_stake_while_nobody
 OUTER = msgspec.structs.replace(
     AUDIT,
     step=2,
-    outer=trust.OuterClaim({0: digest("g")}, OuterRecord(digest("x"), digest("y")), digest("p")),
+    outer=trust.OuterClaim({0: digest("g")}, OuterRecord(digest("x"), digest("y")), digest("p"), {0: 3}),
 )
 
 
@@ -212,6 +212,7 @@ def test_an_outer_step_is_opened_and_run_again_by_any_class() -> None:
     asked = trust.assigned(opened(OUTER), other_class, 30.0).command_for("y")
     assert isinstance(asked, ReplayOuter)
     assert (asked.contributors, asked.parameters, asked.opening) == ({0: digest("g")}, digest("p"), OPENING)
+    assert asked.weights == {0: 3}
 
 
 def test_a_prover_that_leaves_after_it_has_opened_is_still_judged() -> None:

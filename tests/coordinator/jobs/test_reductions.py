@@ -127,6 +127,21 @@ def test_each_replica_reduces_its_shard_and_all_apply_the_same() -> None:
         assert [(r.shard, r.result, r.before) for r in seat.outer.reduced] == [(seat.replica, due[seat.replica], None)]
 
 
+def test_shards_weigh_by_steps_and_anew_when_a_contributor_is_left_out() -> None:
+    members = Members(1, REPLICAS, store=False, seconds=60.0, steps=20)
+    for seat, steps in zip(members.round.seats, (5, 5, 5, 20), strict=True):
+        members.tell(seat.lease, commit(seat, steps))
+    for seat in members.round.seats:
+        members.tell(seat.lease, RoundHolding(EPOCH, NUMBER, {p: gradient(0, p) for p in range(REPLICAS)}))
+    [told] = [c for c in commands(members.round, "0/1") if isinstance(c, ReduceRound)]
+    assert told.weights == {0: 5, 1: 5, 2: 5, 3: 20}
+    members.tell("0/3", Lost())
+    members.run(lambda: members.round.phase == "applying")
+    [applied] = [c for c in commands(members.round, "0/1") if isinstance(c, ApplyRound)]
+    assert members.round.contributors == (0, 1, 2)
+    assert applied.weights == {}, "the others have done as many steps as each other"
+
+
 def test_a_mesh_knows_of_no_shards() -> None:
     members = Members(1, REPLICAS)
     members.round = msgspec.structs.replace(members.round, sharded=False)

@@ -1,6 +1,8 @@
 """The round machine: any order, duplicates, losses. Contributors once, held by all the living; progress while one is whole."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 from hypothesis import given, settings
@@ -168,9 +170,30 @@ def test_commands_said_twice_are_the_same() -> None:
     assert commands(current, "nobody") == ()
 
 
-def decided(current: Round) -> Round:
+def weights_told(steps: dict[str, int]) -> dict[int, int]:
+    """What members are told that updates weigh, where seats commit to so many steps."""
+    current = decided(msgspec.structs.replace(fresh(2, 3, steps=20), seconds=60.0), steps)
+    [told] = {
+        tuple(c.weights.items()) for s in current.seats for c in commands(current, s.lease) if isinstance(c, ApplyRound)
+    }
+    return dict(told)
+
+
+def test_updates_weigh_by_the_steps_that_all_stages_of_a_replica_committed_to() -> None:
+    assert weights_told({"0/0": 5, "1/0": 5, "0/1": 20, "1/1": 20, "0/2": 7, "1/2": 7}) == {0: 5, 1: 20, 2: 7}
+    torn = weights_told({"0/0": 5, "1/0": 5, "0/1": 20, "1/1": 19, "0/2": 7, "1/2": 7})
+    assert torn == {0: 5, 2: 7}, "whose stages differ counts for nothing"
+    assert weights_told(dict.fromkeys(["0/0", "1/0", "0/1", "1/1", "0/2", "1/2"], 9)) == {}, "all alike"
+
+
+def test_nobody_weighs_more_than_the_round_may_have() -> None:
+    current = msgspec.structs.replace(fresh(1, 2, steps=20), seconds=60.0)
+    assert fold(current, "0/0", commit(current.seats[0], 21)) == current
+
+
+def decided(current: Round, steps: Mapping[str, int] = MappingProxyType({})) -> Round:
     for seat in current.seats:
-        current = fold(current, seat.lease, commit(seat))
+        current = fold(current, seat.lease, commit(seat, steps.get(seat.lease, 2)))
     for seat in current.seats:
         current = fold(current, seat.lease, holding(seat, tuple({s.replica for s in current.seats})))
     assert current.phase == "applying"

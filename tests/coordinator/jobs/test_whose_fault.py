@@ -30,8 +30,6 @@ from tests.coordinator.fake_task import BLAME
 from tests.coordinator.fakes import BUDGET, profile
 from tests.coordinator.test_faults import ended, start
 
-pytestmark = pytest.mark.wall_clock
-
 
 async def blames(house: House, job: str) -> list[Lease]:
     async with house.parts.context.store.transaction() as tx:

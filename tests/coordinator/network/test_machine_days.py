@@ -110,6 +110,7 @@ def test_too_few_weeks_say_nothing() -> None:
     assert math.isclose(found.middle, 49.5)
 
 
+@pytest.mark.long
 async def test_weeks_that_are_simulated_bring_what_was_told_at_their_beginning() -> None:
     found = await judge(seed=5, machines=12, weeks=4, busy=0.5)
     assert found["ours_machine_weeks"] >= 0.75

@@ -438,7 +438,7 @@ async def test_reports_fill_the_matrices_and_the_metrics_without_naming_anybody(
         assert 'cottage_link_rtt_seconds_bucket{le="0.05"} 2' in text
         assert 'cottage_link_loss_ratio_bucket{le="0.01"} 1' in text
         assert 'cottage_link_loss_ratio_bucket{le="+Inf"} 2' in text
-        assert 'cottage_link_rate_bytes_per_second_bucket{le="2500000.0"} 2' in text
+        assert 'cottage_link_rate_bytes_per_second_bucket{le="2.5e+06"} 2' in text
         assert one.key.address not in text
         assert peer not in text
 

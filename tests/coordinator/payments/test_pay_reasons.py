@@ -2,13 +2,9 @@
 
 import asyncio
 
-import pytest
-
 from protocol.node import Accounts, JobEarned
 from tests.coordinator.conftest import House, ScriptedNode, nodes, until
 from tests.coordinator.test_faults import start
-
-pytestmark = pytest.mark.wall_clock
 
 BUSY_S = 120.0
 

@@ -48,6 +48,11 @@ def test_a_price_is_rounded_up_and_never_below_the_minimum() -> None:
     assert pricing.price(1, 2000, 500) == 500
 
 
+def test_a_reference_costs_a_forward_pass_more() -> None:
+    assert pricing.operations(100, 7) == 6 * 700
+    assert pricing.operations(100, 7, 2) == 8 * 700
+
+
 def test_members_share_by_the_operations_of_their_stage() -> None:
     weights = pricing.round_weights([100, 300], {"a": (0, 20), "b": (1, 20)})
     assert pricing.shares(1000, weights) == {"a": 250, "b": 750}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from coordinator.domain.placement import COMPUTE_SHARE, operations_of
 from coordinator.domain.placement.cost import load_of
 from coordinator.domain.rounds.speed import FURTHEST, QUICKEST, SMOOTHING, observed
-from protocol.job.job import TrainingSpec
+from protocol.job.job import LoraSpec, PreferenceSpec, TrainingSpec
 from protocol.task import Layers, RoundCommit, TaskReport
 from tests.coordinator.planner.test_placement import SHAPE, TRAINING
 from tests.sim.test_faults import gather_nodes, submit
@@ -48,9 +48,13 @@ def test_no_claim_moves_a_node_further_than_machines_drift(busy: float, operatio
     assert BENCHMARK / FURTHEST * (1 - 1e-9) <= speed <= BENCHMARK * QUICKEST * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("preference", [None, PreferenceSpec()], ids=["plain", "preference"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_rounds_operations_are_counted_as_the_planner_counts_them(recompute: bool) -> None:
-    training: TrainingSpec = msgspec.structs.replace(TRAINING, recompute=recompute)
+def test_a_rounds_operations_are_counted_as_the_planner_counts_them(
+    recompute: bool, preference: PreferenceSpec | None
+) -> None:
+    lora = None if preference is None else LoraSpec()
+    training: TrainingSpec = msgspec.structs.replace(TRAINING, recompute=recompute, lora=lora, preference=preference)
     load, micro = load_of(SHAPE, training), training.batch * training.sequence // training.micro_batches
     last = operations_of(SHAPE, training, Layers(3, 8), True, micro)
     assert last / COMPUTE_SHARE == pytest.approx(5 * load.layer_operations + load.head_operations)

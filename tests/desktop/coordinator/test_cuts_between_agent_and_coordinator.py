@@ -80,12 +80,13 @@ async def test_a_failure_is_told_even_when_nobody_listens_at_first(
         assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, "failing")
         coordinator.acknowledge = False
         await coordinator.assign(node.address, assign)
-        await coordinator.until(lambda: not node.agent.held() and len(coordinator.reports) == 1)
+        await coordinator.until(lambda: not node.agent.held() and coordinator.reports)
+        heard = len(coordinator.reports)  # A crowded machine may have lost its connection, and told it again, already.
         coordinator.acknowledge = True
         await coordinator.stop()
         await coordinator.start()
-        await coordinator.until(lambda: len(coordinator.reports) == 2)
-        assert coordinator.reports[0] == coordinator.reports[1]
+        await coordinator.until(lambda: len(coordinator.reports) > heard)
+        assert all(report == coordinator.reports[0] for report in coordinator.reports)
         assert coordinator.hellos[-1].leases == ()
         await coordinator.until(lambda: not node.agent.status().tasks)
 
@@ -104,7 +105,7 @@ async def test_a_download_that_was_cut_goes_on_where_it_stopped(coordinator: Dou
         assert ranges[0] == ""
         assert ranges[1].startswith("bytes=")
         assert ranges[1] != "bytes=0-"
-        assert await node.agent._artifacts.fetch_bytes(digest) == data
+        assert (await node.agent._artifacts.fetch_payload(digest)).read() == data
         assert len([request for request in coordinator.requests if request[1] == digest]) == 2
 
 

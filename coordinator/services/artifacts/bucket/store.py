@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.errors import InvalidError, NotFoundError, StoreAwayError, StoreError, TooLargeError, UnavailableError
-from coordinator.services.artifacts.artifacts import file_digest, is_digest, missing, no_room
+from coordinator.services.artifacts.artifacts import ArtifactStock, file_digest, is_digest, missing, no_room
 from coordinator.services.artifacts.bucket.address import FULL, GoneFromBucketError
 from coordinator.services.artifacts.bucket.cache import FileCache
 from coordinator.services.artifacts.bucket.client import BucketClient, PartsUpload, Unfinished, part_bytes, send_file
@@ -169,6 +169,15 @@ class BucketArtifacts:
         self._used = used - freed
         await self._give_up(self._noted())
         return files, freed
+
+    async def survey(self, referred: Collection[bytes], before: float) -> ArtifactStock:
+        """As ``ArtifactStore.survey``; the age is by the server's clock."""
+        stock = ArtifactStock()
+        async for entry in self._bucket.entries():
+            if is_digest(entry.key):
+                kept = bytes.fromhex(entry.key) in referred
+                stock = stock.with_one(entry.size, not kept and entry.modified < before)
+        return stock
 
     def total(self) -> int:
         """As ``ArtifactStore.total``: what the operator lets the bucket hold."""
