@@ -13,8 +13,12 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     # word: (module with main(argv), what it does, keep the word in argv)
     "demo": ("cottage.demo.main", "a whole network on this PC: trains a model, verifies the work, pays for it", False),
     "serve": ("coordinator.cli", "run a coordinator", True),
+    "admin": ("coordinator.client.cli", "operate a coordinator: nodes, jobs, the outbox, room for files", True),
+    "invite": ("coordinator.client.cli", "invite a computer to lend, where the network asks who comes", True),
     "auditor": ("desktop.agent.cli.auditor_cli", "look at others' work for a coordinator's operator", False),
     "accounts": ("coordinator.admin.cli", "who may use a coordinator: list, add, password, role, disable, key", False),
+    "backup": ("coordinator.admin.backup", "copy a coordinator's database, keys and files while it runs", True),
+    "restore": ("coordinator.admin.backup", "bring a coordinator back from its backup", True),
     "relay": ("cottage.relay", "carry packets between homes that cannot reach each other directly", False),
     "nettest": ("cottage.nettest", "what this home's line is good for: router, round trips, rates", False),
     "node": ("desktop.agent.cli.cli", "lend this machine: run, status, earnings, limits, nettest, selftest", False),

@@ -13,5 +13,15 @@ Imports nothing of the coordinator's other floors.
 
 from coordinator.client.client import Client, JobUpdate
 from coordinator.client.errors import ArchiveError, ClientError, ProblemError, UnreachableError
+from coordinator.client.tracking import TrackerError, track
 
-__all__ = ["ArchiveError", "Client", "ClientError", "JobUpdate", "ProblemError", "UnreachableError"]
+__all__ = [
+    "ArchiveError",
+    "Client",
+    "ClientError",
+    "JobUpdate",
+    "ProblemError",
+    "TrackerError",
+    "UnreachableError",
+    "track",
+]

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -18,9 +18,11 @@ from coordinator.client.books import PublicCalls
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
 from coordinator.client.line import ATTEMPTS, CHANGE_S, WORK_S, HttpLine, Sleep, decode, is_passing
+from coordinator.client.operation import OperatorCalls
 from protocol.job.job import DatasetFormat, JobSpec
 from protocol.rest import api
 from protocol.rest.dataset import Check, CheckRequest
+from protocol.rest.hub import HubFile, HubModelView, NewHubModel, Pull
 from protocol.rest.market import Market
 from protocol.rest.records import AuditRecords
 
@@ -48,7 +50,7 @@ class JobUpdate(msgspec.Struct, frozen=True):
         return self.job is not None and self.job.state in _TERMINAL
 
 
-class Client(AccountCalls, PublicCalls):
+class Client(AccountCalls, PublicCalls, OperatorCalls):
     """One coordinator. Use it as an async context manager, or call ``close``.
 
     Every call raises ProblemError where the coordinator refuses, and UnreachableError where it does not answer. A call whose
@@ -69,6 +71,11 @@ class Client(AccountCalls, PublicCalls):
             AddressError: ``base_url`` is no address of a server.
         """
         self._line = HttpLine(base_url, token, attempts, sleep)
+
+    @property
+    def address(self) -> str:
+        """The coordinator's address, under which its pages are, too."""
+        return self._line.base
 
     async def __aenter__(self) -> Self:
         return self
@@ -210,6 +217,19 @@ class Client(AccountCalls, PublicCalls):
         """Fetch the model of a checkpoint as a zip archive, made when it is first asked for."""
         path = f"jobs/{job}/checkpoints/{round_}/model.zip"
         return await download_file(self._line, path, await digest_of(self._line, path), archive, progress or _quiet)
+
+    async def download_merged_archive(self, job: str, archive: Path, progress: Progress | None = None) -> Path:
+        """Fetch the newest model as a whole as a zip archive: an adapter is merged into the weights that it adapts."""
+        path = f"jobs/{job}/merged.zip"
+        return await download_file(self._line, path, await digest_of(self._line, path), archive, progress or _quiet)
+
+    async def download_merged(self, job: str, folder: Path, progress: Progress | None = None) -> Path:
+        """As ``download_merged_archive``, unpacked into ``folder``.
+
+        Raises:
+            ArchiveError: the bytes are not those that the coordinator named, or not safe to unpack.
+        """
+        return await _unpacked(self.download_merged_archive, job, folder, progress)
 
     async def records(self, job: str, audit: str) -> AuditRecords:
         """What an audited step was opened with; its files come with ``download_record``."""
@@ -366,6 +386,30 @@ class Client(AccountCalls, PublicCalls):
         new = api.NewUpload(length, untrusted(path.name), purpose, format, text_field)
         return await upload_file(self._line, path, new, resume, progress or _quiet, begun or (lambda _upload: None))
 
+    async def hub_model(self, name: str) -> HubModelView:
+        """Have the coordinator look a public model of the Hugging Face Hub up: ``organisation/name@revision``."""
+        return await self._line.change("POST", "hub-models", HubModelView, NewHubModel(name), seconds=WORK_S)
+
+    async def pull(self, model: HubModelView, file: HubFile, progress: Progress | None = None) -> api.Upload:
+        """Have the coordinator fetch a file of a model's weights itself; goes on after a cut."""
+        told, name = progress or _quiet, untrusted(file.path)
+        new = api.NewUpload(file.size, name, "weights", sha256=file.sha256)
+        source = Pull(f"{model.repository}@{model.commit}", file.path)
+        upload = await self._line.change("POST", "uploads", api.Upload, new)
+        failures = 0
+        while upload.artifact is None:
+            try:
+                at = f"uploads/{upload.id}/pull"
+                upload = await self._line.change("POST", at, api.Upload, source, seconds=WORK_S)
+                failures = 0
+            except (UnreachableError, ProblemError) as error:
+                failures += 1
+                if failures >= ATTEMPTS or not is_passing(error):
+                    raise
+                await self._line.pause(failures, error)
+            told(upload.offset, upload.length)
+        return upload
+
     async def delete_upload(self, upload: str) -> None:
         """Give an upload up; the coordinator forgets its bytes."""
         await self._line.change("DELETE", f"uploads/{upload}", None, headers=TUS)
@@ -394,12 +438,7 @@ class Client(AccountCalls, PublicCalls):
         Raises:
             ArchiveError: the bytes are not those that the coordinator named, or not safe to unpack.
         """
-        archive = folder.with_name(f".{folder.name}.zip")
-        try:
-            await asyncio.to_thread(unpack, await self.download_model(job, archive, progress), folder)
-        finally:
-            archive.unlink(missing_ok=True)
-        return folder
+        return await _unpacked(self.download_model, job, folder, progress)
 
     async def _followed(self, once: Callable[[str], AsyncIterator[tuple[T, str]]]) -> AsyncIterator[T]:
         """What streams bring, one after the other, each from the mark where the last one was cut."""
@@ -445,3 +484,15 @@ def _update(fields: Mapping[str, str]) -> JobUpdate | None:
 
 
 def _quiet(_done: int, _whole: int) -> None: ...
+
+
+async def _unpacked(
+    download: Callable[[str, Path, Progress | None], Awaitable[Path]], job: str, folder: Path, progress: Progress | None
+) -> Path:
+    """Fetch an archive beside ``folder``, unpack it there, and leave nothing else."""
+    archive = folder.with_name(f".{folder.name}.zip")
+    try:
+        await asyncio.to_thread(unpack, await download(job, archive, progress), folder)
+    finally:
+        archive.unlink(missing_ok=True)
+    return folder

@@ -76,10 +76,13 @@ def shards(path: Path) -> tuple[list[Path], list[Path]]:
     """
     if not path.is_dir():
         check_regular(path)
+        if path.suffix == ".gguf":
+            way = "name the folder or the Hub's repository that it was made of, with *.safetensors"
+            raise DatasetError(f"{path} is GGUF, which is made for running and not for training further: {way}")
         return [path], []
     found = sorted(path.glob("*.safetensors"))
     index = path / "model.safetensors.index.json"
-    named = _named(index)
+    named = named_in(index)
     if any("/" in name or "\\" in name for name in named):
         chosen = _in_folders(index, named)
         return chosen, [one for one in found if one not in chosen]
@@ -162,7 +165,7 @@ def missing_shards(names: Collection[str]) -> list[str]:
     return sorted(wanted - set(names))
 
 
-def _named(index: Path) -> set[str]:
+def named_in(index: Path) -> set[str]:
     """The files that an index names; none where there is none that can be read."""
     if not index.is_file():  # A pipe would never answer.
         return set()

@@ -42,7 +42,7 @@ class HttpLine:
 
     def __init__(self, base_url: str, token: str | None, attempts: int, sleep: Sleep) -> None:
         try:
-            self._base = str(parse_url(base_url).with_query(None)).rstrip("/")
+            self.base = str(parse_url(base_url).with_query(None)).rstrip("/")
         except UrlError as error:
             raise CoordinatorAddressError(str(error)) from error
         self._token = token
@@ -61,7 +61,7 @@ class HttpLine:
 
         async def once() -> T:
             async with self.request("GET", path) as response:
-                found: T = decode(await read(response, MAX_ANSWER_BYTES), kind, self._base)
+                found: T = decode(await read(response, MAX_ANSWER_BYTES), kind, self.base)
                 return found
 
         return await self.again(once, attempts)
@@ -88,7 +88,7 @@ class HttpLine:
         async def once() -> T:
             async with self.request(method, path, data=data, headers=sent, timeout=seconds) as response:
                 answer = await read(response, MAX_ANSWER_BYTES)
-                found: Any = None if kind is None else decode(answer, kind, self._base)
+                found: Any = None if kind is None else decode(answer, kind, self.base)
                 return found  # type: ignore[no-any-return]
 
         return await self.again(once)
@@ -102,7 +102,7 @@ class HttpLine:
 
             async def once(here: str = here) -> tuple[tuple[T, ...], str]:
                 async with self.request("GET", here) as response:
-                    items = decode(await read(response, MAX_ANSWER_BYTES), whole, self._base)
+                    items = decode(await read(response, MAX_ANSWER_BYTES), whole, self.base)
                     following = response.links.get("next")
                 return items, "" if following is None else str(following["url"]).partition(_ROOT)[2]
 
@@ -159,7 +159,7 @@ class HttpLine:
             total=None, connect=CONNECT_S, sock_read=SILENCE_S if timeout is None else timeout
         )
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
-        url = f"{self._base}{_ROOT}{path}"
+        url = f"{self.base}{_ROOT}{path}"
         try:
             async with contextlib.AsyncExitStack() as answered:
                 async with asyncio.timeout(timeout):
@@ -169,22 +169,22 @@ class HttpLine:
                         )
                     )
                 if response.status >= 400:
-                    raise _problem(self._base, response, await read(response, MAX_EVENT_BYTES))
+                    raise _problem(self.base, response, await read(response, MAX_EVENT_BYTES))
                 if response.status >= 300:
                     there = response.headers.get("Location", "")[:200]
-                    raise UnreachableError(f"{self._base}{_way(self._base)} sends on to {there!r}: use that address")
+                    raise UnreachableError(f"{self.base}{_way(self.base)} sends on to {there!r}: use that address")
                 yield response
         except ClientError:
             raise
         except ProxyError as error:
-            raise UnreachableError(f"{self._base} cannot be reached: {error}") from error
+            raise UnreachableError(f"{self.base} cannot be reached: {error}") from error
         except TimeoutError as error:
-            raise _silent(self._base, error) from error
+            raise _silent(self.base, error) from error
         except _TRANSIENT as error:
-            way = f"{_way(self._base)} ({why(error)})"
-            raise UnreachableError(f"{self._base} does not answer{way}: is it running?") from error
+            way = f"{_way(self.base)} ({why(error)})"
+            raise UnreachableError(f"{self.base} does not answer{way}: is it running?") from error
         except (aiohttp.ClientError, ValueError) as error:
-            raise UnreachableError(f"{_stranger(self._base)}: no HTTP") from error
+            raise UnreachableError(f"{_stranger(self.base)}: no HTTP") from error
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None or self._opened.closed:

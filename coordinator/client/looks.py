@@ -1,7 +1,7 @@
 """Commands that look at the account and the books: ``trail``, ``notices``, ``check``, and the lists of ``cottage ledger``."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,15 +17,24 @@ from coordinator.client.text import amount, count, money, short
 from protocol.datasets.file_formats import WORDS
 from protocol.rest import api, ledger
 from protocol.rest.account import TrailView
-from protocol.rest.dataset import Check, DatasetReport, Finding
+from protocol.rest.dataset import Check, DatasetReport, Finding, RenderedPart
 
+_BYTES = 259  # The vocabulary of a tokenizer of bytes, see ``TokenizerSpec``.
+_CONTENT = {
+    "conversations": "conversations",
+    "pairs": "prompts with completions",
+    "preferences": "prompts with two answers",
+}
 _LOUD = {"error": "red", "warning": "yellow", "notice": ""}
 
 
-async def check(client: Client, artifact: str, options: argparse.Namespace, kind: str, out: Terminal) -> Check:
+async def check(
+    client: Client, artifact: str, options: argparse.Namespace, kind: str, out: Terminal, tokenizer: Mapping[str, Any]
+) -> Check:
     """Have a dataset looked through, with a bar where somebody watches."""
-    dataset = {"artifact": artifact, "format": kind, "text_field": options.text_field, "encoding": options.encoding}
-    wanted: dict[str, Any] = {"dataset": dataset, "tokenizer": {"kind": "bytes"}}
+    given = {name: getattr(options, name) for name in ("text_field", "encoding", "learn")}
+    dataset = {"artifact": artifact, "format": kind, **given}
+    wanted: dict[str, Any] = {"dataset": dataset, "tokenizer": tokenizer, "sequence": options.sequence}
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, console=out, disable=options.json) as bar:
         task = bar.add_task("checking", total=None)
@@ -36,7 +45,11 @@ def check_table(found: Check) -> RenderableType:
     """What a check found, the worst last."""
     if found.report is None:
         return Text(found.problem, style="red")
-    return Group(_figures(found.report), _findings(found.report), Text(found.report.problem, style="red"))
+    report = found.report
+    shown = _titled("what is dim is not learnt:", report.rendered) + _titled(
+        "and the rejected answer:", report.rejected
+    )
+    return Group(_figures(report), *shown, _findings(report), Text(report.problem, style="red"))
 
 
 def trail_table(trail: Sequence[TrailView]) -> RenderableType:
@@ -104,9 +117,18 @@ def moment(seconds: float) -> str:
 
 def _figures(report: DatasetReport) -> RenderableType:
     tokens = count(report.tokens) if report.exact else f"about {count(report.tokens)}"
-    rows = f"{report.rows:,} rows, {report.usable:,} of them usable"
+    what = "" if report.content == "texts" else f" ({_CONTENT[report.content]})"
+    learnt = "" if report.learnt is None or not report.learnt else f", {count(report.learnt)} of them learnt"
+    rows = f"{report.rows:,} rows{what}, {report.usable:,} of them usable"
     read = "" if report.format == "auto" else f"read as {WORDS[report.format]}: "
-    return Text(f"{read}{rows}; {tokens} tokens (bytes); the longest row has {report.longest:,} characters")
+    kind = " (bytes)" if report.vocabulary == _BYTES else ""
+    return Text(f"{read}{rows}; {tokens} tokens{kind}{learnt}; the longest row has {report.longest:,} characters")
+
+
+def _titled(title: str, parts: Sequence[RenderedPart]) -> list[Text]:
+    """The first conversation as the model meets it, if there is one."""
+    said = Text.assemble(*((part.text, "" if part.learnt else "dim") for part in parts))
+    return [Text("\n").join([Text(title), said])] if parts else []
 
 
 def _findings(report: DatasetReport) -> RenderableType:

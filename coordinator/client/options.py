@@ -14,6 +14,7 @@ from coordinator.client.datasets import CHOICES
 from coordinator.client.login import TOKEN_VARIABLE
 from coordinator.client.text import parse_amount
 from protocol.job.job import Encoding
+from protocol.rest.admin import AdminJobState, AdminNodeState, AdminRowState
 from protocol.rest.api import JobNotice
 from protocol.wallets import wallet_address
 
@@ -22,7 +23,16 @@ SERVER_VARIABLE = "COTTAGE_SERVER"
 EXITS = """\
 exit status: 0 done; 1 the job failed or was cancelled, or the coordinator refused; 2 wrong use, or a file that cannot be used;
 3 the coordinator does not answer; 4 not signed in, or not allowed; 130 interrupted"""
+OPERATES = "operate a coordinator: nodes, jobs of all accounts, the outbox, room for files"
+ORDERS = (
+    ("drain", "give a node no new seat; those that it has go to others as these come", False),
+    ("undrain", "let a node have seats again", False),
+    ("ban", "send a node away; nothing that was verified is taken, and no stake", True),
+    ("unban", "let a banned node come back", True),
+)
+"""Word, what it does, whether it needs a reason."""
 LISTS = ("entries", "audits", "totals")
+GGUF_TYPES = ("f16", "bf16", "q8_0", "f32")
 ASKS = {
     "pause": "pause a job once its round is complete; nothing is spent until it is resumed",
     "resume": "go on with a paused job",
@@ -41,6 +51,8 @@ def parser() -> argparse.ArgumentParser:
     _looking(commands, common)
     _account(commands, common)
     _books(commands, common)
+    _operating(commands, common)
+    _inviting(commands, common)
     return whole
 
 
@@ -57,21 +69,33 @@ def _common() -> argparse.ArgumentParser:
     return common
 
 
+def weighed(text: str) -> tuple[Path, float | None]:
+    """A file, and how often its rows are trained on where that is said behind it, as FILE=2."""
+    name, separator, weight = text.rpartition("=")
+    if not separator or Path(text).exists():
+        return Path(text), None
+    return Path(name), decimal(weight)
+
+
 def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
     files = argparse.ArgumentParser(add_help=False)
     files.add_argument("document", type=Path, metavar="JOB", help="the job document, YAML or JSON")
-    files.add_argument("--data", type=Path, metavar="FILE", help="upload this dataset and put it into the document")
+    data = "upload this dataset and put it into the document; of several, FILE=2 is trained on twice"
+    files.add_argument("--data", type=weighed, action="append", default=[], metavar="FILE[=WEIGHT]", help=data)
     files.add_argument(
-        "--weights",
+        "--heldout-data",
         type=Path,
-        metavar="PATH",
-        help="upload this model.safetensors, or a folder with shards, to start from",
+        metavar="FILE",
+        help="a dataset of its own for the held-out loss; else a part of the others",
     )
+    model = "the model to start from: its folder, its model.safetensors, or its name on the Hugging Face Hub, as NAME@REVISION"
+    files.add_argument("--model", "--weights", type=Path, metavar="PATH", help=model)
     files.add_argument("--tokenizer", type=Path, metavar="FILE", help="upload this tokenizer.json")
 
     _add(commands, "quote", [common, files], "what a job would cost")
     submit = _add(commands, "submit", [common, files], "submit a job and fund it")
     submit.add_argument("--watch", action="store_true", help="follow it until it is over")
+    _track(submit)
     submit.add_argument(
         "--wallet", type=wallet, metavar="ADDRESS", help="the wallet that funds it; without it, the test wallet does"
     )
@@ -89,6 +113,15 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
     check = _add(commands, "check", [common], "look through a dataset row by row, before anybody pays for it")
     check.add_argument("file", type=Path, metavar="FILE", help="uploaded first; or the artifact of an upload")
     _dataset(check)
+    tokenizer = (
+        "a tokenizer.json, with what lies beside it, a model's folder or its name on the Hub; default: tokens are bytes"
+    )
+    check.add_argument("--tokenizer", type=Path, metavar="PATH", help=tokenizer)
+    check.add_argument(
+        "--sequence", type=whole_number, default=128, metavar="TOKENS", help="of the training; default: 128"
+    )
+    learn = "of conversations: the assistant's turns (the default), or all that is said"
+    check.add_argument("--learn", choices=("answers", "all"), default="answers", help=learn)
 
 
 def _dataset(command: argparse.ArgumentParser) -> None:
@@ -103,23 +136,33 @@ def _dataset(command: argparse.ArgumentParser) -> None:
 def _following(commands: Any, common: argparse.ArgumentParser) -> None:
     jobs = _add(commands, "jobs", [common], "list jobs, newest first")
     _limit(jobs)
-    for name, text in (
-        ("show", "one job as it is now"),
-        ("job", "the same as show"),
-        ("watch", "follow a job until it is over"),
-    ):
+    for name, text in (("show", "one job as it is now"), ("job", "the same as show")):
         _job(_add(commands, name, [common], text))
+    watch = _add(commands, "watch", [common], "follow a job until it is over")
+    _job(watch)
+    _track(watch)
     for name, text in ASKS.items():
         _job(_add(commands, name, [common], text))
     download = _add(commands, "download", [common], "fetch a finished model; checks its SHA-256, goes on after a cut")
     _job(download)
     download.add_argument("folder", type=Path, metavar="DIR", help="where the model's folder goes")
+    download.add_argument("--merged", action="store_true", help="an adapter together with the model that it adapts")
+    gguf = "and as one GGUF file in the folder, for llama.cpp; f16 where no type is named"
+    download.add_argument("--gguf", nargs="?", const="f16", choices=GGUF_TYPES, metavar="TYPE", help=gguf)
+    push = "then send the folder to this repository of the Hugging Face Hub; one that is made is private"
+    download.add_argument("--push", metavar="NAME", help=push)
     output = _add(commands, "output", [common], "have a model sent to a bucket of your own, or see how far that is")
     _job(output)
     key = "s3://BUCKET/PREFIX; its key is taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     output.add_argument("url", nargs="?", metavar="URL", help=key)
     output.add_argument("--remove", action="store_true", help="send nothing more there")
     _output(output)
+
+
+def _track(command: argparse.ArgumentParser) -> None:
+    """Where the curve goes. Its keys are in the environment, and stay on this computer."""
+    places = "and have its rounds in a tracker of yours as they come: mlflow, mlflow:URI, wandb or wandb:PROJECT"
+    command.add_argument("--track", metavar="TRACKER", help=f"follow it, {places}")
 
 
 def _output(command: argparse.ArgumentParser) -> None:
@@ -149,7 +192,7 @@ def _looking(commands: Any, common: argparse.ArgumentParser) -> None:
     compare.add_argument("jobs", nargs="+", metavar="JOB", help="their ids, two or more")
     trial = _add(commands, "try", [common], "continue a text with a job's newest checkpoint")
     _job(trial)
-    trial.add_argument("prompt", metavar="TEXT", help="how the text begins")
+    trial.add_argument("prompt", metavar="TEXT", help="how the text begins, or what is said")
     trial.add_argument("--tokens", type=whole_number, default=100, metavar="N", help="tokens to add; default: 100")
     trial.add_argument(
         "--temperature", type=decimal, default=0.8, metavar="T", help="0 is the likeliest text; default: 0.8"
@@ -157,6 +200,10 @@ def _looking(commands: Any, common: argparse.ArgumentParser) -> None:
     trial.add_argument(
         "--seed", type=whole_number, default=0, metavar="N", help="another one, another text; default: 0"
     )
+    trial.add_argument(
+        "--chat", action="store_true", help="TEXT is said to the model, in its own chat template; it answers"
+    )
+    trial.add_argument("--start", action="store_true", help="the model that the job started from answers, to compare")
     trial.add_argument("--round", type=whole_number, metavar="N", help="of another checkpoint than the newest")
     budget = _add(commands, "budget", [common], "raise a job's cap; one that paused for it goes on")
     _job(budget)
@@ -199,6 +246,54 @@ def _books(commands: Any, common: argparse.ArgumentParser) -> None:
     books.add_argument("--kind", action="append", choices=KINDS, help="of entries: only these, again for more")
     books.add_argument("--state", choices=AUDIT_STATES, help="of audits: only those in this state")
     _limit(books)
+
+
+def _operating(commands: Any, common: argparse.ArgumentParser) -> None:
+    whole = commands.add_parser(
+        "admin", help=OPERATES, description=f"{OPERATES}; needs a key with the scope operate", epilog=EXITS
+    )
+    words = whole.add_subparsers(dest="action", required=True, metavar="WORD")
+    nodes = _add(words, "nodes", [common], "nodes that ever were here, with their state and what they hold")
+    nodes.add_argument(
+        "search", nargs="?", default="", metavar="TEXT", help="how an address begins, or a part of the name"
+    )
+    nodes.add_argument("--state", choices=get_args(AdminNodeState), help="only those in this state")
+    _limit(nodes)
+    _node(_add(words, "node", [common], "one node"))
+    for name, text, needed in ORDERS:
+        order = _add(words, name, [common], text)
+        _node(order)
+        why = "its owner reads it, and so does the trail" if needed else "for the trail"
+        order.add_argument("--reason", required=needed, default="", metavar="TEXT", help=why)
+    jobs = _add(words, "jobs", [common], "jobs of all accounts, newest first, and what they wait for")
+    jobs.add_argument(
+        "--state", choices=get_args(AdminJobState), default="live", help="default: live, those that have not ended"
+    )
+    jobs.add_argument("--cancel", metavar="JOB", help="end this one: verified work is paid, the rest refunded")
+    jobs.add_argument("--reason", default="", metavar="TEXT", help="why it is cancelled; its owner reads it")
+    _limit(jobs)
+    outbox = _add(words, "outbox", [common], "what the ledger has not confirmed, newest first")
+    outbox.add_argument(
+        "--state", choices=get_args(AdminRowState), help="only rows under way, or those that were given up"
+    )
+    _limit(outbox)
+    _add(words, "lenders", [common], "who may lend, and what the list says")
+    _add(words, "storage", [common], "room for files, and what the next sweep removes")
+
+
+def _inviting(commands: Any, common: argparse.ArgumentParser) -> None:
+    text = "invite a computer to lend, where the network asks who comes"
+    invite = _add(commands, "invite", [common], text)
+    invite.add_argument("--note", default="", metavar="TEXT", help="whom it is for")
+    invite.add_argument(
+        "--days", type=whole_number, default=7, metavar="N", help="until it ends unused, 1 to 365; default: 7"
+    )
+    invite.add_argument("--list", action="store_true", help="those that were made; an operator sees all")
+    invite.add_argument("--withdraw", metavar="ID", help="take one back: who has used it may lend no more")
+
+
+def _node(command: argparse.ArgumentParser) -> None:
+    command.add_argument("node", metavar="NODE", help="its address, as `cottage admin nodes` shows it")
 
 
 def _limit(command: argparse.ArgumentParser) -> None:

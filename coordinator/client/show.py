@@ -16,12 +16,16 @@ from coordinator.client.text import (
     amount,
     count,
     duration,
+    evaluation_sentence,
+    measured,
     money,
     ratio,
     shape,
     size,
+    told_apart,
     work,
 )
+from protocol.evaluation import EvaluationView
 from protocol.rest import api
 from protocol.rest.account import KeyView
 
@@ -33,6 +37,8 @@ STYLES: dict[str, str] = {
     "paused": "yellow",
     "passed": "green",
 }
+
+_RESULTS = ("task", "metric", "before", "after", "examples")
 
 
 def jobs_table(views: Sequence[api.JobView]) -> RenderableType:
@@ -91,6 +97,8 @@ def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> Rendera
     loss = "" if view.validation_loss is None else f"validation loss {view.validation_loss:.3f}"
     if view.first_validation_loss is not None:
         loss += f" (from {view.first_validation_loss:.3f})"
+    if view.preference is not None:
+        loss += f", {told_apart(view.preference)}"
     if view.agreement is not None:
         loss += f", {agreement(view.agreement)}"
     lines: list[RenderableType] = [
@@ -105,8 +113,45 @@ def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> Rendera
         lines.append(Text(f"limited by {view.quote.limit}", style="dim"))
     if view.reason:
         lines.append(Text(view.reason, style="red" if view.state == "failed" else ""))
+    if view.evaluation is not None:
+        lines += [Text(evaluation_sentence(view.evaluation)), *_results(view.evaluation)]
     lines += [Text(f"  {event.text}", style="dim") for event in events]
     return Group(*lines)
+
+
+def _results(found: EvaluationView) -> list[RenderableType]:
+    if not found.rows:
+        return []
+    table = Table(box=None, pad_edge=False)
+    for title in _RESULTS:
+        table.add_column(title)
+    for cells in _cells(found):
+        table.add_row(*map(Text, cells))
+    return [table]
+
+
+def _cells(found: EvaluationView) -> list[tuple[str, ...]]:
+    """A row of ``_RESULTS`` each."""
+    return [
+        (
+            row.task,
+            row.metric,
+            measured(row.before, row.before_error),
+            measured(row.after, row.after_error),
+            "" if row.examples is None else str(row.examples),
+        )
+        for row in found.rows
+    ]
+
+
+def evaluation_section(found: EvaluationView) -> str:
+    """A part of a model's README, in Markdown; empty without results."""
+    if not found.rows:
+        return ""
+    rows = [_RESULTS, ("---",) * len(_RESULTS), *_cells(found)]
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in rows]
+    said = "By lm-evaluation-harness, on the coordinator: the model that it started from, and this one."
+    return "\n".join(["", "## Evaluation", "", said, "", *lines, ""])
 
 
 def _bar(done: int, total: int) -> RenderableType:

@@ -1,7 +1,9 @@
 """Figures as people read them; the same on the pages and on the command line."""
 
 from ledger.money import show
+from protocol.evaluation import EvaluationView
 from protocol.rest.api import Agreement, JobStateName
+from protocol.task import PreferenceScore
 
 SIGN = "¤"  # The ledger's token, whichever it is: Unicode's sign for a currency that is not specified.
 _UNIT = 1_000_000
@@ -108,6 +110,39 @@ def agreement(whose: Agreement | None) -> str:
         return f"{whose.of} computers contradict each other"
     near = f", close on {whose.near} of another kind" if whose.near else ""
     return f"the same on {whose.same} of {whose.of} computers{near}"
+
+
+def told_apart(score: PreferenceScore | None) -> str:
+    """How held-out pairs of answers are told apart; empty where none are compared.
+
+    >>> told_apart(PreferenceScore(0.875, 1.25))
+    '87.5 % of pairs told apart, margin 1.250'
+    """
+    return "" if score is None else f"{100 * score.accuracy:.1f} % of pairs told apart, margin {score.margin:.3f}"
+
+
+def measured(value: float | None, error: float | None) -> str:
+    """A metric with its standard error.
+
+    >>> measured(0.5, 0.05), measured(3.25, None), measured(None, None)
+    ('0.5000 ± 0.0500', '3.2500', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
+
+
+def evaluation_sentence(found: EvaluationView) -> str:
+    """How far trying a model with tasks is, or what was the matter."""
+    match found.state:
+        case "waiting":
+            return "The model is tried with its tasks once the job is settled, one job after the other."
+        case "running":
+            return f"The model is being evaluated: {found.note or 'it is put together'}."
+        case "failed":
+            return f"The model could not be evaluated: {found.note}"
+        case "done":
+            return f"The model was evaluated{f': {found.note}' if found.note else '.'}"
 
 
 def ratio(sent: int, naive: int) -> str:

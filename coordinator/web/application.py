@@ -4,6 +4,7 @@ from typing import Any
 
 from aiohttp import web
 
+from coordinator.services.artifacts.hub_models import HubModels
 from coordinator.services.jobs.idempotency import Replays
 from coordinator.version import release
 from coordinator.web.accounts import AccountRoutes
@@ -12,10 +13,13 @@ from coordinator.web.auth import Auth, principal, visitor
 from coordinator.web.auth.gate import install
 from coordinator.web.checks import CheckRoutes
 from coordinator.web.http import protect
+from coordinator.web.hub import HubRoutes
 from coordinator.web.ledger import LedgerRoutes
 from coordinator.web.life import LifeRoutes
 from coordinator.web.notices import NoticeRoutes
 from coordinator.web.once import Once
+from coordinator.web.operation.invitations import InvitationRoutes
+from coordinator.web.operation.routes import OperationRoutes
 from coordinator.web.pages.account import AccountPages
 from coordinator.web.pages.site import Site
 from coordinator.web.route import Route, register
@@ -56,6 +60,7 @@ def interface(
     api = Api(jobs, services.network, services.market, streams)
     routes = [
         *TransferRoutes(jobs, services.uploads, artifacts, authorise, services.doors).routes(),
+        *HubRoutes(HubModels(services.uploads)).routes(),
         *CheckRoutes(services.checks, jobs).routes(),
         *api.routes(),
         *LifeRoutes(jobs, services.leavings, artifacts).routes(),
@@ -63,6 +68,8 @@ def interface(
         *LedgerRoutes(services.books).routes(),
         *WithdrawalRoutes(services.withdrawals).routes(),
         *AccountRoutes(auth).routes(),
+        *OperationRoutes(services.operation).routes(),
+        *InvitationRoutes(services.lenders, services.network, services.public_url).routes(),
     ]
     return api.describe_with(routes, release()), routes
 

@@ -93,6 +93,7 @@ class LifeRoutes:
         listed = "The newest states of the model that are stored, newest first"
         part = "One stage's file of a checkpoint: safetensors, its SHA-256 as the list says"
         folder = "The model of a checkpoint: a Hugging Face folder as a zip archive, made when it is first asked for"
+        merged = "The newest model as a whole, an adapter merged into the weights that it adapts; made when it is first asked for"
         log = "The job's log: what the coordinator noted and its workers wrote; kept after the end"
         records = "What an audited step was opened with, to run it again: `cottage ledger challenge`"
         file = "A file of those records: the opening, or what the job's workers read"
@@ -109,6 +110,7 @@ class LifeRoutes:
                 pager=pages.CHECKPOINTS,
             ),
             Route("GET", f"{point}/model.zip", self.folder, folder, "application/zip", errors=(404, 422)),
+            Route("GET", f"{_JOB}/merged.zip", self.merged, merged, "application/zip", errors=(404,)),
             Route("GET", f"{point}/stages/{{stage}}", self.part, part, _BYTES, errors=(404, 422)),
             Route(
                 "GET",
@@ -161,6 +163,14 @@ class LifeRoutes:
         digest = await self._leavings.folder(job, round_)
         headers = _attached(f"{job[:8]}-round{round_}.zip", "application/zip", digest)
         return await send_artifact(request, self._artifacts, digest, headers)
+
+    async def merged(self, request: web.Request) -> web.StreamResponse:
+        """GET jobs/{job}/merged.zip."""
+        job = job_id(request)
+        digest = await self._leavings.model(job)
+        return await send_artifact(
+            request, self._artifacts, digest, _attached(f"{job[:8]}-merged.zip", "application/zip", digest)
+        )
 
     async def log(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/logs."""

@@ -20,6 +20,7 @@ CHECKSUM_MISMATCH = 460  # Of tus 1.0.0; no status of HTTP.
 _REFERENCE = "#/components/schemas/{name}"
 _PARAMETERS = {
     "audit": "Audit, as 32 hexadecimal digits.",
+    "any_job": "Id of a job of any account: 32 hexadecimal digits.",
     "job": "Id of a job: 32 hexadecimal digits.",
     "upload": "Id of an upload: 32 hexadecimal digits.",
     "digest": "SHA-256 of an artifact: 64 hexadecimal digits.",
@@ -28,12 +29,14 @@ _PARAMETERS = {
     "node": "Address of a node, in base58.",
     "name": "Name of a file, as the records say.",
     "key": "Id of an API key: 12 hexadecimal digits.",
+    "invitation": "Id of an invitation: 12 hexadecimal digits.",
     "session": "Id of a session: 64 hexadecimal digits.",
 }
 _SCHEMAS = {
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     "round": {"type": "integer", "minimum": 0},
     "key": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
+    "invitation": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
     "session": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     "stage": {"type": "integer", "minimum": 0},
     "name": {"type": "string", "pattern": "^[a-z]+(\\.[a-z]+)?$"},
@@ -54,7 +57,9 @@ TAGS = {
     "ledger": "Where the money is.",
     "disputes": "Steps that two computers differ in.",
     "account": "Keys, and what was done with an account.",
+    "invitations": "To lend, for one machine each, where the network asks for them.",
     "notices": "Where an account is told of its jobs.",
+    "admin": "What an operator sees and orders; needs the scope operate.",
     "service": "The coordinator itself.",
 }
 ABOUT = """\

@@ -73,12 +73,14 @@ class Pager:
         text = request.query.get("cursor")
         return ListWindow(None if text is None else self._read(text), limit + 1)
 
-    def page(self, request: web.Request, found: Sequence[Any]) -> web.Response:
-        """The answer: ``found`` is what ``window`` asked for."""
+    def page(self, request: web.Request, found: Sequence[Any], beyond: tuple[Any, ...] | None = None) -> web.Response:
+        """The answer: ``found`` is what ``window`` asked for; ``beyond``: where to go on, if that is not behind the last item."""
         limit = integer(request, "limit", self.size, 1, self.most)
         headers: dict[str, str] = {}
         if len(found) > limit:
-            there = request.rel_url.update_query(cursor=self._write(self.place(found[limit - 1])))
+            beyond = self.place(found[limit - 1])
+        if beyond is not None:
+            there = request.rel_url.update_query(cursor=self.cursor(beyond))
             headers[hdrs.LINK] = f'<{there}>; rel="next"'
         return answer(found[:limit], headers=headers)
 
@@ -90,7 +92,8 @@ class Pager:
             found = [item for item in found if self.place(item) > window.after]
         return self.page(request, found[: window.limit])
 
-    def _write(self, place: tuple[Any, ...]) -> str:
+    def cursor(self, place: tuple[Any, ...]) -> str:
+        """What names a place of this list to a reader."""
         return base64.urlsafe_b64encode(msgspec.json.encode((self.name, place))).rstrip(b"=").decode()
 
     def _read(self, text: str) -> tuple[Any, ...]:
@@ -125,6 +128,10 @@ ALL_AUDITS = Pager("all-audits", lambda one: (one.audit.round, one.audit.audit),
 DISPUTES = Pager("disputes", lambda one: (one.began, one.audit), tuple[Moment, Name], 50, 200)
 KEYS = Pager("keys", lambda one: (one.created, one.id), tuple[Moment, Name])
 SESSIONS = Pager("sessions", lambda one: (one.created, one.id), tuple[Moment, Name])
+INVITATIONS = Pager("invitations", lambda one: (one.created, one.id), tuple[Moment, Name])
 CHECKPOINTS = Pager("checkpoints", lambda one: (-one.round,), tuple[Behind])
 DELIVERIES = Pager("deliveries", lambda one: (one.id,), tuple[Number], 50, 200)
 TRAIL = Pager("trail", lambda one: (one.id,), tuple[Number], 50, 200)
+ADMIN_NODES = Pager("admin-nodes", lambda one: (one.since, one.node), tuple[Moment, Name], 50, 200)
+ADMIN_JOBS = Pager("admin-jobs", lambda one: (one.created, one.id), tuple[Moment, JobId], 50, 200)
+ADMIN_ROWS = Pager("admin-outbox", lambda one: (one.id,), tuple[Number], 50, 200)

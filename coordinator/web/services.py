@@ -7,6 +7,7 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.jobs import ports
+from coordinator.services.operation.ports import LendersPort, OperatorPort
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Services:
         artifacts: where files lie.
         withdrawals: how lenders' earnings leave.
         doors: what nodes may read and store of them.
+        operation: what an operator sees and orders.
+        lenders: who may lend, and invitations.
         public_url: where others find the coordinator, if its operator has said so.
         downloads: folder of the installers that are offered; None: none are.
     """
@@ -40,5 +43,7 @@ class Services:
     artifacts: ArtifactStore
     withdrawals: ports.WithdrawalPort
     doors: ports.ArtifactAccessPort
+    operation: OperatorPort
+    lenders: LendersPort
     downloads: Path | None = None
     public_url: str | None = None

@@ -6,15 +6,17 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from aiohttp import WSMsgType, web
 
 from common.clock import within
+from common.log_lines import about
 from common.untrusted_text import untrusted
 from coordinator.errors import StoreAwayError
 from coordinator.services.core.context import Context
 from coordinator.services.core.store_retry import Patience
-from coordinator.services.drivers.node_protocol import Conversation, together
+from coordinator.services.drivers.node_protocol import together
 from coordinator.services.network.nodes import RETRY_SOON, NodeRefusedError, Nodes, NodeSession
 from coordinator.web.auth import public
 from coordinator.web.auth.gate import address_of
@@ -120,10 +122,23 @@ class _Place:
     greeting: contextlib.ExitStack
 
 
+class NodeTalk(Protocol):
+    """What is said to nodes once they have come in."""
+
+    async def begin(self, session: NodeSession, hello: Hello) -> None:
+        """A node is here."""
+
+    async def receive(self, session: NodeSession, message: NodeMessage, *more: Report) -> None:
+        """Act on one message, and on ``more`` that go together with it."""
+
+    def left(self, session: NodeSession) -> None:
+        """A connection is over."""
+
+
 class NodeSocket:
     """Handler of the route."""
 
-    def __init__(self, context: Context, nodes: Nodes, conversation: Conversation, patience: Patience) -> None:
+    def __init__(self, context: Context, nodes: Nodes, conversation: NodeTalk, patience: Patience) -> None:
         self._context = context
         self._nodes = nodes
         self._conversation = conversation
@@ -162,7 +177,8 @@ class NodeSocket:
             place.greeting.close()
             if entered is not None:
                 session, hello = entered
-                await self._converse(session, hello, socket, outgoing)
+                with about(node=session.node):
+                    await self._converse(session, hello, socket, outgoing)
         except MessageError as error:
             self._context.metrics.count("messages_malformed_total")
             outgoing.close(f"malformed message: {error}")

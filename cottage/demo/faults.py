@@ -22,7 +22,7 @@ class Fault(Protocol):
 
 
 class KillNode:
-    """Ends one working node, its agent and its worker, without a word."""
+    """Ends one working node, its agent and its worker, without a word: once some of its work is verified, or before the end."""
 
     def __init__(self, network: DemoNetwork, screen: DemoScreen, after: int) -> None:
         self._network = network
@@ -33,7 +33,10 @@ class KillNode:
     async def consider(self, job: api.JobView, nodes: Sequence[api.JobNode]) -> None:
         if self._victim is not None or job.rounds_done < self._after:
             return
-        target = next((n for n in reversed(nodes) if n.state == "training" and n.stage is not None), None)
+        working = [n for n in reversed(nodes) if n.state == "training" and n.stage is not None]
+        target = next((n for n in working if n.verified), None)
+        if target is None and working and job.rounds_done >= job.rounds_total - 1:
+            target = working[0]
         if target is None:
             return
         provider = next(p for p in self._network.providers if p.key.address == target.node)

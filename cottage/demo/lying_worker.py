@@ -97,10 +97,18 @@ class Substitute(StageMember):
 class FalseExchange(ShardExchange):
     """Hands out another mean than the parts of its shard give."""
 
-    def made(self, shards: Shards, place: int, parts: dict[int, bytes], free: Tensor, residue: Tensor | None) -> Result:
+    def made(
+        self,
+        shards: Shards,
+        place: int,
+        parts: dict[int, bytes],
+        free: Tensor,
+        residue: Tensor | None,
+        weights: dict[int, int],
+    ) -> Result:
         """The mean turned around."""
         turned = {replica: encode(shards.decode(data, place).neg_(), shards.codec) for replica, data in parts.items()}
-        return super().made(shards, place, turned, free, residue)
+        return super().made(shards, place, turned, free, residue, weights)
 
 
 class FalseReducer(StageMember):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "decisions")]
 _BLOCK = re.compile(r"^ {4}(cottage .+)$", re.MULTILINE)
 _INLINE = re.compile(r"`(cottage [^`\n]+)`")
-_WORDY = ("node", "ledger", "accounts")  # Roles whose first word is one of several.
+_WORDY = ("node", "ledger", "accounts", "admin")  # Roles whose first word is one of several.
 
 
 def commands(page: Path) -> Iterator[str]:

@@ -26,6 +26,7 @@ from coordinator.store.ports import Store
 from coordinator.web.auth.access import access_of, cost_of
 from coordinator.web.auth.origin import SAFE_METHODS, check_same_origin
 from coordinator.web.http import WHOSE
+from coordinator.web.monitoring.watchers import METRICS, Watchers
 
 SESSION_COOKIE: Final = "cottage_session"
 SECURE_COOKIE: Final = "__Host-cottage_session"  # Browsers take this name over TLS only, and from no subdomain.
@@ -70,6 +71,7 @@ class Auth:
         self.budgets = budgets or Budgets(store, clock)
         challenges = Challenges(store, clock)
         self.accounts = AccountService(store, clock)
+        self._watchers = Watchers(clock, self.accounts.by_key)
         self.setup = SetupCode(config.data / "setup-code")
         self.sign_in = SignIn(store, clock, self.accounts, challenges, self.setup, config.sign_up, passwords)
         self.passkeys = Passkeys(store, clock, self.accounts, challenges)
@@ -131,7 +133,7 @@ class Auth:
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         token = token.strip()
         if scheme.lower() == "bearer" and token.startswith(KEY_PREFIX) and len(token) <= MAX_TOKEN:
-            return await self.accounts.by_key(token)
+            return await (self._watchers if request.path == METRICS else self.accounts).by_key(token)
         cookie = request.cookies.get(cookie_name(request), "")
         return await self.accounts.by_session(cookie) if 0 < len(cookie) <= MAX_TOKEN else None
 

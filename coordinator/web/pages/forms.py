@@ -14,6 +14,7 @@ from coordinator.errors import CottageError, InvalidError
 from coordinator.web.documents import check_plain
 from coordinator.web.http import MAX_JSON_BYTES
 from protocol import codec
+from protocol.evaluation import EvaluationSpec
 from protocol.ids import is_id
 from protocol.job.job import (
     DatasetSpec,
@@ -22,6 +23,7 @@ from protocol.job.job import (
     LoraSpec,
     ModelSpec,
     ParallelSpec,
+    PreferenceSpec,
     TokenizerSpec,
     TrainingSpec,
 )
@@ -31,13 +33,17 @@ from protocol.wallets import wallet_address
 NO_DATASET = "0" * 64  # Stands in a quote for a dataset that is not uploaded yet: the price does not depend on it.
 OWN_CONFIG = "config"
 FROM_JOB = "job"
+PREFERENCE = "training.preference.beta"
+TASKS = "evaluation.tasks"
 _PARTS: Mapping[str, type[msgspec.Struct]] = {
     "model": ModelSpec,
     "dataset": DatasetSpec,
     "tokenizer": TokenizerSpec,
     "training": TrainingSpec,
     "training.lora": LoraSpec,
+    "training.preference": PreferenceSpec,
     "parallel": ParallelSpec,
+    "evaluation": EvaluationSpec,
 }
 
 
@@ -60,7 +66,12 @@ BASIC = (
     ),
     Field("training.sequence", "Sequence length", "Tokens in one sample.", "whole"),
     Field("training.batch", "Batch", "Samples in one step of one replica.", "whole"),
-    Field("training.learning_rate", "Learning rate", "The highest; it warms up and falls.", "decimal"),
+    Field(
+        "training.learning_rate",
+        "Learning rate",
+        "The highest; it warms up and falls. Empty: what is usual.",
+        "decimal",
+    ),
 )
 FULL = (
     Field("training.micro_batches", "Micro-batches", "Parts of a batch that stream through the stages.", "whole"),
@@ -93,6 +104,7 @@ FULL = (
     Field("parallel.stages", "Stages", "Empty: the scheduler chooses.", "whole"),
     Field("parallel.replicas", "Replicas", "Empty: the scheduler chooses.", "whole"),
     Field("dataset.heldout", "Held-out part", "Of the data, for the validation loss.", "decimal"),
+    Field("dataset.weight", "Weight of the dataset", "How often each row is trained on, beside others.", "decimal"),
 )
 ADAPTER = (
     Field("training.lora.rank", "Adapter's rank", "Of its thin matrices.", "whole"),
@@ -101,6 +113,12 @@ ADAPTER = (
         "training.lora.targets", "Adapted layers", "Names such as q_proj, v_proj; empty: every linear layer.", "names"
     ),
     Field("training.lora.base_model", "Adapter of", "What the adapter names as its base model.", "text"),
+    Field(
+        PREFERENCE,
+        "Weight of preferences",
+        "DPO's beta, 0.1 mostly: for rows with a chosen and a rejected answer. Empty: for all others.",
+        "decimal",
+    ),
 )
 OTHERS = (
     Field("name", "Name", "How you find the job again.", "text"),
@@ -112,6 +130,8 @@ OTHERS = (
     Field("budget", "Budget", "Goes into escrow; what is not spent comes back.", "amount"),
     Field("deadline_hours", "Deadline, hours", "From now; what is not done by then is refunded.", "decimal"),
     Field("note", "Note", "For yourself.", "text"),
+    Field(TASKS, "Tasks to try it with", "Of lm-evaluation-harness, before and after. Empty: none.", "names"),
+    Field("evaluation.limit", "Examples of each task", "The first so many.", "whole"),
 )
 
 
@@ -216,6 +236,11 @@ SELECTS = (
         (("refuse", "refuse the dataset"), ("skip", "leave them out")),
     ),
     Select(
+        "dataset.learn",
+        "Of conversations is learnt",
+        (("answers", "what the assistant says"), ("all", "all that is said")),
+    ),
+    Select(
         "dataset.encoding",
         "Characters",
         (("auto", "UTF-8, or UTF-16 where it looks so"), *((name, name) for name in get_args(Encoding)[1:])),
@@ -224,6 +249,18 @@ SELECTS = (
         "over_budget",
         "Where the budget is too small",
         (("refuse", "do not start"), ("pause", "train as far as it goes, then pause with what was learned")),
+    ),
+)
+ADAPTER_SELECTS = (
+    Select(
+        "training.lora.quantize",
+        "The frozen model on nodes",
+        (("none", "as it came"), ("nf4", "in 4 bits (QLoRA)"), ("int8", "in 8 bits")),
+    ),
+    Select(
+        "training.lora.rslora",
+        "Alpha is divided by",
+        (("false", "the rank"), ("true", "its root (rsLoRA)")),
     ),
 )
 _YES_NO: Mapping[str, bool] = {"true": True, "false": False}
@@ -238,15 +275,20 @@ _TABLES: Mapping[str, str] = {
     "model.config": "config.json",
     "model.generation": "generation_config.json",
     "tokenizer.settings": "tokenizer_config.json",
+    "heldout_dataset": "dataset",
+    "more_datasets": "list of datasets",
 }
 """Inputs that hold the content of a JSON file, and what that is called."""
 _PLAIN = (
     *_TABLES,
     "model.weights",
+    "model.hub",
+    "model.license",
     "model.from_job",
     "model.from_round",
     "dataset.artifact",
     "tokenizer.file",
+    "evaluation.chat",
     "submitter",
 )
 
@@ -268,9 +310,9 @@ def _default(name: str) -> str:
 
 
 DEFAULTS: Mapping[str, str] = (
-    {field.name: _default(field.name) for field in (*BASIC, *FULL, *ADAPTER, *OTHERS, *SELECTS)}
+    {field.name: _default(field.name) for field in (*BASIC, *FULL, *ADAPTER, *OTHERS, *SELECTS, *ADAPTER_SELECTS)}
     | _CHOICES
-    | dict.fromkeys(_PLAIN, "")
+    | dict.fromkeys((*_PLAIN, PREFERENCE), "")
 )
 MAX_LENGTH = 1 << 20
 
@@ -311,20 +353,34 @@ def read(typed: Mapping[str, str], draft: bool = False) -> Filled:
         if not values["tokenizer.file"] and not draft:
             errors["tokenizer.file"] = "choose a tokenizer.json, or another kind of tokenizer"
         _read_table(values, "tokenizer.settings", document["tokenizer"], errors)
+    for name in ("heldout_dataset", "more_datasets"):
+        _read_table(values, name, document, errors)
     for select in SELECTS:
         value = values[select.name]
         _put(document, select.name, _YES_NO.get(value, value), errors)
     adapter = values["learns"] == "lora"
     for field in (*BASIC, *FULL, *(ADAPTER if adapter else ()), *OTHERS):
         _read_field(field, values[field.name].strip(), document, errors, draft)
+    for select in ADAPTER_SELECTS if adapter else ():
+        _put(document, select.name, _YES_NO.get(values[select.name], values[select.name]), errors)
     started = values["model.weights"] or values["model.choice"] == FROM_JOB
     if adapter and not started:
         if not draft:
             errors["learns"] = "an adapter belongs to a model that has learnt already: choose its weights above"
         document["training"].pop("lora", None)
+        document["training"].pop("preference", None)
+    _complete_evaluation(values, document, errors)
     submitter = _submitter(values, errors)
     spec = None if errors else _whole(document, errors)
     return Filled(values, errors, spec, submitter, _shown(document, values))
+
+
+def _complete_evaluation(values: Mapping[str, str], document: dict[str, Any], errors: dict[str, str]) -> None:
+    """Leave it out where no tasks are asked for."""
+    if not values[TASKS].strip():
+        document.pop("evaluation", None)
+    elif values["evaluation.chat"] == "true":
+        _put(document, "evaluation.chat", True, errors)
 
 
 def _shown(document: Mapping[str, Any], values: Mapping[str, str]) -> str:
@@ -381,13 +437,15 @@ def fill(spec: JobSpec) -> dict[str, str]:
             value = value.get(key) if isinstance(value, dict) else None
         if value is not None and name not in (*_TABLES, "model.weights"):
             values[name] = _typed(value)
-        elif name not in _PLAIN and name not in _CHOICES and not name.startswith("training.lora"):
+        elif name not in _PLAIN and name not in _CHOICES and not name.startswith(("training.lora", "evaluation")):
             values[name] = ""  # Left open, though a form has something there.
     values["learns"] = "model" if spec.training.lora is None else "lora"
     values["model.weights"] = " ".join(spec.model.weight_files)
     values["budget"] = amount(spec.budget).replace(",", "")
     values["model.choice"] = FROM_JOB if spec.model.from_job else spec.model.preset or OWN_CONFIG
-    tables = (spec.model.config, spec.model.generation, spec.tokenizer.settings)
+    told = [msgspec.to_builtins(one) for one in spec.more_datasets]
+    judged = None if spec.heldout_dataset is None else msgspec.to_builtins(spec.heldout_dataset)
+    tables = (spec.model.config, spec.model.generation, spec.tokenizer.settings, judged, told or None)
     values |= {
         n: "" if table is None else json.dumps(table, indent=2) for n, table in zip(_TABLES, tables, strict=True)
     }
@@ -423,6 +481,7 @@ def _model(values: Mapping[str, str], errors: dict[str, str]) -> dict[str, Any]:
         if not is_id(values["model.from_job"].strip()):
             errors["model.from_job"] = "give the id of a job: 32 hexadecimal digits"
         return {"from_job": values["model.from_job"].strip()} | _checkpoint(values["model.from_round"].strip(), errors)
+    model |= {name: values[f"model.{name}"] for name in ("hub", "license") if files and values[f"model.{name}"]}
     _read_table(values, "model.generation", model, errors)
     if values["model.choice"] != OWN_CONFIG:
         return model | {"preset": values["model.choice"]}
@@ -447,7 +506,7 @@ def _read_table(values: Mapping[str, str], name: str, part: dict[str, Any], erro
         errors[name] = error.detail
     else:
         part[name.rpartition(".")[2]] = table
-        if not isinstance(table, dict):
+        if not isinstance(table, dict if name != "more_datasets" else list):
             errors[name] = f"a {file} is a table: it begins with {{ and ends with }}"
 
 

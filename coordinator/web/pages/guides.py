@@ -20,7 +20,12 @@ from coordinator.web.pages.render import WEB_FOLDER, Renderer
 DOCS_FOLDER: Final = WEB_FOLDER / "docs"
 # What users are shown, by kind and in this order. What developers read (measurements, decisions, the code's map) is not.
 SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
-    "Tutorials": ("tutorials/train-your-first-model.md", "tutorials/lend-your-gpu.md", "tutorials/*.md"),
+    "Tutorials": (
+        "tutorials/train-your-first-model.md",
+        "tutorials/fine-tune.md",
+        "tutorials/lend-your-gpu.md",
+        "tutorials/*.md",
+    ),
     "How to": ("how-to/submit.md", "how-to/lend.md", "how-to/operate.md", "how-to/*.md"),
     "Reference": ("reference/datasets.md", "reference/models.md", "reference/lending.md", "reference/ledger.md"),
     "What stands behind it": ("explanation/trust.md", "explanation/payments.md", "explanation/sandbox.md"),

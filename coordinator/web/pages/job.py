@@ -179,19 +179,33 @@ class JobPages:
     async def try_model(self, request: web.Request) -> web.Response:
         """Let the newest checkpoint continue a text; for browsers without scripts, which wait for all of it."""
         typed, job = await read_form(request), job_id(request)
-        said, refused, status = "", "", 200
+        before, said, refused, status = "", "", "", 200
         try:
-            asked = msgspec.convert({"prompt": typed.get("prompt", "")}, api.TrialRequest)
-            async for piece in self._leavings.generate(job, None, asked):
-                said += str(piece.get("text", ""))
+            wanted = {"prompt": typed.get("prompt", ""), "chat": "chat" in typed}
+            asked = msgspec.convert(wanted, api.TrialRequest)
+            said = await self._said(job, asked)
+            if "start" in typed:
+                before = await self._said(job, msgspec.structs.replace(asked, start=True))
         except msgspec.ValidationError:
             refused, status = f"the text must have 1 to {api.MAX_PROMPT:,} characters", 422
         except CottageError as error:
             refused, status = error.detail, error.status
         view = await self._jobs.get(job)
         return self._renderer.page(
-            request, "try.html", status, job=view, prompt=typed.get("prompt", ""), said=said, refused=refused
+            request,
+            "try.html",
+            status,
+            job=view,
+            prompt=typed.get("prompt", ""),
+            chat="chat" in typed,
+            beside="start" in typed,
+            said=said,
+            before=before,
+            refused=refused,
         )
+
+    async def _said(self, job: str, asked: api.TrialRequest) -> str:
+        return "".join([str(piece.get("text", "")) async for piece in self._leavings.generate(job, None, asked)])
 
     async def _change(self, request: web.Request, change: Awaitable[api.JobView]) -> web.StreamResponse:
         try:

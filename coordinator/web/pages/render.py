@@ -125,6 +125,11 @@ NAVIGATION: Final = (
     ("/ledger", "Ledger", ("/ledger",)),
     ("/docs", "Docs", ("/docs",)),
 )
+RULE_WORDS: Final = {
+    "everybody": "Every computer may lend here.",
+    "invited": "Only computers that were invited may lend here.",
+    "listed": "Only computers on the operator's list, and those of owners on it, may lend here.",
+}
 INCIDENT_WORDS: Final = {
     "lost": "Nodes lost",
     "fault": "Faults of nodes",
@@ -162,6 +167,7 @@ class Renderer:
             "earned_chart": curves.earned_chart,
             "navigation": NAVIGATION,
             "incident_words": INCIDENT_WORDS,
+            "rule_words": RULE_WORDS,
             "job_looks": JOB_LOOKS,
             "node_looks": NODE_LOOKS,
             "check_looks": CHECK_LOOKS,
@@ -173,7 +179,20 @@ class Renderer:
             "shape": text.shape,
             "asset_version": _asset_version(),
         }
-        for name in ("amount", "count", "size", "speed", "work", "duration", "ratio", "short", "agreement"):
+        for name in (
+            "amount",
+            "count",
+            "size",
+            "speed",
+            "work",
+            "duration",
+            "ratio",
+            "short",
+            "agreement",
+            "told_apart",
+            "evaluation_sentence",
+            "measured",
+        ):
             self._environment.filters[name] = getattr(text, name)
         self._environment.filters["dataset_format"] = WORDS.__getitem__
         self._environment.filters["date"] = chart.date

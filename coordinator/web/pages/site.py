@@ -6,6 +6,8 @@ from urllib.parse import quote
 from aiohttp import hdrs, web
 
 from coordinator.web.auth import public
+from coordinator.web.operation.invitation_pages import InvitationPages
+from coordinator.web.operation.pages import OperationPages
 from coordinator.web.pages.disputes import DisputePages
 from coordinator.web.pages.downloads import Downloads
 from coordinator.web.pages.guides import Guides
@@ -43,10 +45,12 @@ PLACES = {
     "/earnings": "Earnings",
     "/download": "Download",
     "/join": "Join this network",
+    "/invitations": "Who may lend",
     "/ledger": "Ledger",
     "/ledger/audits": "Audits",
     "/ledger/disputes": "Disputes",
     "/docs": "Documents",
+    "/admin": "Operate",
 }
 _PROGRAMS = ("/api/", "/healthz", "/readyz", "/openapi.json")
 
@@ -68,6 +72,8 @@ class Site:
             self.reference,
             Guides(renderer),
             Downloads(renderer, services.downloads),
+            OperationPages(services.operation, renderer),
+            InvitationPages(services.lenders, network, renderer, services.public_url),
             InvitationPage(network, renderer, services.public_url),
         )
 

@@ -20,6 +20,7 @@ from coordinator.web.auth import costs, principal
 from coordinator.web.documents import own_origin
 from coordinator.web.pages.forms import (
     ADAPTER,
+    ADAPTER_SELECTS,
     BASIC,
     DEFAULTS,
     FROM_JOB,
@@ -28,6 +29,7 @@ from coordinator.web.pages.forms import (
     OTHERS,
     OWN_CONFIG,
     SELECTS,
+    TASKS,
     Filled,
     fill,
     place,
@@ -37,7 +39,7 @@ from coordinator.web.pages.forms import (
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
 from protocol.ids import is_id
 from protocol.job.end_tokens import ends_of
-from protocol.job.job import DatasetSpec, JobSpec, TokenizerSpec
+from protocol.job.job import JobSpec, TokenizerSpec
 from protocol.models.model import PRESETS, inspect_config
 from protocol.rest.api import NewJob, NewUpload, Quote
 from protocol.rest.dataset import Check, CheckRequest
@@ -195,13 +197,9 @@ class Submit:
             if tokenizer.kind == "file" and tokenizer.file is None:
                 tokenizer = TokenizerSpec("bytes")  # The tokenizer is not there yet: the rows can be looked at.
             data = spec.dataset
-            # How much is held out changes nothing.
-            dataset = DatasetSpec(
-                data.artifact, data.format, data.text_field, faulty=data.faulty, encoding=data.encoding
-            )
             account_id = principal(request).account_id
             name = await self._jobs.file_name(account_id, data.artifact)
-            asked = CheckRequest(dataset, tokenizer, spec.training.sequence, ends_of(spec.model))
+            asked = CheckRequest(data, tokenizer, spec.training.sequence, ends_of(spec.model))
             return await self._checks.get(asked, seconds, name, account_id)
         except CottageError as error:
             return Check(NO_DATASET, "failed", 0, 0, None, error.detail)
@@ -282,7 +280,8 @@ class Submit:
             full=FULL,
             selects=SELECTS,
             adapter=ADAPTER,
-            fields={field.name: field for field in (*BASIC, *FULL, *ADAPTER, *OTHERS, *SELECTS)},
+            adapter_selects=ADAPTER_SELECTS,
+            fields={field.name: field for field in (*BASIC, *FULL, *ADAPTER, *OTHERS, *SELECTS, *ADAPTER_SELECTS)},
             from_job=FROM_JOB,
             document=filled.document or draft.document,
             check=check,
@@ -403,19 +402,22 @@ def _shown(filled: Filled) -> dict[str, list[tuple[str, str, str]]]:
         ("model.config", "model.choice", OWN_CONFIG),
         ("model.from_job", "model.choice", FROM_JOB),
         ("model.from_round", "model.choice", FROM_JOB),
-        *((field.name, "learns", "lora") for field in ADAPTER),
+        *((field.name, "learns", "lora") for field in (*ADAPTER, *ADAPTER_SELECTS)),
         ("dataset.text_field", "dataset.format", "auto jsonl json csv parquet"),
         ("tokenizer.vocabulary", "tokenizer.kind", "bpe"),
         ("tokenizer.file", "tokenizer.kind", "file"),
     ):
         if values[depends] not in needed.split():
             idle.add(field)
+    idle |= set() if values[TASKS] else {"evaluation.limit"}
     order = [
         "dataset.artifact",
         "dataset.format",
         "dataset.text_field",
         "model.choice",
         "model.config",
+        "model.hub",
+        "model.license",
         "model.weights",
         "model.from_job",
         "model.from_round",
@@ -423,7 +425,7 @@ def _shown(filled: Filled) -> dict[str, list[tuple[str, str, str]]]:
     ]
     order += ["tokenizer.kind", "tokenizer.vocabulary", "tokenizer.file", "budget", "deadline_hours"]
     names = order + [name for name in values if name not in order]
-    words = {select.name: dict(select.options) for select in SELECTS}
+    words = {select.name: dict(select.options) for select in (*SELECTS, *ADAPTER_SELECTS)}
     always = {*order, *(field.name for field in BASIC)}
     shown: dict[str, list[tuple[str, str, str]]] = {"main": [], "rest": []}
     for name in names:
@@ -438,6 +440,8 @@ def _labels() -> dict[str, str]:
     more = {
         "model.choice": "Model",
         "model.config": "config.json",
+        "model.hub": "Model of the Hub",
+        "model.license": "Its licence",
         "model.weights": "Weights to start from",
         "model.from_job": "Start from job",
         "model.from_round": "Checkpoint after round",
@@ -450,7 +454,7 @@ def _labels() -> dict[str, str]:
         "submitter": "Wallet",
         "payer": "Paid by",
     }
-    return more | {field.name: field.label for field in (*BASIC, *FULL, *ADAPTER, *OTHERS, *SELECTS)}
+    return more | {field.name: field.label for field in (*BASIC, *FULL, *ADAPTER, *OTHERS, *SELECTS, *ADAPTER_SELECTS)}
 
 
 def _presets() -> list[tuple[str, str]]:

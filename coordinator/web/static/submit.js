@@ -21,6 +21,15 @@ function arrange() {
   for (const part of form.querySelectorAll("[data-unless]")) part.hidden = holds(part.dataset.unless);
 }
 
+// Beside a model that has learnt already an adapter learns, unless somebody chose, or the form came with such a model.
+let chosen = form.elements["model.weights"].value !== "" || form.elements["learns"].value === "lora";
+function adapt() {
+  const base = form.elements["model.weights"].value !== "";
+  if (!chosen) form.elements["learns"].value = base ? "lora" : "model";
+  document.getElementById("adapted").hidden = chosen || !base;
+  arrange();
+}
+
 // Parts of the page that the coordinator draws anew: the quote, choices, the report on the data, the document.
 const latest = {};
 async function refresh(id, path) {
@@ -131,10 +140,12 @@ class Upload {
     const run = ++this.run;
     const file = this.file.files[0];
     this.hidden.value = "";
+    adapt();
     if (!file) {
       report();
       return this.tell("", "");
     }
+    if (this.root.dataset.upload === "weights") for (const name of ["model.hub", "model.license"]) form.elements[name].value = "";
     const wanted = this.describe(file);
     if (file.size === 0) return this.tell(`${file.name} is empty: choose a file with something in it`, "bad");
     busy.add(this);
@@ -207,9 +218,101 @@ class Upload {
     this.hidden.value = state.artifact;
     this.file.removeAttribute("name"); // It is there already: the form need not bring it again.
     this.tell(`✓ ${file.name}, ${size(file.size)}`, "");
+    adapt();
   }
 }
 
+// A model of the Hub: the coordinator looks it up and fetches it, for as long as this page asks it to go on.
+class HubModel {
+  constructor(root) {
+    this.root = root;
+    this.name = root.querySelector("input[type=text]");
+    this.button = root.querySelector("button");
+    this.bar = root.querySelector("progress");
+    this.status = root.querySelector("[role=status]");
+    root.hidden = false;
+    this.button.addEventListener("click", () => this.start());
+    this.name.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault();
+      this.start();
+    });
+  }
+
+  tell(text, bad) {
+    this.status.textContent = text;
+    this.status.className = bad ? "error" : "small soft";
+    this.name.setAttribute("aria-invalid", String(Boolean(bad)));
+  }
+
+  async ask(address, body) {
+    for (let failures = 1; ; failures++) {
+      try {
+        const { status, answer } = await call("POST", address, { "Content-Type": "application/json" }, JSON.stringify(body));
+        if (status < 300) return answer;
+        if (status !== 503 || failures > 5) throw new Error(answer.detail);
+      } catch (error) {
+        if (error.message !== "line") throw error;
+        if (failures > ATTEMPTS) throw new Error("The coordinator does not answer. Fetch it again to go on.");
+      }
+      await new Promise((wake) => setTimeout(wake, Math.min(8000, 250 * 2 ** failures)));
+    }
+  }
+
+  async start() {
+    if (busy.has(this) || !this.name.value.trim()) return;
+    busy.add(this);
+    this.button.disabled = true;
+    this.tell("Being looked up …");
+    try {
+      await this.fetch();
+    } catch (error) {
+      this.tell(error.message, true);
+    }
+    busy.delete(this);
+    this.bar.hidden = true;
+    this.button.disabled = false;
+    adapt();
+    report();
+  }
+
+  async fetch() {
+    const found = await this.ask("/api/v1/hub-models", { name: this.name.value.trim() });
+    const licence = found.license ? `licence ${found.license}` : "no licence named";
+    const whole = found.files.reduce((sum, file) => sum + file.size, 0);
+    const digests = [];
+    let held = 0;
+    this.bar.hidden = false;
+    this.bar.max = whole;
+    for (const file of found.files) {
+      let state = await this.ask("/api/v1/uploads", { length: file.size, name: file.path.slice(-200), purpose: "weights", sha256: file.sha256 });
+      while (!state.artifact) {
+        state = await this.ask(`/api/v1/uploads/${state.id}/pull`, { hub: found.model.hub, path: file.path });
+        this.bar.value = held + state.offset;
+        this.tell(`${found.repository}, ${licence}: ${size(held + state.offset)} of ${size(whole)}`);
+      }
+      held += file.size;
+      digests.push(state.artifact);
+    }
+    const text = (value) => (value ? JSON.stringify(value, null, 2) : "");
+    const { model, tokenizer } = found;
+    const filled = {
+      "model.choice": form.querySelector("[data-own-config]").dataset.ownConfig,
+      "model.config": text(model.config),
+      "model.generation": text(model.generation),
+      "model.hub": model.hub,
+      "model.license": model.license || "",
+      "model.weights": digests.join(" "),
+    };
+    if (tokenizer.file) Object.assign(filled, { "tokenizer.kind": "file", "tokenizer.file": tokenizer.file, "tokenizer.settings": text(tokenizer.settings) });
+    for (const [name, value] of Object.entries(filled)) form.elements[name].value = value;
+    for (const one of uploads) if (form.elements[`model.${one.root.dataset.upload}`] || (one.root.dataset.upload === "tokenizer" && tokenizer.file)) one.tell(`✓ of ${found.repository}`);
+    this.tell(`✓ ${found.repository} at commit ${found.commit.slice(0, 12)}, ${size(whole)}, ${licence}${found.terms && ` (${found.terms})`}`);
+  }
+}
+
+const hub = form.querySelector("[data-hub]");
+if (hub) new HubModel(hub);
 const uploads = [...form.querySelectorAll("[data-upload]")].map((root) => new Upload(root));
 form.addEventListener("input", (event) => {
   arrange();
@@ -217,7 +320,8 @@ form.addEventListener("input", (event) => {
   else if (event.target.type !== "file") quoteSoon();
 });
 form.addEventListener("change", (event) => {
-  arrange();
+  if (event.target.name === "learns") chosen = true;
+  adapt();
   if (/^(dataset|tokenizer|model\.choice|training\.sequence)/.test(event.target.name)) report();
 });
 form.addEventListener("submit", (event) => {

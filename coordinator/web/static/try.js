@@ -14,18 +14,15 @@ async function* events(response) {
   }
 }
 
-async function go(form, said) {
-  const button = form.querySelector("button");
-  const prompt = form.elements["prompt"].value;
+async function say(url, asked, said, prompt) {
   said.hidden = false;
   said.className = "said soft";
   said.textContent = "Starting …";
-  button.disabled = true;
   try {
-    const answer = await fetch(form.dataset.try, {
+    const answer = await fetch(url, {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ prompt }),
+      body: JSON.stringify(asked),
     });
     if (!answer.ok) throw new Error((await answer.json()).detail);
     for await (const piece of events(answer)) {
@@ -41,6 +38,20 @@ async function go(form, said) {
     said.className = "said error";
     said.textContent = error.message || "The coordinator does not answer.";
   }
+}
+
+async function go(form) {
+  const button = form.querySelector("button");
+  const asked = { prompt: form.elements["prompt"].value };
+  if (form.elements["chat"]?.checked) asked.chat = true;
+  const shown = asked.chat ? "" : asked.prompt;
+  const compared = form.elements["start"]?.checked ?? false;
+  const [now, before] = ["said", "before"].map((id) => document.getElementById(id));
+  for (const one of [now, before]) one.previousElementSibling.hidden = !compared;
+  before.hidden = true;
+  button.disabled = true;
+  await say(form.dataset.try, asked, now, shown);
+  if (compared) await say(form.dataset.try, { ...asked, start: true }, before, shown);
   button.disabled = false;
 }
 
@@ -48,5 +59,5 @@ document.addEventListener("submit", (event) => {
   const form = event.target.closest("[data-try]"); // It may have come with a later part of the page.
   if (!form) return;
   event.preventDefault();
-  go(form, document.getElementById("said"));
+  go(form);
 });

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -23,10 +24,12 @@ from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.core.context import Context
 from coordinator.services.jobs.idempotency import Replays
+from coordinator.services.network.lenders import Lenders
 from coordinator.store.memory import MemoryStore
 from coordinator.web.application import setup
 from coordinator.web.auth import Auth
 from coordinator.web.services import Services
+from tests.coordinator.operation.fake_operation import Operation
 from tests.coordinator.web.documented import Ears
 from tests.coordinator.web.fake import TOKEN, Cluster, address
 from tests.coordinator.web.fake_services import Books, Leavings, Market, PricedWithdrawals, Registry
@@ -70,6 +73,10 @@ class House:
         self.files = FileOwnership(self.store, SystemClock())
         self.auth = Auth(self.store, SystemClock(), config, cheap)
         self.accounts = self.auth.accounts
+        self.operation = Operation(self.cluster, self.accounts)
+        self.lenders = Lenders(
+            Context(replace(config, who_may_lend="invited"), SystemClock(), self.store, secrets.token_bytes)
+        )
         self.app: web.Application | None = None
         self.ears = Ears()
         self.doors = OpenDoors()
@@ -107,6 +114,8 @@ class House:
             self.artifacts,
             PricedWithdrawals(),
             self.doors,
+            self.operation,
+            self.lenders,
             self.folder / "downloads",
             self.public_url,
         )

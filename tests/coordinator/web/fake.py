@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from common.base58 import ALPHABET
 from coordinator.bus import Bus
 from coordinator.client.text import JOB_SENTENCES
 from coordinator.domain.account import LOCAL_ACCOUNT
@@ -27,6 +28,7 @@ from protocol.job.rounds import total_rounds
 from protocol.models.model import PRESETS
 from protocol.network import RelayEnvelope
 from protocol.rest import api
+from protocol.rest.lending import LendingRule
 
 START = 1_795_000_000.0
 BOTH = api.Agreement(2, 0, 2)
@@ -34,7 +36,6 @@ ROUND_S = 9.0
 POINTS_PER_ROUND = 5
 PRICE_PER_PETAFLOP = 250_000_000
 TOKEN = "node-token-of-the-fake-cluster"
-_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _STAGES, _REPLICAS = 2, 2
 V = TypeVar("V")
 _OVER = ("settled", "failed", "cancelled")
@@ -43,7 +44,7 @@ _OVER = ("settled", "failed", "cancelled")
 def address(name: str) -> str:
     """A base58 text of 44 characters that depends on ``name``."""
     digest = hashlib.sha512(name.encode()).digest()
-    return "".join(_ALPHABET[byte % 58] for byte in digest[:44])
+    return "".join(ALPHABET[byte % 58] for byte in digest[:44])
 
 
 def signature(name: str) -> str:
@@ -101,8 +102,9 @@ class Cluster:
     ) -> None:
         self.artifacts = artifacts
         self.files: FileOwnership | None = None
-        self.balance = balance
-        self.test_wallet = test_wallet
+        self.balance, self.test_wallet = balance, test_wallet
+        self.evaluation_tasks: tuple[str, ...] = ()
+        self.who_may_lend: LendingRule = "everybody"
         self.now = START
         self.metric_reads = 0
         self.relays = list(_RELAYS)
@@ -334,13 +336,13 @@ class Cluster:
     # ports.Network
 
     async def view(self) -> api.NetworkView:
-        running = [job for job in self._jobs.values() if job.view.state in ("planned", "running", "verifying")]
+        running = sum(job.view.state in ("planned", "running", "verifying") for job in self._jobs.values())
         return api.NetworkView(
             nodes_online=5,
             nodes_busy=4 if running else 0,
             memory_mb=sum(node[3] for node in NODES),
             flops=sum(node[4] for node in NODES),
-            jobs_running=len(running),
+            jobs_running=running,
             jobs_done=sum(job.view.state == "settled" for job in self._jobs.values()),
             paid_total=sum(job.view.paid for job in self._jobs.values()),
             price_per_petaflop=PRICE_PER_PETAFLOP,
@@ -349,6 +351,8 @@ class Cluster:
             test_wallet=self.test_wallet,
             notice="",
             relays_up=len(self.relays),
+            evaluation_tasks=self.evaluation_tasks,
+            who_may_lend=self.who_may_lend,
         )
 
     async def network_nodes(self) -> Sequence[api.NodeView]:
@@ -583,14 +587,10 @@ def _parameters(spec: JobSpec) -> int:
     if spec.model.preset is not None and spec.model.preset not in PRESETS:
         raise InvalidError(f"no preset {spec.model.preset!r}: use one of {', '.join(PRESETS)}", "model.preset")
     config = spec.model.config or PRESETS[spec.model.preset or "tiny-llama"]
-    hidden, layers = (
-        config.get("hidden_size") or config.get("n_embd"),
-        config.get("num_hidden_layers") or config.get("n_layer"),
-    )
-    if not isinstance(hidden, int) or not isinstance(layers, int) or re.search("mamba", str(config.get("model_type"))):
-        raise InvalidError(
-            f"the model type {config.get('model_type')!r} is not supported: use llama, gpt2 or qwen2", "model.config"
-        )
+    hidden = config.get("hidden_size") or config.get("n_embd")
+    layers, kind = config.get("num_hidden_layers") or config.get("n_layer"), config.get("model_type")
+    if not isinstance(hidden, int) or not isinstance(layers, int) or re.search("mamba", str(kind)):
+        raise InvalidError(f"the model type {kind!r} is not supported: use llama, gpt2 or qwen2", "model.config")
     return 12 * layers * hidden**2 + 2 * spec.tokenizer.vocabulary * hidden
 
 

@@ -1,7 +1,10 @@
 """Market, books and leavings of the network in memory (``fake``): the same figures at every call."""
 
 import hashlib
+import io
+import json
 import re
+import zipfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
@@ -217,6 +220,13 @@ class Leavings:
         await self._known(job, round_)
         return await self._put(f"model of {job} after {round_}".encode())
 
+    async def model(self, job: str) -> str:
+        await self._known(job, None)
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("config.json"), json.dumps({"whole": job}))
+        return await self._put(packed.getvalue())
+
     async def output(self, job: str) -> api.OutputView:
         if job not in self._outputs:
             raise NotFoundError(f"no bucket is named for job {job}", "job")
@@ -237,7 +247,8 @@ class Leavings:
     ) -> AsyncIterator[Mapping[str, Any]]:
         await self._known(job, round_)
         yield {"checkpoint": 4}
-        for word in request.prompt.split()[: request.tokens]:
+        said = "before" if request.start else request.prompt
+        for word in said.split()[: request.tokens]:
             yield {"text": f" {word}"}
         yield {"done": "length", "tokens": request.tokens}
 

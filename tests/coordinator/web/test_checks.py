@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 from pathlib import Path
 
 import aiohttp
@@ -10,13 +11,16 @@ import pytest
 from rich.console import Console
 
 from common.untrusted_text import untrusted
+from coordinator.client.cli import main
 from coordinator.client.looks import check_table
+from coordinator.client.text import count
 from coordinator.errors import UnavailableError
 from coordinator.services.artifacts.dataset_checks import MAX_QUEUED, DatasetChecks, Progress
 from protocol.ids import Digest
 from protocol.job.job import DatasetSpec, TokenizerSpec
 from protocol.rest.dataset import Check, CheckRequest, DatasetReport, Finding, Place
 from tests.coordinator.web.conftest import House
+from tests.support.chat_templates import EOS, TEMPLATES, small_tokenizer, unmarked
 
 ROWS = [json.dumps({"text": f"row {number} tells of a fox, a dog and {number * 7} hens"}) for number in range(3000)]
 
@@ -125,3 +129,21 @@ def test_rows_of_which_nothing_is_shown_take_one_line_and_no_row_is_named_twice(
     assert "  rows 2, 3, 1,204 and 37 more" in lines
     assert "  row 7 has a quote" in lines
     assert "  row 1,234  a…@example" in lines
+
+
+async def test_the_command_shows_a_conversation_with_the_template_of_a_models_folder(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}))
+    (tmp_path / "chat_template.jinja").write_text(unmarked(TEMPLATES["chatml"]))
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So it is."}]
+    (tmp_path / "chats.jsonl").write_text(f"{json.dumps({'messages': talk})}\n" * 90)
+    words = ("--tokenizer", str(tmp_path), "--sequence", "64", "--server", house.url)
+    assert await asyncio.to_thread(main, ["check", str(tmp_path / "chats.jsonl"), *words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    answer = len(small_tokenizer().encode("So it is.<|im_end|>\n").ids)
+    figures = rf"90 rows \(conversations\), 90 of them usable; \S+ tokens, {count(90 * answer)} of them learnt"
+    assert re.search(figures, said)
+    assert "<|im_start|>assistant↵ So it is.<|im_end|>↵" in said
+    assert "held out and trained on, too, word for word" in said

@@ -213,6 +213,12 @@ def test_shards_in_folders_of_a_snapshot_are_links_to_blobs(tmp_path: Path) -> N
     assert shards(snapshot) == ([snapshot / "weights" / "model-0001.safetensors"], [])
 
 
+def test_a_gguf_file_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "tiny-q8_0.gguf").write_bytes(b"GGUF")
+    with pytest.raises(DatasetError, match=r"is GGUF, .*: name the folder or the Hub's repository that it was made of"):
+        shards(tmp_path / "tiny-q8_0.gguf")
+
+
 def test_a_folder_without_weights_says_what_to_do_from_what_it_has(tmp_path: Path) -> None:
     adapter = "adapter_model.safetensors"
     cases: list[tuple[tuple[str, ...], str]] = [
@@ -279,6 +285,27 @@ async def test_a_job_is_quoted_submitted_watched_and_downloaded_from_the_shell(
     assert "from the shell" in capsys.readouterr().out
     assert await cottage("download", view.id, str(files / "model")) == 0
     assert (files / "model" / "config.json").read_text() == "{}"
+
+
+async def test_several_datasets_go_with_their_weights(
+    house: House, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COTTAGE_SERVER", house.url)
+    for name in ("more.jsonl", "judged.jsonl", "odd=2"):
+        (files / name).write_text(f'{{"text": "{name}"}}\n')
+    job, data = str(files / "job.yaml"), ["--data", str(files / "data.jsonl"), "--data", f"{files / 'more.jsonl'}=2.5"]
+    more = ["--data", str(files / "odd=2"), "--heldout-data", str(files / "judged.jsonl")]
+    assert await cottage("submit", job, *data, *more, "--yes") == 0
+    (view,) = await house.cluster.list(5, None)
+    found = view.spec
+    assert [one.weight for one in (found.dataset, *found.more_datasets)] == [1.0, 2.5, 1.0]
+    assert found.heldout_dataset is not None
+    every = [found.dataset, *found.more_datasets, found.heldout_dataset]
+    assert len({one.artifact for one in every}) == 4
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        await cottage("submit", job, "--data", f"{files / 'more.jsonl'}=often")
+    assert "'often' is no number" in capsys.readouterr().err
 
 
 async def test_with_json_every_command_prints_one_document_a_line(

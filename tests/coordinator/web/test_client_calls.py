@@ -15,6 +15,7 @@ from coordinator.client import Client, ProblemError
 from coordinator.client.cli import main
 from coordinator.client.line import HttpLine
 from protocol.rest.api import NewOutput, TrialRequest
+from protocol.rest.hub import HubFile, HubModelView
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import archive
 from tests.coordinator.web.test_life import started
@@ -35,7 +36,8 @@ LACKS = {
     "GET /openapi.json": "the document itself, for tools",
 }
 """What a submitter never asks for, and why."""
-EMPTY = {"POST /api/v1/notices/confirm", "GET /api/v1/disputes/{audit}"} | {
+EMPTY = {"POST /api/v1/hub-models", "POST /api/v1/uploads/{upload}/pull"}
+EMPTY |= {"POST /api/v1/notices/confirm", "GET /api/v1/disputes/{audit}"} | {
     f"GET /api/v1/jobs/{{job}}/{part}" for part in ("promise", "rounds/{round}/evidence")
 }
 """What the double has nothing of: the call is refused with a problem, by this operation."""
@@ -125,6 +127,25 @@ async def records_of(it: Story) -> None:
     await it.client.download_record(records, "opening", it.folder)
 
 
+async def what_an_operator_does(it: Story) -> None:
+    client, node = it.client, it.node
+    assert node in {one.node for one in await client.admin_nodes("", "online")}
+    assert (await client.order_node(node, "drain")).draining
+    assert not (await client.order_node(node, "undrain")).draining
+    assert (await client.order_node(node, "ban", "it is resold")).banned
+    assert (await client.order_node(node, "unban", "it is not")).reason == ""
+    assert (await client.admin_node(node)).node == node
+    job = await it.new()
+    assert job in {one.id for one in await client.admin_jobs("live")}
+    assert (await client.cancel_any(job, "its owner asked by mail")).state == "cancelled"
+    assert [one.state for one in await client.admin_outbox("failed")] == ["failed"]
+    assert (await client.admin_storage()).files > 0
+    assert (await client.lenders()).rule == "invited"
+    made = await client.invite("attic")
+    assert [one.id for one in await client.invitations()] == [made.id]
+    assert (await client.withdraw_invitation(made.id)).state == "withdrawn"
+
+
 CALLS: list[Callable[[Story], Awaitable[Any]]] = [
     the_life_of_a_job,
     the_account,
@@ -134,6 +155,8 @@ CALLS: list[Callable[[Story], Awaitable[Any]]] = [
     lambda it: it.client.choices(it.spec),
     lambda it: it.client.check({"dataset": it.spec["dataset"]}),
     lambda it: it.client.upload(it.data),
+    lambda it: it.client.hub_model("no name"),
+    lambda it: it.client.pull(HubModelView("a/b", "0" * 40, "", "", (), {}, {}), HubFile("no-weights", 9)),
     lambda it: it.client.jobs(),
     lambda it: it.client.get(it.job),
     lambda it: it.client.wait(it.done),
@@ -147,6 +170,7 @@ CALLS: list[Callable[[Story], Awaitable[Any]]] = [
     lambda it: it.client.compare([it.job, it.done]),
     lambda it: first(it.client.generate(it.job, TrialRequest("to be"))),
     lambda it: it.client.download_model(it.done, it.folder / "model.zip"),
+    lambda it: it.client.download_merged_archive(it.job, it.folder / "merged.zip"),
     lambda it: it.client.download_checkpoint(it.job, it.round, it.folder / "point.zip"),
     lambda it: it.client.download_stage(it.job, it.round, 0, it.folder / "stage.safetensors"),
     records_of,
@@ -165,6 +189,7 @@ CALLS: list[Callable[[Story], Awaitable[Any]]] = [
     lambda it: it.client.promise(it.job),
     lambda it: it.client.evidence(it.job, 0),
     lambda it: it.client.confirm_notices("0" * 32),
+    what_an_operator_does,
     lambda it: it.client.stop(it.job),
 ]
 

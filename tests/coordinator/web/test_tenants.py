@@ -1,5 +1,6 @@
 """What belongs to one account does not exist for another, on any route."""
 
+import asyncio
 import json
 import re
 
@@ -273,3 +274,15 @@ async def test_an_open_coordinator_answers_to_no_foreign_name(house: House, http
     ):
         async with http.get(f"{house.api}/jobs", headers={"Host": host}) as answer:
             assert answer.status == status, host
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"Authorization: Bearer cottage_" + b"a" * 12 + b"_\xff", SESSION_COOKIE.encode().join((b"Cookie: ", b"=\xff"))],
+)
+async def test_a_key_of_bytes_that_are_no_text_is_not_valid_and_no_fault(town: House, header: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", town.port)
+    writer.write(b"GET /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" + header + b"\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    assert b" 401 " in answer.splitlines()[0]

@@ -6,20 +6,28 @@ named with it. Programs that stay, and what needs them, are run by ``tests/e2e/t
 
 import asyncio
 import contextlib
+import io
+import json
 import re
 import shlex
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from coordinator.client import Client
+from coordinator.client.hub import is_hub_name
 from cottage.cli import main
+from protocol.models.model import PRESETS, tensors_of
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import archive
 from tests.cottage.test_commands_in_docs import commands as named_in
+from tests.support.chat_templates import CHATML, small_tokenizer
 
 ROOT = Path(__file__).parents[3]
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -88,6 +96,10 @@ RUN_BY = {
     "ledger refund": ("tests/ledger/test_refund.py", "refund"),
     "ledger challenge": ("tests/e2e/test_challenge.py", "challenge"),
     "accounts": ("tests/coordinator/test_admin.py", "accounts"),
+    "backup": ("tests/coordinator/test_backup.py", "backup"),
+    "admin": ("tests/coordinator/operation/test_admin_command.py", "admin"),
+    "invite": ("tests/e2e/test_private_network.py", "private-network"),
+    "trail": ("tests/coordinator/web/test_account_commands.py", "trail"),
     "node settings": ("tests/desktop/app/test_owner_of_an_agent.py", "settings"),
     "node earnings": ("tests/e2e/test_lessons.py", "lend-your-gpu"),
     "node send": ("tests/desktop/test_withdrawing_without_sol.py", "send"),
@@ -134,7 +146,7 @@ async def ready_for(house: House, word: str) -> str:
     """A job that a command can be given."""
     if word in ("download", "watch"):
         job = await made(house, 0)
-        await house.cluster.finish(job, archive())
+        await house.cluster.finish(job, finished(house.folder / "finished"))
         house.cluster.run(job)
         return job
     job = await made(house, 5)
@@ -157,20 +169,27 @@ async def test_a_submitter_types_what_the_page_says(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COTTAGE_SERVER", house.url)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_MODE", "offline")  # Whoever has an account there does not meet this test in it.
     (tmp_path / "stories.jsonl").write_text('{"text": "to be or not to be"}\n' * 200)
     (tmp_path / "job.yaml").write_text(
         "name: stories\nmodel: {preset: tiny-llama}\ntokenizer: {kind: bpe, vocabulary: 300}\n"
         "dataset: {format: jsonl}\ntraining: {tokens: 50000}\nbudget: 9000000\n"
     )
+    chat = [{"role": "user", "content": "To be?"}, {"role": "assistant", "content": "Or not to be."}]
+    for name in ("chats", "public", "judged"):
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps({"messages": chat, "of": name}) + "\n") * 200)
+    published(tmp_path / "SmolLM2-135M-Instruct")
     asked = [words for words in typed(page) if words[0] in RUN_HERE]
     assert asked
     for words in asked:
         if words[0] == "submit" and words[1].startswith("--"):
             continue  # An option in a sentence: ``test_client.py`` and the browser's tests submit with it.
+        if any(is_hub_name(word) for word in words):
+            continue  # Of the Hub: ``hub/test_by_name.py``.
         job = "" if words[0] in ("check", "submit") else await ready_for(house, words[0])
         if words.count("JOB") > 1:
             words[words.index("JOB")] = await ready_for(house, words[0])
-        stands = {"JOB": job, "TEXT": "to be", "DIR": "folder", "AMOUNT": "1.00"}
+        stands = {"JOB": job, "TEXT": "to be", "DIR": "folder", "AMOUNT": "1.00", "FILE": "stories.jsonl"}
         more = ["--yes"] if words[0] == "submit" else []
         told = [*(stands.get(word, word) for word in words), *more]
         beside = asyncio.create_task(settle_newest(house)) if words[0] == "submit" else None
@@ -180,6 +199,29 @@ async def test_a_submitter_types_what_the_page_says(
         assert status == 0, f"{shlex.join(words)}: {shown.out}{shown.err}"
         if beside is not None:
             await beside
+
+
+def finished(folder: Path) -> bytes:
+    """The archive of a small model."""
+    if not folder.exists():
+        published(folder)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as packed:
+        for path in sorted(folder.iterdir()):
+            packed.writestr(zipfile.ZipInfo(path.name), path.read_bytes())
+    return out.getvalue()
+
+
+def published(folder: Path) -> None:
+    """A small model's folder, as it comes from the Hub."""
+    folder.mkdir()
+    tokenizer = small_tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML}))
+    config = dict(PRESETS["tiny-llama"]) | {"vocab_size": tokenizer.get_vocab_size(with_added_tokens=True)}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = tensors_of(config).all()
+    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, folder / "model.safetensors")
 
 
 async def settle_newest(house: House) -> None:

@@ -141,6 +141,15 @@ async def addresses(house: House) -> dict[str, str]:
         "submit": "/submit",
         "submit-again": f"/submit?from={settled.id}",
         "account": "/account",
+        "admin": "/admin",
+        "admin-nobody": "/admin?search=nobody",
+        "admin-node": f"/admin/nodes/{member.node}",
+        "admin-ban": f"/admin/nodes/{member.node}/ban",
+        "admin-jobs": "/admin/jobs",
+        "admin-cancel": f"/admin/jobs/{job.id}/cancel",
+        "admin-outbox": "/admin/outbox",
+        "admin-storage": "/admin/storage",
+        "invitations": "/invitations",
         "sign-in": "/sign-in",
         "sign-up": "/sign-up",
         "missing": "/netwrok",
@@ -304,6 +313,60 @@ async def test_a_model_is_tried_on_a_page_that_was_open_before_there_was_one(chr
         "() => document.querySelector('[data-live=spoken]').textContent.includes('round 3 of')"
     )
     assert await page.inner_text("#said") == "my own words my own words"
+    assert seen.complaints == []
+
+
+async def with_tokenizer(house: House, settings: dict[str, str] | None, model: dict[str, Any]) -> str:
+    """A job whose first checkpoint is there, with a tokenizer of its own."""
+    dataset = await house.dataset()
+    document = {
+        "name": "a",
+        "model": model,
+        "tokenizer": {"kind": "file", "file": dataset, "settings": settings},
+        "dataset": {"artifact": dataset},
+        "budget": 9_000_000,
+    }
+    async with Client(house.url) as client:
+        job = (await client.create_job(document)).id
+        await client.fund(job)
+    for _ in range(3):
+        house.cluster.step(job)
+    return job
+
+
+@pytest.mark.parametrize("settings", [None, {}, {"eos_token": "x"}], ids=["none", "empty", "without a template"])
+async def test_a_model_without_a_chat_template_goes_on_with_a_text(
+    chromium: Any, house: House, settings: dict[str, str] | None
+) -> None:
+    seen = await visit(chromium, house, f"/jobs/{await with_tokenizer(house, settings, {'preset': 'tiny-llama'})}")
+    assert await seen.page.inner_text("label[for=prompt]") == "A text that the newest checkpoint goes on with"
+    assert await seen.page.locator("[name=chat]").count() == 0
+    assert await seen.page.locator("[name=start]").count() == 0
+    assert seen.complaints == []
+
+
+async def test_a_tuned_model_answers_beside_the_one_that_it_was_made_of(chromium: Any, house: House) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4}
+    model = {"config": config, "weights": await house.dataset()}
+    job = await with_tokenizer(house, {"chat_template": "{{ messages }}"}, model)
+    seen = await visit(chromium, house, f"/jobs/{job}")
+    page = seen.page
+    assert await page.inner_text("label[for=prompt]") == "What you say to it"
+    await page.fill("#prompt", "after it")
+    await page.click("#try-button")
+    await page.wait_for_function("() => document.querySelector('#before').textContent === ' before'")
+    assert await page.text_content("#said") == " after it", "an answer is shown without what was said"
+    shown = await page.inner_text("[data-live=try]")
+    assert shown.index("Now") < shown.index("after it") < shown.index("Before")
+    for name, width, scheme in (("wide", 1280, "light"), ("narrow", 390, "dark")):
+        await page.set_viewport_size({"width": width, "height": 900})
+        await page.emulate_media(color_scheme=scheme)
+        await page.locator("[data-live=try]").screenshot(path=PICTURES / f"try-beside-{name}-{scheme}.png")
+    await page.uncheck("[name=start]")
+    await page.uncheck("[name=chat]")
+    await page.click("#try-button")
+    await page.wait_for_function("() => document.querySelector('#said').textContent === 'after it after it'")
+    assert await page.is_hidden("#before")
     assert seen.complaints == []
 
 

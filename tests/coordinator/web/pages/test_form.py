@@ -13,7 +13,17 @@ from coordinator.errors import InvalidError
 from coordinator.services.artifacts.models import _late
 from coordinator.web.pages import submit
 from coordinator.web.pages.forms import DEFAULTS, fill, read, read_document
-from protocol.job.job import DatasetSpec, JobSpec, LoraSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from protocol.evaluation import EvaluationSpec
+from protocol.job.job import (
+    DatasetSpec,
+    JobSpec,
+    LoraSpec,
+    ModelSpec,
+    ParallelSpec,
+    PreferenceSpec,
+    TokenizerSpec,
+    TrainingSpec,
+)
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.pages.test_pages import form, token
 from tests.protocol.test_wallets import SECRETS, WALLET
@@ -42,7 +52,10 @@ def every_field(kind: type[msgspec.Struct] = JobSpec, at: str = "") -> Iterator[
             for part in (field.type, *get_args(field.type))
             if isinstance(part, type) and issubclass(part, msgspec.Struct)
         ]
-        yield from every_field(inner[0], f"{at}{field.encode_name}.") if inner else [f"{at}{field.encode_name}"]
+        if not inner or field.name == "heldout_dataset":  # A table as it is, beside the list of further ones.
+            yield f"{at}{field.encode_name}"
+        else:
+            yield from every_field(inner[0], f"{at}{field.encode_name}.")
 
 
 def test_the_form_has_every_field_of_the_document() -> None:
@@ -53,7 +66,7 @@ def test_the_form_has_every_field_of_the_document() -> None:
 ODD = JobSpec(
     "odd",
     ModelSpec(config={"model_type": "llama", "hidden_size": 64}, weights="b" * 64),
-    DatasetSpec("c" * 64, "parquet", "body", 0.1, "skip"),
+    DatasetSpec("c" * 64, "parquet", "body", 0.1, "skip", weight=0.5),
     12_345_678,
     TokenizerSpec("file", file="d" * 64),
     TrainingSpec(
@@ -72,6 +85,7 @@ ODD = JobSpec(
         commit_every=3,
         seed=9,
         lora=LoraSpec(4, 8.5, ("q_proj",), "base"),
+        preference=PreferenceSpec(0.25),
         optimizer="muon",
         decay="wsd",
         decay_share=0.5,
@@ -99,9 +113,30 @@ ODD = JobSpec(
     1.5,
     "pause",
     "a note",
+    (DatasetSpec("e" * 64, weight=2.5), DatasetSpec("f" * 64, "csv", "said")),
+    DatasetSpec("9" * 64),
+    EvaluationSpec(("arc_easy", "mmlu"), 30, True),
 )
 
 ONWARD = JobSpec("on", ModelSpec(from_job="a" * 32, from_round=7), DatasetSpec("c" * 64), 5_000_000)
+
+
+async def test_tasks_are_asked_for_only_where_the_operator_offers_some(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    async with http.get(f"{house.url}/submit") as response:
+        assert "evaluation.tasks" not in re.sub(r"<textarea.*?</textarea>", "", await response.text(), flags=re.DOTALL)
+    house.cluster.evaluation_tasks = ("arc_easy", "mmlu")
+    async with http.get(f"{house.url}/submit") as response:
+        page = await response.text()
+    assert 'name="evaluation.tasks"' in page
+    assert "Tasks offered here: arc_easy, mmlu." in page
+    typed = {"name": "x", "budget": "5", "dataset.artifact": "c" * 64}
+    assert read(typed | {"evaluation.limit": "7"}).spec == read(typed).spec, "a number of examples of nothing"
+    found = read(typed | {"evaluation.tasks": "arc_easy, mmlu", "evaluation.limit": "7"}).spec
+    assert found is not None
+    assert found.evaluation == EvaluationSpec(("arc_easy", "mmlu"), 7)
+    assert read(typed | {"evaluation.tasks": "../x"}).errors
 
 
 @pytest.mark.parametrize(
@@ -229,3 +264,21 @@ async def test_the_data_is_looked_at_before_a_job_can_be_reviewed(house: House, 
     assert "each is read" in page, "little data for so many tokens is worth a word"
     part = await browser.post({**asked, "dataset.faulty": "skip"}, path="/submit/report")
     assert "501 of 502 rows to train on" in part
+
+
+async def test_what_is_learnt_of_prompts_with_completions_is_shown_before_anything_is_paid(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    rows = [json.dumps({"prompt": f"{n} & 1 =\n", "completion": f"{n + 1}"}) for n in range(500)]
+    artifact = await house.dataset("\n".join(rows).encode())
+    asked = {"name": "n", "budget": "9", "dataset.artifact": artifact, "tokenizer.kind": "bytes"}
+    browser = Form(http, house)
+    await browser.post({**asked, "action": "review"})  # It waits for the check.
+    part = await browser.post(asked, path="/submit/report")
+    assert "Read as JSON lines: prompts with completions." in part
+    assert f"{sum(len(str(n + 1)) + 1 for n in range(500)):,} of them learnt" in part
+    assert '<span class="soft">0 &amp; 1 =↵ </span><span>1&lt;|end|&gt;</span>' in part.replace("endoftext", "end")
+    asked["dataset.learn"] = "all"
+    await browser.post({**asked, "action": "review"})
+    everything = await browser.post(asked, path="/submit/report")
+    assert "<span>0 &amp; 1 =↵ 1&lt;|end|&gt;</span>" in everything.replace("endoftext", "end")

@@ -1,5 +1,6 @@
 """The job's page: whose it is, its buttons, sharing, its log, trying the model, and what renews itself."""
 
+import asyncio
 import gzip
 import html
 import re
@@ -8,9 +9,13 @@ import aiohttp
 import msgspec
 import pytest
 
+from common.untrusted_text import untrusted
 from coordinator.client import Client
+from coordinator.client.cli import main
+from coordinator.client.show import evaluation_section
 from coordinator.web.pages.fresh import LIVE_HEADER, MAX_KEPT, Fresh
 from coordinator.web.pages.render import STATIC_FOLDER
+from protocol.evaluation import EvaluationRow, EvaluationSpec, EvaluationView
 from protocol.rest.api import JobView
 from tests.coordinator.web.conftest import House
 
@@ -36,6 +41,44 @@ async def test_what_was_said_with_the_price_stands_on_the_page(house: House, htt
         text = await response.text()
     assert "<b>.weight" not in text
     assert all(reason in html.unescape(text) for reason in said)
+
+
+async def test_what_tasks_came_to_stands_on_the_page_and_on_the_command_line_and_in_the_readme(
+    house: House, http: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs: list[str] = []
+    rows = (
+        EvaluationRow("<i>arc</i>|x", "acc", 0.25, 0.0625, 0.5, None, 50),
+        EvaluationRow("b", "ppl", None, None, 3.0, None, None),
+    )
+
+    async def shown(state: str, note: str = "", rows: tuple[EvaluationRow, ...] = ()) -> str:
+        job = await running(house, 0)
+        jobs.append(job.id)
+        found, asked = house.cluster._find(job.id), EvaluationSpec(("arc", "b"), 50)
+        seen = EvaluationView(state, rows, untrusted(note))  # type: ignore[arg-type]
+        spec = msgspec.structs.replace(job.spec, evaluation=asked)
+        found.view = msgspec.structs.replace(found.view, spec=spec, evaluation=seen)
+        async with http.get(f"{house.url}/jobs/{job.id}", headers=HTML) as response:
+            assert response.status == 200
+            return html.unescape(re.sub(r"<(?!i>|/i>)[^>]+>", " ", await response.text()))
+
+    assert "The model is tried with its tasks once the job is settled" in await shown("waiting")
+    assert "The model is being evaluated: task 1 of 2, the finished model." in await shown(
+        "running", "task 1 of 2, the finished model"
+    )
+    assert "The model could not be evaluated: it took too long" in await shown("failed", "it took too long")
+    page = await shown("done", "", rows)
+    assert "Evaluation" in page
+    assert "0.2500 ± 0.0625" in page
+    assert "0.5000" in page
+    async with Client(house.url) as client:
+        assert (await client.get(jobs[-1])).evaluation == EvaluationView("done", rows)
+    assert await asyncio.to_thread(main, ["show", jobs[-1], "--server", house.url]) == 0
+    assert re.search(r"acc +0\.2500 ± 0\.0625 +0\.5000 +50", capsys.readouterr().out)
+    section = evaluation_section(EvaluationView("done", rows))
+    assert "| <i>arc</i>\\|x | acc | 0.2500 ± 0.0625 | 0.5000 | 50 |" in section.splitlines()
+    assert evaluation_section(EvaluationView("failed", note=untrusted("it took too long"))) == ""
 
 
 async def press(house: House, http: aiohttp.ClientSession, job: str, word: str, **fields: str) -> tuple[int, str]:

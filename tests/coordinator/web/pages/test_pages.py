@@ -201,7 +201,7 @@ def test_the_form_as_it_comes_is_the_document_as_it_comes() -> None:
     filled = read(GOOD)
     assert filled.errors == {}
     assert filled.spec is not None
-    assert filled.spec.training == type(filled.spec.training)()
+    assert filled.spec.training == type(filled.spec.training)(learning_rate=3e-3)
     assert filled.spec.parallel == type(filled.spec.parallel)()
     assert filled.spec.tokenizer == type(filled.spec.tokenizer)()
     assert filled.spec.deadline_hours == 24.0

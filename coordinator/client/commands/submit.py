@@ -1,0 +1,106 @@
+"""Before a job and its beginning: ``cottage upload``, ``check``, ``quote`` and ``submit``."""
+
+import argparse
+import asyncio
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from common.console import Terminal
+from common.terminal import say, somebody_answers
+from coordinator.client.client import Client
+from coordinator.client.commands.base import EXIT_REFUSED, progress_bar, show
+from coordinator.client.commands.fetch import wanted_output
+from coordinator.client.commands.follow import follow
+from coordinator.client.commands.send import document_of, found_on_hub, hub_name, say_taken, upload_file
+from coordinator.client.datasets import format_of
+from coordinator.client.folders import TOKENIZER, tokenizer_files
+from coordinator.client.hub import fetch
+from coordinator.client.looks import check as look_through
+from coordinator.client.looks import check_table
+from coordinator.client.show import funding_table, quote_table
+from coordinator.client.tracking.target import target_of
+from protocol.rest import api
+
+
+async def quote(client: Client, options: argparse.Namespace, out: Terminal) -> int:
+    """``cottage quote``: what a job would cost."""
+    quote = await client.quote(await document_of(client, options, out))
+    show(out, options, quote, quote_table(quote))
+    return EXIT_REFUSED if quote.problems else 0
+
+
+async def submit(client: Client, options: argparse.Namespace, out: Terminal) -> int:
+    """``cottage submit``: show the price, and begin the job."""
+    if options.track is not None:
+        target_of(options.track)  # Before anything is sent or paid.
+    document = await document_of(client, options, out)
+    quote = await client.quote(document)
+    if not options.json:
+        out.print(quote_table(quote))
+    if not options.yes and not options.json and not _agreed(out):
+        return EXIT_REFUSED
+    wanted = None if options.output is None else wanted_output(options.output, options)
+    job = await client.create_job(document, options.wallet)
+    if wanted is not None:
+        await client.set_output(job.id, wanted)
+    if options.wallet is None:
+        job = await client.fund(job.id)
+    elif not options.json:
+        out.print("Open this escrow from your wallet; the job begins as soon as it is on the ledger:")
+        out.print(funding_table(await client.funding(job.id)))
+    if options.watch or options.track is not None:
+        return await follow(client, job.id, options, out)
+    show(out, options, job, f"{job.id}  {job.state}. Follow it: cottage watch {job.id}")
+    return 0
+
+
+def _agreed(out: Terminal) -> bool:
+    return out.input("Submit and fund it? [y/N] ").strip().lower() in ("y", "yes")
+
+
+async def upload(client: Client, options: argparse.Namespace, out: Terminal) -> int:
+    """``cottage upload``: send a file by itself."""
+    kind = _format(options.file, options, out) if options.purpose == "dataset" else "auto"
+    upload = await _send(client, options, out, options.purpose, kind, options.resume)
+    show(out, options, upload, f"artifact: {upload.artifact}")
+    return 0
+
+
+async def check(client: Client, options: argparse.Namespace, out: Terminal) -> int:
+    """``cottage check``: look a dataset through."""
+    artifact, kind = str(options.file), options.format or "auto"
+    if not re.fullmatch(r"[0-9a-f]{64}", artifact):
+        kind = _format(options.file, options, out)
+        artifact = str((await _send(client, options, out, "dataset", kind, None)).artifact)
+    tokenizer: dict[str, Any] = {"kind": "bytes"}
+    if options.tokenizer is not None:
+        if (named := hub_name(options.tokenizer)) is not None:
+            options.tokenizer = await asyncio.to_thread(fetch, await found_on_hub(named), weights=False)
+        path = options.tokenizer / TOKENIZER if options.tokenizer.is_dir() else options.tokenizer
+        tokenizer = {"kind": "file"}
+        say_taken(path.parent, tokenizer_files(path.parent, tokenizer))
+        tokenizer["file"] = await upload_file(client, path, "tokenizer", tokenizer, options, out)
+    found = await look_through(client, artifact, options, kind, out, tokenizer)
+    show(out, options, found, check_table(found))
+    return 0 if found.report is not None and not found.report.problem else EXIT_REFUSED
+
+
+async def _send(
+    client: Client, options: argparse.Namespace, out: Terminal, purpose: Any, kind: Any, resume: str | None
+) -> api.Upload:
+    path: Path = options.file
+
+    def begun(upload: api.Upload) -> None:
+        say(f"If it is cut: cottage upload {shlex.quote(str(path))} --resume {upload.id}", error=True)
+
+    with progress_bar(out, options) as bar:
+        task = bar.add_task(path.name, total=path.stat().st_size)
+        return await client.upload(
+            path, purpose, kind, options.text_field, lambda done, _all: bar.update(task, completed=done), resume, begun
+        )
+
+
+def _format(path: Path, options: argparse.Namespace, out: Terminal) -> str:
+    return format_of(path, options.format, options.text_field, out, somebody_answers() and not options.json)
