@@ -1,6 +1,13 @@
 """Lines of a log that nobody else can forge: each begins with its own time, and holds nothing that a terminal acts on."""
 
+import contextlib
 import logging
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+import msgspec
 
 from common.untrusted_text import untrusted, untrusted_lines
 
@@ -18,7 +25,33 @@ class Lines(logging.Formatter):
         return untrusted_lines(super().format(record)).replace("\n", "\n    ")
 
 
-def log_to(handler: logging.Handler, form: str, level: int = logging.INFO) -> None:
+_SUBJECTS: ContextVar[Mapping[str, str]] = ContextVar("subjects", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def about(**subjects: str) -> Iterator[None]:
+    """What is logged within is about these, such as a job or a node: ``JsonLines`` say so in fields of their own."""
+    token = _SUBJECTS.set({**_SUBJECTS.get(), **subjects})
+    try:
+        yield
+    finally:
+        _SUBJECTS.reset(token)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, perhaps ``error`` and subjects."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The whole record."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = {"time": time.replace("+00:00", "Z"), "level": record.levelname, "logger": record.name}
+        fields |= {"message": untrusted(record.getMessage()), **_SUBJECTS.get()}
+        if record.exc_info:
+            fields["error"] = untrusted_lines(self.formatException(record.exc_info))
+        return msgspec.json.encode(fields).decode()
+
+
+def log_to(handler: logging.Handler, form: str | logging.Formatter, level: int = logging.INFO) -> None:
     """Send everything of ``level`` and above to one handler."""
-    handler.setFormatter(Lines(form))
+    handler.setFormatter(Lines(form) if isinstance(form, str) else form)
     logging.basicConfig(level=level, handlers=[handler])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from spl.token.instructions import create_idempotent_associated_token_account
 
@@ -142,6 +142,13 @@ class EscrowCalls(TermsCalls):
         if content.mint != self._market.mint or content.vault != self._market.wallet(address):
             return None
         return escrow_state(address, content, amount_in(vault.data) if vault else 0)
+
+    async def received(self, submitter: str, job: bytes, payees: Collection[str]) -> dict[str, Amount]:
+        """What each payee has received from a job's escrow, in blocks that can never be undone; nobody where there is none."""
+        state = await self.escrow(submitter, job, final=True)
+        table = {} if state is None else state.paid_to
+        wallets = {payee: str(self._market.wallet(parse_address(payee))) for payee in payees}
+        return {payee: table[wallet] for payee, wallet in wallets.items() if table.get(wallet)}
 
     async def find_escrows(self, job: bytes) -> list[EscrowState]:
         """Escrows of a job, whoever submitted it. Anybody may open one for any job: compare the submitter."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -134,6 +134,15 @@ def decode(text: str) -> Event:
     except msgspec.DecodeError as error:
         raise EventError(f"{text[:100]!r} is no lifecycle event: {error}") from error
     return event
+
+
+def text_of(kind: str, fields: Mapping[str, Any]) -> str:
+    """The memo of an event that was read from the ledger.
+
+    Raises:
+        EventError: it is none.
+    """
+    return encode(decode(msgspec.json.encode({"event": kind, **fields}).decode()))
 
 
 def assignments(job: str, attempt: int, nodes: Sequence[str]) -> list[Assigned]:

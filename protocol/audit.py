@@ -22,6 +22,7 @@ different records at ``p`` and equal ``before`` at a later ``i``, a search betwe
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -45,6 +46,7 @@ from protocol.plan import MAX_REPLICAS, Plan
 
 KEPT_ROUNDS = 2  # An audit is drawn when its round is complete, while the next one is already running.
 MAX_AUDIT_BYTES = 256 << 20  # States and payloads of the kept rounds; beyond it, fewer states and more re-running.
+MAX_KEPT_RECORD = 64 << 30  # A round's record on an agent's disk, most of it what a replica carries over.
 MAX_LEAF_BYTES = 256 << 10  # 1280 + 512 digests of 64 characters, and what is beside them.
 MAX_RECORD_BYTES = 512 << 10  # An optimizer's operation over a stage of 8,000 tensors reads as many pieces.
 MAX_OPERATIONS = 1 << 22  # A step of 256 micro-batches through 64 layers has about a million.
@@ -215,6 +217,15 @@ class AuditReport(Told, frozen=True, forbid_unknown_fields=True, tag="audit"):
 # --- the outer step -----------------------------------------------------------------------------------------------------
 
 
+StepWeights = Annotated[dict[ReplicaIndex, Annotated[int, Meta(ge=1, le=5000)]], Meta(max_length=MAX_REPLICAS)]
+"""Replica -> inner steps that it committed to, by which its update weighs; none where all have done as many."""
+
+
+def step_weights(steps: Mapping[int, int]) -> dict[int, int]:
+    """``StepWeights`` of the contributors to a round."""
+    return dict(steps) if len({*steps.values()}) > 1 else {}
+
+
 class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a reducer did with a shard: the digest of its ``result``, and of its residue ``before`` and ``after`` it.
 
@@ -262,7 +273,7 @@ class OpenOuter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="op
 class ReplayOuter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="replay_outer"):
     """Re-run an outer step from ``opening`` and compare with ``record``; the answer is an ``AuditReport``.
 
-    ``contributors``: as in ``ApplyRound``. ``parameters``: as reported in ``RoundApplied``.
+    ``contributors``, ``weights``: as in ``ApplyRound``. ``parameters``: as reported in ``RoundApplied``.
     """
 
     audit: AuditId
@@ -273,6 +284,7 @@ class ReplayOuter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     record: OuterRecord
     parameters: Digest
     opening: Digest
+    weights: StepWeights = {}
 
 
 # --- leaves and records -------------------------------------------------------------------------------------------------

@@ -15,6 +15,9 @@ ID_PATTERN: Final = r"^[0-9a-f]{32}$"
 
 JobId = Annotated[str, Meta(pattern=ID_PATTERN)]
 LeaseId = Annotated[str, Meta(pattern=ID_PATTERN)]
+InvitationCode = Annotated[str, Meta(max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]*$")]
+"""What lets a machine in that was invited; empty: it has none."""
+
 AuditId = Annotated[str, Meta(pattern=ID_PATTERN)]
 UploadId = Annotated[str, Meta(pattern=ID_PATTERN)]
 

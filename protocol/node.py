@@ -15,6 +15,11 @@
                           <-    NetworkReport  (wire.network) the node's line and links, lossy
       Promised            ->                what can be claimed from the ledger, with its proof
       Unanswered          ->                it did not show what was drawn of its work; before any later lease
+      KeepRecords         ->                a job's newest records, sealed: kept for a coordinator that loses them
+      ListRecords         ->                a restored coordinator asks what is kept for it ...
+                          <-    RecordsKept
+      ReturnRecords       ->                ... and has what it lacks returned
+                          <-    RecordsReturned
       Signal             <->    Signal      sealed by the peers; the coordinator only passes it on
 
 After a reconnect the node names its leases in ``Hello`` and sends again every report that was not acknowledged; the coordinator
@@ -31,6 +36,7 @@ from protocol.ids import (
     Count,
     Digest,
     Fence,
+    InvitationCode,
     JobId,
     LeaseId,
     LongText,
@@ -49,6 +55,9 @@ PROTOCOL = 1
 # What is signed: a node's greeting, and a coordinator's proof that it holds the key of an invitation.
 HELLO_CONTEXT, WELCOME_CONTEXT = "cottage-hello", "cottage-welcome"
 MAX_ACCOUNTS = 32  # Jobs whose end a node may have missed, the newest.
+MAX_RECORDS = 192 << 10  # Of a job with 64 seats, sealed, some 60 KB; a frame that a node sends has 256 at most.
+RECORDS_EVERY = 4  # Each entry has the rounds of the last eight.
+MAX_ENTRIES = 2_048  # Named in one message; a node keeps no more.
 MAX_LEASES = 64  # A node with eight GPUs holds eight leases; audits and spares leave the rest.
 MAX_ENVELOPE = 128 * 1024  # An SDP of 64 KB, signed.
 MAX_ICE_SERVERS = MAX_RELAYS  # A node uses one relay and one STUN server of them; the rest stand by.
@@ -96,6 +105,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """``signature``: by the node key over context "cottage-hello" and (challenge nonce, coordinator host as in the Challenge).
 
     ``nonce``: 32 bytes that nobody could foresee, for the coordinator to sign; empty: it need not say who it is.
+    ``invitation``: the code of one that lets this node in, where it has one.
     """
 
     protocol: Annotated[int, Meta(ge=1, le=10_000)]
@@ -105,6 +115,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     profile: NodeProfile
     leases: Annotated[tuple[HeldLease, ...], Meta(max_length=MAX_LEASES)] = ()
     nonce: Annotated[bytes, Meta(max_length=32)] = b""
+    invitation: InvitationCode = ""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="heartbeat"):
@@ -146,7 +157,35 @@ class Accounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="acc
     jobs: Annotated[tuple[JobId, ...], Meta(max_length=MAX_ACCOUNTS)]
 
 
-NodeMessage = Hello | Heartbeat | Report | Signal | Goodbye | NetworkReport | Claim | Accounts
+class RecordsEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Records of a job that a node keeps: those after ``rounds`` complete rounds, of which the last was of this epoch."""
+
+    job: JobId
+    epoch: Count
+    rounds: Count
+
+    @property
+    def stands(self) -> tuple[int, int]:
+        """What is later is greater, also where rounds are done again."""
+        return self.epoch, self.rounds
+
+
+class RecordsKept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="records_kept"):
+    """What a node keeps for its coordinator: the answer to ``ListRecords``."""
+
+    entries: Annotated[tuple[RecordsEntry, ...], Meta(max_length=MAX_ENTRIES)]
+
+
+class RecordsReturned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="records_returned"):
+    """The answer to ``ReturnRecords``; ``data`` is empty where they are not here any more."""
+
+    entry: RecordsEntry
+    data: Annotated[bytes, Meta(max_length=MAX_RECORDS)] = b""
+
+
+NodeMessage = (
+    Hello | Heartbeat | Report | Signal | Goodbye | NetworkReport | Claim | Accounts | RecordsKept | RecordsReturned
+)
 
 
 # --- coordinator to node ------------------------------------------------------------------------------------------------
@@ -332,6 +371,26 @@ class Unanswered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="u
     at: Annotated[float, Meta(gt=0, lt=1e12)]
 
 
+class KeepRecords(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="keep_records"):
+    """Keep a job's records for the coordinator, which may lose its own: sealed with its key, so nobody else reads or makes them.
+
+    They replace those of the same entry. Of earlier ones every ``RECORDS_EVERY``-th is worth keeping.
+    """
+
+    entry: RecordsEntry
+    data: Annotated[bytes, Meta(min_length=1, max_length=MAX_RECORDS)]
+
+
+class ListRecords(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="list_records"):
+    """Say what you keep: this coordinator was restored from a backup. It is answered by ``RecordsKept``."""
+
+
+class ReturnRecords(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="return_records"):
+    """Return one entry; it is answered by ``RecordsReturned``."""
+
+    entry: RecordsEntry
+
+
 CoordinatorMessage = (
     Challenge
     | Welcome
@@ -345,4 +404,7 @@ CoordinatorMessage = (
     | Signal
     | IceServers
     | Unanswered
+    | KeepRecords
+    | ListRecords
+    | ReturnRecords
 )

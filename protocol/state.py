@@ -23,26 +23,33 @@ from protocol.ids import Digest
 
 PREFIX = b"cottage-state/"
 PIECE_BYTES = 1 << 20  # A second of a 10 Mbit/s uplink: what a peer that leaves in the middle costs.
-MAX_PIECES = 2048  # Of 1 MiB: as much as a worker takes in one frame. The manifest then stays below ``MAX_MESSAGE``.
+MAX_PIECES = 8192  # The manifest then stays below ``MAX_MESSAGE``; states beyond 8 GiB have larger pieces.
+MAX_STATE = 64 << 30  # As much as a worker takes in one frame: pieces of 8 MiB, which cross a line of 2 Mbit/s in time.
 
 PieceIndex = Annotated[int, Meta(ge=0, lt=MAX_PIECES)]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a state consists of: ``artifact`` is the SHA-256 of all its bytes, ``pieces`` that of each ``PIECE_BYTES`` of them."""
+    """What a state consists of: ``artifact`` is the SHA-256 of all its bytes, ``pieces`` that of each ``piece_bytes`` of them."""
 
     artifact: Digest
-    size: Annotated[int, Meta(ge=1, le=MAX_PIECES * PIECE_BYTES)]
+    size: Annotated[int, Meta(ge=1, le=MAX_STATE)]
     pieces: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=MAX_PIECES)]
 
     @property
     def is_sound(self) -> bool:
         """Whether there are as many pieces as the size needs."""
-        return len(self.pieces) == -(-self.size // PIECE_BYTES)
+        return len(self.pieces) == -(-self.size // self.piece_bytes)
+
+    @property
+    def piece_bytes(self) -> int:
+        """How long each piece but the last is."""
+        return piece_bytes(self.size)
 
     def span(self, piece: int) -> slice:
         """Where a piece lies."""
-        return slice(piece * PIECE_BYTES, min(self.size, (piece + 1) * PIECE_BYTES))
+        length = self.piece_bytes
+        return slice(piece * length, min(self.size, (piece + 1) * length))
 
     def fits(self, piece: int, data: bytes | memoryview) -> bool:
         """Whether these are the bytes of a piece."""
@@ -68,12 +75,53 @@ class StateGive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gi
 StateMessage = StateAsk | StateGive
 
 
+def piece_bytes(size: int) -> int:
+    """Of how many bytes the pieces of a state are: as few as ``MAX_PIECES`` allow, a power of two."""
+    length = PIECE_BYTES
+    while size > MAX_PIECES * length:
+        length *= 2
+    return length
+
+
+class ManifestMaker:
+    """The manifest of a state of ``size`` bytes that comes a little at a time."""
+
+    def __init__(self, size: int) -> None:
+        """Nothing has come yet."""
+        self._size = size
+        self._length = piece_bytes(size)
+        self._all, self._piece = hashlib.sha256(), hashlib.sha256()
+        self._filled = 0
+        self._digests: list[str] = []
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        self._all.update(data)
+        view = memoryview(data)
+        while view:
+            taken = view[: self._length - self._filled]
+            self._piece.update(taken)
+            self._filled += len(taken)
+            view = view[len(taken) :]
+            if self._filled == self._length:
+                self._end_piece()
+
+    def _end_piece(self) -> None:
+        self._digests.append(self._piece.hexdigest())
+        self._piece, self._filled = hashlib.sha256(), 0
+
+    def manifest(self) -> Manifest:
+        """Of what has come, which is all of it."""
+        if self._filled:
+            self._end_piece()
+        return Manifest(self._all.hexdigest(), self._size, tuple(self._digests))
+
+
 def manifest_of(data: bytes) -> Manifest:
     """The manifest of a state of at least one byte."""
-    view = memoryview(data)
-    pieces = [view[at : at + PIECE_BYTES] for at in range(0, len(view), PIECE_BYTES)]
-    digests = tuple(hashlib.sha256(piece).hexdigest() for piece in pieces)
-    return Manifest(hashlib.sha256(data).hexdigest(), len(data), digests)
+    maker = ManifestMaker(len(data))
+    maker.update(data)
+    return maker.manifest()
 
 
 def digest_of(manifest: bytes) -> str:

@@ -44,6 +44,7 @@ from protocol.audit import (
     ShardRecord,
     ShowLeaf,
     StepOpened,
+    StepWeights,
 )
 from protocol.ids import (
     Count,
@@ -92,6 +93,7 @@ __all__ = [
     "ShowLeaf",
     "StepChallenge",
     "StepOpened",
+    "StepWeights",
     "StopTask",
     "TaskCommand",
     "TaskFailed",
@@ -155,7 +157,7 @@ class ReduceRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
     ``turn``: grows whenever the contributors of a round change, which nobody has applied yet. ``reducers``: shard -> replica. Who
     is named for another's shard gets its parts of the contributors anew; of those in ``passed`` (shard -> digest) it passes on
-    the result that it holds.
+    the result that it holds. ``weights``: see ``StepWeights``.
     """
 
     epoch: Count
@@ -164,12 +166,13 @@ class ReduceRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     contributors: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)]
     reducers: Annotated[dict[ReplicaIndex, ReplicaIndex], Meta(max_length=MAX_REPLICAS)]
     passed: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)] = {}
+    weights: StepWeights = {}
 
 
 class ApplyRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="apply"):
     """``contributors``: replica -> digest of its pseudo-gradient for this stage. ``checkpoint``: report the new state too.
 
-    ``results``: shard -> digest of what its reducer handed out; none in a mesh.
+    ``results``: shard -> digest of what its reducer handed out; none in a mesh. ``weights``: see ``StepWeights``.
     """
 
     epoch: Count
@@ -177,6 +180,7 @@ class ApplyRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="a
     contributors: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)]
     checkpoint: bool = False
     results: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)] = {}
+    weights: StepWeights = {}
 
 
 class StopTask(Told, frozen=True, forbid_unknown_fields=True, tag="stop"):
@@ -277,12 +281,23 @@ class RoundApplied(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     outer: OuterRecord | None = None
 
 
-class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="validation"):
+class PreferenceScore(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a model tells held-out pairs of answers apart. An answer's *reward* is beta times how many nats likelier it has become.
+
+    ``accuracy``: share of the pairs whose chosen answer has the higher reward, equal ones not counted; ``margin``: by how much it
+    is higher, on average. What ``trl`` calls ``rewards/accuracies`` and ``rewards/margins``.
+    """
+
+    accuracy: Annotated[float, Meta(ge=0, le=1)]
+    margin: FiniteLoss
+
+
+class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="validation"):
     """Mean cross-entropy (nats a token) over the held-out set with the parameters that round ``round`` begins with.
 
     ``weights``: digest of the last stage's parameters that it was computed from, as ``RoundApplied.parameters``; ``sums``:
     SHA-256 of each micro-batch's sum of losses (float64, little-endian), in order. Replicas of one environment class say the
-    same, bit for bit.
+    same, bit for bit. ``preference``: beside the loss, where pairs of answers are compared.
     """
 
     epoch: Count
@@ -291,6 +306,7 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="v
     tokens: Count
     weights: Digest | None = None
     sums: Digest | None = None
+    preference: PreferenceScore | None = None
 
 
 class StepChallenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="challenge"):

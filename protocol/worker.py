@@ -8,7 +8,7 @@ answers with ``Setup``. The worker's folder (read-only) holds the files of ``Ass
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -20,7 +20,8 @@ from protocol.ids import Count, JobId, Mark, ReplicaIndex, RoundIndex, StageInde
 from protocol.job.job import JobSpec
 from protocol.task import Plan, TaskCommand, TaskReport
 
-MAX_PAYLOAD = 2 << 30  # A checkpoint of a stage with 128 million parameters, with its momentum and moments.
+MAX_PAYLOAD = 64 << 30  # A lean checkpoint of a stage with 8 billion parameters, with its momentum and moments.
+RETURNED_AT_ONCE = 8 << 20  # What neighbours send may come between.
 _LENGTHS = struct.Struct("<IQ")
 _SLICE = 1 << 20
 
@@ -70,14 +71,26 @@ class WorkerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 class RecordPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="record"):
     """The payload is what a round's steps, or its outer step, can be opened from by another worker, together with the state that
-    the round began with, which the agent has. It keeps both while the round may be drawn. What follows says that it is done."""
+    the round began with, which the agent has. It keeps both while the round may be drawn. What follows says that it is done.
+
+    ``state``: what the round begins with, of a worker that the agent has given none.
+    """
 
     epoch: Count
     round: RoundIndex
-    kind: Literal["steps", "outer"]
+    kind: Literal["state", "steps", "outer"]
 
 
-WorkerMessage = PeerSend | WorkerReport | RecordPart
+class RecordRecall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="recall"):
+    """An audit needs a round that the worker has let go, see ``RecordKept``: its steps, its outer step or only what it began
+    with. The answer is a ``RecordReturned``."""
+
+    epoch: Count
+    round: RoundIndex
+    kind: Literal["state", "steps", "outer"]
+
+
+WorkerMessage = PeerSend | WorkerReport | RecordPart | RecordRecall
 
 
 # --- agent to worker ----------------------------------------------------------------------------------------------------
@@ -106,12 +119,29 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"
 
 
 class RestoredPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="restored"):
-    """The payload is a ``RecordPart``'s of a worker that died, or what its round began with: the stage's state (none: the job's
+    """The payload is a ``RecordPart``'s, or what its round began with: the stage's state (none: the job's
     initial one) and the optimizer's moments (none: zero), which come before."""
 
     epoch: Count
     round: RoundIndex
     kind: Literal["state", "moments", "steps", "outer"]
+
+
+class RecordKept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="kept"):
+    """A record, and what its round began with, is on the disk whole. The worker may let go of both, and have them back
+    (``RecordRecall``) until a record of the second round after it comes."""
+
+    epoch: Count
+    round: RoundIndex
+    kind: Literal["steps", "outer"]
+
+
+class RecordReturned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="returned"):
+    """Parts of these lengths follow, each in turn and in ``RestoredPart`` of at most ``RETURNED_AT_ONCE`` bytes, between which
+    other messages may come. None: the disk has lost it, which may also turn out while it is read."""
+
+    recall: RecordRecall
+    sizes: dict[Literal["state", "moments", "steps", "outer"], Count]
 
 
 class PeerDeliver(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="peer_deliver"):
@@ -128,7 +158,7 @@ class WorkerCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     split: Count = 0
 
 
-AgentMessage = Setup | PeerDeliver | WorkerCommand | RestoredPart
+AgentMessage = Setup | PeerDeliver | WorkerCommand | RestoredPart | RecordKept | RecordReturned
 
 
 class PeerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,22 +172,40 @@ class PeerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: TensorName
 
 
-async def read_frame(reader: asyncio.StreamReader, kind: object) -> tuple[object, bytes]:
-    """One message of ``kind`` and its payload.
+async def read_head(reader: asyncio.StreamReader, kind: object) -> tuple[object, int]:
+    """One message of ``kind``, and the length of its payload, which is to be read next.
 
     Raises:
         EOFError: the other side closed the socket between two frames or within one, or broke it while this side wrote.
         MessageError: lengths beyond the limits, or a header that is not a ``kind``.
     """
+    header_length, payload_length = _LENGTHS.unpack(await read_exactly(reader, _LENGTHS.size))
+    if header_length > MAX_MESSAGE or payload_length > MAX_PAYLOAD:
+        raise MessageError(f"a frame of {header_length:,} + {payload_length:,} bytes is beyond the limits")
+    return decode(await read_exactly(reader, header_length), kind), payload_length
+
+
+async def read_exactly(reader: asyncio.StreamReader, length: int) -> bytes:
+    """A payload, or its next ``length`` bytes; raises EOFError as ``read_head``. For a moment they are in memory twice."""
     try:
-        header_length, payload_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
-        if header_length > MAX_MESSAGE or payload_length > MAX_PAYLOAD:
-            raise MessageError(f"a frame of {header_length:,} + {payload_length:,} bytes is beyond the limits")
-        header = await reader.readexactly(header_length)
-        payload = await reader.readexactly(payload_length) if payload_length else b""
+        return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError) as error:  # A write that failed reaches readers, too.
         raise EOFError("the socket closed") from error
-    return decode(header, kind), payload
+
+
+async def read_buffer(reader: asyncio.StreamReader, length: int) -> bytearray:
+    """A payload in memory of its size, with a little of it twice; raises EOFError as ``read_head``."""
+    buffer = bytearray(length)
+    for start in range(0, length, _SLICE):
+        end = min(start + _SLICE, length)
+        buffer[start:end] = await read_exactly(reader, end - start)
+    return buffer
+
+
+async def read_frame(reader: asyncio.StreamReader, kind: object) -> tuple[object, bytes]:
+    """One message of ``kind`` and its payload; raises as ``read_head``."""
+    message, length = await read_head(reader, kind)
+    return message, await read_exactly(reader, length)
 
 
 async def write_frame(
@@ -178,10 +226,22 @@ async def write_pieces(
 
     Nobody else may write meanwhile.
     """
+    slices = (memoryview(piece)[at : at + _SLICE] for piece in pieces for at in range(0, len(piece), _SLICE))
+
+    async def given() -> AsyncIterator[memoryview]:
+        for piece in slices:
+            yield piece
+
+    await write_stream(writer, message, sum(map(len, pieces)), given())
+
+
+async def write_stream(
+    writer: asyncio.StreamWriter, message: msgspec.Struct, length: int, pieces: AsyncIterable[bytes | memoryview]
+) -> None:
+    """The same of pieces that come one after the other, ``length`` bytes together; what they raise ends the frame for good."""
     header = encode(message)
-    writer.write(_LENGTHS.pack(len(header), sum(map(len, pieces))) + header)
-    for piece in pieces:
-        for start in range(0, len(piece), _SLICE):
-            writer.write(memoryview(piece)[start : start + _SLICE])
-            await writer.drain()
+    writer.write(_LENGTHS.pack(len(header), length) + header)
+    async for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
     await writer.drain()

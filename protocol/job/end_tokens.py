@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.job.job import ModelSpec, TokenizerSpec
+from protocol.models.text_part import split
 
 END_OF_TEXT = "<|endoftext|>"  # Of the tokenizers that are made here.
 FIELD = "tokenizer.end"
@@ -103,7 +104,7 @@ def ending(
 def ends_of(model: ModelSpec) -> tuple[int, ...]:
     """The ids that a model's files name as ends: its config's, then its generation settings'."""
     found: list[int] = []
-    for document in (model.config, model.generation):
+    for document in (split(model.config or {})[0], model.generation):
         value = (document or {}).get("eos_token_id")
         found += [one for one in (value if isinstance(value, list) else [value]) if type(one) is int]
     return tuple(dict.fromkeys(found[:MAX_ENDS]))

@@ -4,22 +4,28 @@ The document is checked against these bounds at the door. What needs the model's
 parameters) is in ``protocol.models.model``.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import Told, Untrusted
+from protocol.evaluation import EvaluationSpec
 from protocol.ids import Digest, JobId, ShortText
 from protocol.job.updates import UpdateName
 
 MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
 MAX_SETTINGS_BYTES = 128 << 10  # Of a model's small files; the longest chat templates have 30 KB.
 MAX_PERIOD = 5000  # Inner steps of a round: leaves of a commitment, and what is lost with a replica.
+HUB_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}@[0-9a-f]{40}"
+"""A model of the Hugging Face Hub at one commit."""
 OuterName = Literal["diloco", "averaging", "streaming", "sparseloco", "gradients", "demo", "dgc"]
 """How replicas learn from each other: ``trainer.outer``."""
 SPARSE_DENSITY = 0.03  # The part of the values that sparseloco sends where the document does not say.
 DGC_DENSITY = 0.001
+RATE_FROM_RANDOM, RATE_OF_WEIGHTS, RATE_OF_ADAPTERS, RATE_OF_PREFERENCES = 3e-3, 2e-5, 2e-4, 2e-5
+"""Learning rates where a document names none: of small models, and what is usual for fine-tuning (adapters: arXiv 2305.14314)."""
 TOGETHER = frozenset({"gradients", "demo", "dgc"})
 """Methods that exchange in every inner step: no replica can go on when another one has lost a member."""
 
@@ -40,10 +46,19 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     from_round: Annotated[int, Meta(ge=1, le=10**9)] | None = None
     generation: dict[str, Any] | None = None
     """The content of the model's ``generation_config.json``, for the finished folder of a job that starts from weights."""
+    hub: Annotated[str, Meta(max_length=400, pattern=f"^{HUB_PATTERN}$")] | None = None
+    """The model of the Hugging Face Hub that the weights are of, as ``organisation/name@commit``, for the finished card."""
+    license: Annotated[str, Meta(max_length=60, pattern=r"^[ -~]+$")] | None = None
+    """Of that model, as the Hub names it."""
 
     def __post_init__(self) -> None:
         """Refuse what no such file holds."""
         _check_size(self.generation, "model.generation", "generation_config.json")
+        if self.hub is not None and self.weights is None:
+            raise ValueError(
+                f"model.hub is {self.hub[:100]}, without the files that it stands for: "
+                "`cottage submit --model organisation/name` fetches them and fills both in"
+            )
 
     @property
     def weight_files(self) -> tuple[Digest, ...]:
@@ -114,6 +129,10 @@ class DatasetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faulty: Literal["refuse", "skip"] = "refuse"
     """Rows that cannot be read (not UTF-8, not JSON, without the field): refuse the dataset, or leave those rows out."""
     encoding: Encoding = "auto"
+    weight: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    """How often each row is trained on, beside other datasets: 2 is twice, 0.5 every other one."""
+    learn: Literal["answers", "all"] = "answers"
+    """Of conversations: what is learnt, the assistant's turns and completions or all that is said. Of texts all is."""
 
 
 class LoraSpec(Told, frozen=True, forbid_unknown_fields=True):
@@ -127,6 +146,24 @@ class LoraSpec(Told, frozen=True, forbid_unknown_fields=True):
     alpha: Annotated[float, Meta(gt=0, le=65_536)] = 32.0
     targets: Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,40}$")], ...], Meta(max_length=16)] = ()
     base_model: ShortText = Untrusted("")
+    quantize: Literal["none", "int8", "nf4"] = "none"
+    """The frozen model's matrices on nodes: ``nf4`` takes 0.52 bytes a value, ``int8`` 1.02 (``trainer.stage.quantized``)."""
+    rslora: bool = False
+    """Whether ``alpha`` is divided by the root of the rank, for ranks of 64 and more (arXiv 2312.03732)."""
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's product is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+class PreferenceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter learns which of two answers is preferred, see ``trainer.stage.objective``.
+
+    ``beta``: how much it costs to leave what the model without the adapter says; smaller lets it go further.
+    """
+
+    beta: Annotated[float, Meta(gt=0, le=100)] = 0.1
 
 
 class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,7 +184,9 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shortest_period: Annotated[int, Meta(ge=1, le=MAX_PERIOD)] | None = None
     round_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     lateness: Annotated[float, Meta(gt=0, le=1000)] | None = None
-    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 3e-3
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """The highest. ``None``: 3e-3 from random weights, 2e-5 where a model's weights learn on, 2e-4 for adapters, and
+    2e-5 for those that learn preferences."""
     warmup_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
     outer_learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
@@ -157,6 +196,8 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     lora: LoraSpec | None = None
     """Adapters learn and the model stays as it is; ``None``: the model learns."""
+    preference: PreferenceSpec | None = None
+    """Rows have a chosen and a rejected answer each; ``None``: one answer, or texts."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     decay: Literal["cosine", "wsd", "constant"] = "cosine"
     """How the learning rate falls after the warm-up, see ``protocol.job.learning_rate``."""
@@ -215,10 +256,17 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether layers run again in the backward pass."""
         return self.recompute or self.memory == "lean"
 
+    @property
+    def forward_passes(self) -> int:
+        """How often a micro-batch passes a stage forward: where answers are compared, once more as the reference has it."""
+        return 1 if self.preference is None else 2
+
     def __post_init__(self) -> None:
         """Refuse what does not learn."""
         if self.memory == "lean":
             self._check_lean()
+        if self.preference is not None:
+            self._check_preference()
         if self.outer == "sparseloco" and self.outer_momentum > 0:
             raise ValueError(
                 f"outer: sparseloco with outer_momentum {self.outer_momentum:g} learns less than one replica alone, since what "
@@ -238,6 +286,17 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.outer in TOGETHER and self.precision == "fp16":
             raise ValueError(
                 f"outer: {self.outer} sends every step's gradients, and those of fp16 overflow at times: set precision to bf16"
+            )
+
+    def _check_preference(self) -> None:
+        if self.lora is None:
+            raise ValueError(
+                "training.preference compares an adapter with the model that it stands beside: give training.lora, too"
+            )
+        if self.activations == "aq4":
+            raise ValueError(
+                "activations: aq4 remembers one activation of each window, and with training.preference there are two: set "
+                "activations to int4 or int8"
             )
 
     def _check_lean(self) -> None:
@@ -295,6 +354,12 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
     over_budget: Literal["refuse", "pause"] = "refuse"
     """Of a job whose price is above its budget: it is not taken, or trains as far as the budget goes, and then pauses."""
     note: ShortText = Untrusted("")
+    more_datasets: Annotated[tuple[DatasetSpec, ...], Meta(max_length=15)] = ()
+    """Further datasets with rows of the same kind, which are trained on, too."""
+    heldout_dataset: DatasetSpec | None = None
+    """What the held-out loss is of; ``None``: a part of each of the others, ``dataset.heldout``."""
+    evaluation: EvaluationSpec | None = None
+    """Tasks of lm-evaluation-harness to try the model with, before and after; among those that the coordinator offers."""
 
     def __post_init__(self) -> None:
         """Refuse adapters and checkpoints of nothing."""
@@ -303,6 +368,28 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
             raise ValueError("model.from_round is a checkpoint of a job: name the job in model.from_job")
         if self.training.lora is not None and self.model.weights is None and self.model.from_job is None:
             raise ValueError("training.lora adapts a model that has learnt already: give its weights in model.weights")
+        if self.training.preference is not None and self.dataset.learn == "all":
+            raise ValueError("training.preference compares answers, and dataset.learn is all: set it to answers")
+        if self.training.learning_rate is None:
+            started = self.model.weights is not None or self.model.from_job is not None
+            rate = usual_learning_rate(self.training, started)
+            msgspec.structs.force_setattr(self, "training", msgspec.structs.replace(self.training, learning_rate=rate))
+
+
+def datasets_of(spec: JobSpec) -> list[tuple[str, DatasetSpec]]:
+    """Every dataset of a job, with its place in the document."""
+    found = [("dataset", spec.dataset)]
+    found += [(f"more_datasets.{number}", one) for number, one in enumerate(spec.more_datasets)]
+    return found + ([] if spec.heldout_dataset is None else [("heldout_dataset", spec.heldout_dataset)])
+
+
+class BesideDataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A further dataset of a job as its file lies on a disk; ``judged``: it is held out, and the others are not."""
+
+    path: str
+    name: str
+    dataset: DatasetSpec
+    judged: bool
 
 
 def without_settings(spec: JobSpec) -> JobSpec:
@@ -311,6 +398,15 @@ def without_settings(spec: JobSpec) -> JobSpec:
     return msgspec.structs.replace(
         spec, tokenizer=tokenizer, model=msgspec.structs.replace(spec.model, generation=None)
     )
+
+
+def usual_learning_rate(training: TrainingSpec, started: bool) -> float:
+    """The highest learning rate where a document names none; ``started``: from weights that have learnt already."""
+    if training.preference is not None:
+        return RATE_OF_PREFERENCES
+    if training.lora is not None:
+        return RATE_OF_ADAPTERS
+    return RATE_OF_WEIGHTS if started else RATE_FROM_RANDOM
 
 
 def total_steps(training: TrainingSpec, replicas: int) -> int:

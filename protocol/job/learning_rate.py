@@ -2,7 +2,7 @@
 
 import math
 
-from protocol.job.job import TrainingSpec
+from protocol.job.job import TrainingSpec, usual_learning_rate
 
 
 def learning_rate(training: TrainingSpec, step: int, total_steps: int) -> float:
@@ -14,8 +14,9 @@ def learning_rate(training: TrainingSpec, step: int, total_steps: int) -> float:
     Source: cosine arXiv 1608.03983; warm-up, stable, decay arXiv 2404.06395, its shape arXiv 2405.18392.
     """
     warmup = min(training.warmup_steps, max(1, total_steps // 2))
+    peak = training.learning_rate or usual_learning_rate(training, started=False)
     if step < warmup:
-        return training.learning_rate * (step + 1) / warmup
+        return peak * (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     floor = training.final_rate
     if training.decay == "cosine":
@@ -25,4 +26,4 @@ def learning_rate(training: TrainingSpec, step: int, total_steps: int) -> float:
         left = 1 - math.sqrt(into)
     else:
         left = 1.0
-    return training.learning_rate * (floor + (1 - floor) * left)
+    return peak * (floor + (1 - floor) * left)

@@ -9,8 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import Told, Untrusted, View
+from protocol.evaluation import EvaluationView
 from protocol.ids import ID_PATTERN, Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
 from protocol.job.job import DatasetFormat, JobSpec
+from protocol.rest.lending import LendingRule
+from protocol.task import PreferenceScore
 
 JobStateName = Literal[
     "created", "funded", "planned", "running", "paused", "verifying", "settled", "failed", "cancelled"
@@ -161,7 +164,7 @@ class Agreement(msgspec.Struct, frozen=True):
 
 
 class RoundView(msgspec.Struct, frozen=True):
-    """A round. ``agreement``: whose word ``validation_loss`` is."""
+    """A round. ``agreement``: whose word ``validation_loss`` is; ``preference``: beside it, where pairs are compared."""
 
     round: int
     epoch: int
@@ -173,6 +176,7 @@ class RoundView(msgspec.Struct, frozen=True):
     started: float
     ended: float | None
     agreement: Agreement | None = None
+    preference: PreferenceScore | None = None
 
 
 class AuditView(View, frozen=True):
@@ -258,7 +262,8 @@ class JobView(View, frozen=True):
     will be done, from the rounds that were measured; None is not known. ``eta_seconds``: the likely time left at the last round's
     end. ``cost``: of all work so far, ``cost_projected``: of all of it in the end, ``cap``: never more than this, as long as
     nothing is added. ``checkpoint``: rounds that are in the newest one, 0 without one. ``agreement``: whose word
-    ``validation_loss`` is.
+    ``validation_loss`` is; ``preference``: beside it, where pairs of answers are compared.
+    ``evaluation``: what the document's tasks came to; they are run once the job is settled.
     """
 
     id: JobId
@@ -299,6 +304,8 @@ class JobView(View, frozen=True):
     checkpoint: int = 0
     shared: bool = False
     agreement: Agreement | None = None
+    preference: PreferenceScore | None = None
+    evaluation: EvaluationView | None = None
 
 
 class CheckpointPart(msgspec.Struct, frozen=True):
@@ -333,13 +340,19 @@ MAX_TRIAL_TOKENS = 512
 
 
 class TrialRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Text for a model to continue. ``temperature`` 0 takes the likeliest token; the same ``seed`` gives the same text."""
+    """Text for a model to continue. ``temperature`` 0 takes the likeliest token; the same ``seed`` gives the same text.
+
+    ``chat``: the text is what somebody says to the model, in its own chat template, and what comes is its answer. ``start``: the
+    model that the job started from answers, to be held beside.
+    """
 
     prompt: Annotated[str, Meta(min_length=1, max_length=MAX_PROMPT)]
     tokens: Annotated[int, Meta(ge=1, le=MAX_TRIAL_TOKENS)] = 100
     temperature: Annotated[float, Meta(ge=0, le=5)] = 0.8
     top_k: Annotated[int, Meta(ge=1, le=1000)] = 40
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
+    chat: bool = False
+    start: bool = False
 
 
 class LogLine(View, frozen=True):
@@ -484,6 +497,11 @@ class NetworkView(View, frozen=True):
     test_wallet: bool
     notice: LongText = Untrusted("")
     relays_up: int = 0
+    evaluation_tasks: tuple[str, ...] = ()
+    """That a document's ``evaluation`` may name."""
+    who_may_lend: LendingRule = "everybody"
+    min_stake: Count = 0
+    """That a node must have staked before it is given work."""
 
 
 class RelayTraffic(View, frozen=True):

@@ -15,6 +15,7 @@ from protocol.job.job import DatasetFormat, DatasetSpec, TokenizerSpec
 
 MAX_PLACES = 20  # Of each finding; its count goes on.
 MAX_SAMPLES = 8
+MAX_RENDERED = 1200  # Characters of the conversation that is shown as the model meets it.
 MAX_SHOWN = 240  # Characters of a sample, or of what was found; the rest is left out.
 
 Severity = Literal["error", "warning", "notice"]
@@ -50,6 +51,13 @@ class Finding(View, frozen=True):
     places: Annotated[tuple[Place, ...], Meta(max_length=MAX_PLACES)] = ()
 
 
+class RenderedPart(View, frozen=True):
+    """Of a rendered conversation, with ``↵`` for each line's end."""
+
+    text: Untrusted
+    learnt: bool
+
+
 class DatasetReport(View, frozen=True):
     """What a dataset holds.
 
@@ -60,6 +68,10 @@ class DatasetReport(View, frozen=True):
         vocabulary: of the tokenizer.
         problem: why it cannot be trained on as it is, and the way out; empty where it can.
         format: what it was read as.
+        content: what its rows are: texts, conversations, prompts with their completions, or with two answers of which one is
+            preferred.
+        learnt: of conversations and completions: tokens that are learnt; the rest is what they answer.
+        rendered: the first conversation as the model meets it; of two answers the chosen one, ``rejected`` is the other.
     """
 
     bytes: int
@@ -74,6 +86,10 @@ class DatasetReport(View, frozen=True):
     samples: tuple[Place, ...] = ()
     problem: str = ""
     format: DatasetFormat = "auto"
+    content: Literal["texts", "conversations", "pairs", "preferences"] = "texts"
+    learnt: int | None = None
+    rendered: tuple[RenderedPart, ...] = ()
+    rejected: tuple[RenderedPart, ...] = ()
 
 
 class Check(View, frozen=True):

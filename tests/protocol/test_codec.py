@@ -1,6 +1,7 @@
 """Bytes that are not a message are refused with one error; bytes that are survive the round trip (row F27)."""
 
 import contextlib
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import codec
-from protocol.job.job import JobSpec, TrainingSpec, total_steps
+from protocol.job.job import (
+    RATE_FROM_RANDOM,
+    RATE_OF_ADAPTERS,
+    RATE_OF_PREFERENCES,
+    RATE_OF_WEIGHTS,
+    JobSpec,
+    TrainingSpec,
+    total_steps,
+)
 from protocol.job.rounds import total_rounds
 from protocol.node import CoordinatorMessage, Goodbye, Heartbeat, HeldLease, NodeMessage, Report, Signal
 from protocol.task import BeginRound, Layers, Member, Plan, Progress, RoundHolding
@@ -108,8 +117,25 @@ MINIMAL = {"name": "x", "model": {"preset": "tiny-llama"}, "dataset": {"artifact
 
 def test_a_minimal_job_document_has_sensible_defaults() -> None:
     spec = codec.convert(MINIMAL, JobSpec)
-    assert spec.training == TrainingSpec()
+    assert spec.training == TrainingSpec(learning_rate=RATE_FROM_RANDOM)
     assert spec.parallel.stages is None
+
+
+@pytest.mark.parametrize(
+    ("training", "rate"),
+    [
+        ({}, RATE_OF_WEIGHTS),
+        ({"lora": {}}, RATE_OF_ADAPTERS),
+        ({"lora": {}, "preference": {}}, RATE_OF_PREFERENCES),
+        ({"lora": {}, "learning_rate": 0.5}, 0.5),
+    ],
+)
+@pytest.mark.parametrize("model", [{"config": {}, "weights": "b" * 64}, {"from_job": "b" * 32}], ids=["weights", "job"])
+def test_what_has_learnt_already_learns_on_at_the_rate_of_its_method(
+    model: dict[str, Any], training: dict[str, Any], rate: float
+) -> None:
+    spec = codec.convert(MINIMAL | {"model": model, "training": training}, JobSpec)
+    assert spec.training.learning_rate == rate
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 import msgspec
 import pytest
 
-from protocol.job.job import ModelSpec, TrainingSpec
+from protocol.job.job import LoraSpec, ModelSpec, PreferenceSpec, TrainingSpec
 from protocol.models.boundary_bytes import (
     MAX_LOOKAHEAD,
     SUBSPACE_FAMILIES,
@@ -15,8 +15,10 @@ from protocol.models.boundary_bytes import (
     check_subspace,
     choose_crossing,
     gradient_codec,
+    longest_payload,
     most_in_flight,
     recorded_bytes,
+    step_cost,
 )
 from protocol.models.config_values import ModelConfigError
 from protocol.models.model import inspect_config, resolve
@@ -46,6 +48,23 @@ def test_shares_of_naive_bytes(changes: dict[str, object], forward: float, backw
     there, back = boundary_bytes(SHAPE, msgspec.structs.replace(TRAINING, **changes), 1024)
     assert there / naive(1024) == pytest.approx(forward, rel=0.01)
     assert back / naive(1024) == pytest.approx(backward, rel=0.01)
+
+
+@pytest.mark.parametrize("activations", ["fp32", "int8", "int4"])
+def test_where_answers_are_compared_twice_as_much_crosses_forward_and_as_much_backward(activations: str) -> None:
+    plain = msgspec.structs.replace(TRAINING, activations=activations)
+    both = msgspec.structs.replace(plain, lora=LoraSpec(), preference=PreferenceSpec())
+    assert boundary_bytes(SHAPE, both, 512)[0] == boundary_bytes(SHAPE, plain, 1024)[0]
+    assert boundary_bytes(SHAPE, both, 512)[1] == boundary_bytes(SHAPE, plain, 512)[1]
+    assert longest_payload(SHAPE, both) == 2 * longest_payload(SHAPE, plain)
+
+
+@pytest.mark.parametrize(("recompute", "cost"), [(False, 4 / 3), (True, 5 / 3)])
+def test_a_reference_takes_a_forward_pass_more(recompute: bool, cost: float) -> None:
+    spec = msgspec.structs.replace(TRAINING, recompute=recompute, lora=LoraSpec(), preference=PreferenceSpec())
+    assert step_cost(spec) == pytest.approx(cost)
+    assert step_cost(spec, recomputes=False) == pytest.approx(4 / 3)
+    assert step_cost(msgspec.structs.replace(TRAINING, recompute=recompute)) == (4 / 3 if recompute else 1)
 
 
 def test_both_ways_of_a_subspace_stay_below_five_percent_for_a_quarter_of_the_channels() -> None:

@@ -11,13 +11,17 @@ import pytest
 from protocol.codec import MessageError
 from protocol.task import StopTask, TaskFailed
 from protocol.worker import (
+    MAX_PAYLOAD,
     AgentMessage,
     WorkerCommand,
     WorkerMessage,
     WorkerReport,
+    read_buffer,
     read_frame,
+    read_head,
     write_frame,
     write_pieces,
+    write_stream,
 )
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -64,6 +68,30 @@ async def test_pieces_arrive_as_one_payload_and_little_of_it_is_held_twice(
     assert buffered <= 1 << 20
 
 
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, (9 << 20) - 1])
+async def test_a_stream_of_pieces_is_read_into_one_buffer(socket: tuple[Streams, Streams], size: int) -> None:
+    (_, out), (into, _) = socket
+    payload = (bytes(range(251)) * (size // 251 + 1))[:size]
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for begin in range(0, size, 100_001):
+            yield payload[begin : begin + 100_001]
+
+    message = WorkerReport(body=TaskFailed(reason="no"), split=size // 2)
+    writing = asyncio.create_task(write_stream(out, message, size, pieces()))
+    assert await read_head(into, WorkerMessage) == (message, size)
+    assert await read_buffer(into, size) == payload
+    await writing
+
+
+async def test_a_socket_that_closes_within_a_buffer_is_an_end(socket: tuple[Streams, Streams]) -> None:
+    (_, out), (into, _) = socket
+    out.write(bytes((3 << 20) - 1))
+    out.close()
+    with pytest.raises(EOFError, match="the socket closed"):
+        await read_buffer(into, 3 << 20)
+
+
 async def test_frames_follow_each_other(socket: tuple[Streams, Streams]) -> None:
     (_, out), (into, _) = socket
     for number in range(20):
@@ -74,7 +102,7 @@ async def test_frames_follow_each_other(socket: tuple[Streams, Streams]) -> None
         assert payload == b"x" * number
 
 
-@pytest.mark.parametrize("lengths", [(2**32 - 1, 0), (8, 2**63), ((1 << 20) + 1, 0)])
+@pytest.mark.parametrize("lengths", [(2**32 - 1, 0), (8, 2**63), (8, MAX_PAYLOAD + 1), ((1 << 20) + 1, 0)])
 async def test_a_frame_beyond_the_limits_is_refused_at_once(
     socket: tuple[Streams, Streams], lengths: tuple[int, int]
 ) -> None:

@@ -16,6 +16,7 @@ from aioice import stun, turn
 from aioice.stun import Class, Method
 
 from common.clock import SystemClock
+from tests.support.addresses import free_port
 from tests.testbed.relay import make_certificate
 from transport.ice.ice import turn_credentials
 from transport.relay import coturn, message
@@ -191,17 +192,6 @@ async def asker(server: Address, user: str = "node", ip: str = "127.0.0.1") -> A
 def code(answer: stun.Message) -> int:
     """The error code; 0 for success."""
     return answer.error_code or 0
-
-
-def free_port() -> int:
-    """A port that was free for UDP and TCP a moment ago."""
-    while True:
-        with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-            tcp.bind(("127.0.0.1", 0))
-            port: int = tcp.getsockname()[1]
-            with contextlib.suppress(OSError):
-                udp.bind(("127.0.0.1", port))
-                return port
 
 
 @contextlib.asynccontextmanager

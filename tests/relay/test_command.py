@@ -18,7 +18,8 @@ import pytest
 
 from cottage import relay_options
 from cottage.relay import EXIT_UNUSABLE, main
-from tests.relay.conftest import asker, code, free_port, needs_coturn, relayed
+from tests.relay.conftest import asker, code, needs_coturn, relayed
+from tests.support.addresses import free_port
 from transport.ice.ice import IceServer, turn_credentials
 from transport.relay.errors import OptionsError
 from transport.relay.policy import FORBIDDEN

@@ -17,6 +17,7 @@ from aioice.turn import make_integrity_key
 
 from tests.relay.conftest import LIMIT_S, any_relay, asker, code, credentials, needs_coturn, relay_options, until
 from transport.ice.ice import IceServer
+from transport.nettest import speed as nettest_speed
 from transport.nettest.errors import SpeedError
 from transport.nettest.speed import measure
 from transport.nettest.stream import RelayStream, begin_trial, connect
@@ -67,6 +68,23 @@ async def test_a_rate_that_the_relay_sets_is_measured(direction: Direction) -> N
 async def test_the_operators_limit_for_all_holds_for_tests_too() -> None:
     async with relay_with(Quota(total_rate=2e6)) as relay:
         assert await measure(entry(relay), Direction.DOWN) == pytest.approx(2e6, rel=0.15)
+
+
+async def test_a_slow_line_is_measured_by_few_connections_although_many_were_slow_to_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def one_by_one(stream: RelayStream, server: IceServer, direction: Direction) -> None:
+        begun.append(loop.time())
+        await asyncio.sleep(0.02 * (len(begun) - 1))
+        await begin_trial(stream, server, direction)
+
+    monkeypatch.setattr(nettest_speed, "begin_trial", one_by_one)
+    async with relay_with(Quota(total_rate=3e5)) as relay:
+        assert await measure(entry(relay), Direction.DOWN) == pytest.approx(3e5, rel=0.2)
+    assert len(begun) == nettest_speed.CONNECTIONS + nettest_speed.FEW_CONNECTIONS
 
 
 async def test_nothing_is_sent_over_udp(relay: RelayServer) -> None:

@@ -3,6 +3,7 @@
 import struct
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from common.clock import Clock
@@ -21,6 +22,10 @@ PATH = "/api/v1/relays/credentials"
 ASK_S = 5.0
 MAX_ANSWER = 256 * 1024
 MAX_COMPLAINT = 300  # Characters of a refusal that are shown.
+
+
+class _Complaint(msgspec.Struct, frozen=True):
+    detail: str
 
 
 def question(key: NodeKey, host: str, now: float) -> RelayQuestion:
@@ -43,8 +48,7 @@ async def ask_relays(coordinator: str, key: NodeKey, clock: Clock) -> list[Targe
             async with http.post(at(url, PATH), data=body, headers={"Host": authority(url)}) as answer:
                 text = await answer.content.read(MAX_ANSWER)
                 if answer.status != 200:
-                    complaint = text[:MAX_COMPLAINT].decode(errors="replace")
-                    raise CoordinatorError(f"the coordinator {url} answers {answer.status}: {complaint}")
+                    raise CoordinatorError(f"the coordinator {url} answers {answer.status}: {_complaint(text)}")
         offered: IceServers = decode_json(text, IceServers, MAX_ANSWER)
         return targets([(server.urls, server.username, server.credential) for server in offered.servers])
     except (MessageError, IceConfigError) as error:
@@ -52,6 +56,14 @@ async def ask_relays(coordinator: str, key: NodeKey, clock: Clock) -> list[Targe
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         way = through(url)
         raise CoordinatorError(f"the coordinator {url} cannot be asked{way}: {why(error)}") from error
+
+
+def _complaint(text: bytes) -> str:
+    """What a refusal says, in its own words where it has some."""
+    try:
+        return str(decode_json(text, _Complaint, MAX_ANSWER).detail[:MAX_COMPLAINT])
+    except MessageError:
+        return text[:MAX_COMPLAINT].decode(errors="replace")
 
 
 def _parse(text: str) -> URL:

@@ -125,7 +125,8 @@ def test_what_left_as_a_flight_arrives_is_lost_and_given_up_as_if_it_had_left_on
     now, upto = 0.0, START - 1
     for room, ahead, widths, late in turns:
         now += 0.05
-        for one in itertools.chain.from_iterable(quick.next_run(now, room)):
+        run = quick.next_run(now, room)
+        for one in itertools.chain.from_iterable(run):
             other = slow.next(now)
             assert other is not None
             assert (one.tsn, one.flags, one.sends, one.departure) == (
@@ -134,6 +135,8 @@ def test_what_left_as_a_flight_arrives_is_lost_and_given_up_as_if_it_had_left_on
                 other.sends,
                 other.departure,
             )
+        if not run or (slow._again and not quick._again):  # It asked once more than it got: there was no more to send.
+            assert slow.next(now) is None
         upto = min(upto + ahead, quick.next_tsn - 1)
         edges = list(itertools.accumulate(widths, initial=1))[1:]
         gaps = [
