@@ -6,6 +6,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import torch
 
 from benchmarks.common import FOLDER
@@ -37,6 +38,17 @@ def byte_text(sequence: int) -> Path:
         prepare(Dataset.of(FOLDER / "bytes.txt", "text"), TokenizerSpec(kind="bytes"), None, 0.02, sequence, out)
         (FOLDER / "bytes.txt").unlink()
     return out
+
+
+def of_card(process: int) -> int:
+    """Bytes that a process has of the graphics card, by the driver's account; torch gives none back, so they are its most."""
+    pynvml.nvmlInit()
+    try:
+        card = pynvml.nvmlDeviceGetHandleByIndex(0)
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(card)
+        return next((int(each.usedGpuMemory or 0) for each in running if each.pid == process), 0)
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def llama(width: int, layers: int, vocabulary: int = VOCABULARY) -> dict[str, Any]:

@@ -230,7 +230,7 @@ class Runner:
             update(stage, Position(0, 1), NOBODY, step, self._setting.steps)
             self._tell((step + 1) / self._setting.steps)
             if (step + 1) * CURVE_POINTS // self._setting.steps > step * CURVE_POINTS // self._setting.steps:
-                curve.append((step + 1, self._loss(stage, CURVE_WINDOWS)))
+                curve.append((step + 1, self.loss(stage, CURVE_WINDOWS)))
         tokens = self._setting.steps * BATCH * SEQUENCE
         return self._figures(
             stage, curve, sent, self._setting.steps if replicas > 1 else 0, tokens, replicas, codec is not None
@@ -241,7 +241,7 @@ class Runner:
         training = self._setting.spec(recipe)
         stages = [self.stage(training) for _ in range(REPLICAS)]
         method = outer_method(training, stages[0].slots, stages[0].size)
-        state = OuterState(stages[0].values().clone(), torch.zeros(stages[0].size))
+        state = OuterState.first(stages[0].values().clone(), training)
         local: list[Local] = [method.fresh(state) for _ in stages]
         chance = np.random.Generator(np.random.Philox(key=training.seed))
         reducing = Exchange(method, shard_count(training, REPLICAS))
@@ -266,7 +266,7 @@ class Runner:
             state = reducing.apply(state, contributions, index)
             if (index + 1) * CURVE_POINTS // len(plan) > index * CURVE_POINTS // len(plan):
                 stages[0].load(state.anchor)
-                curve.append((first + max(steps), self._loss(stages[0], CURVE_WINDOWS)))
+                curve.append((first + max(steps), self.loss(stages[0], CURVE_WINDOWS)))
         stages[0].load(state.anchor)
         tokens = sum(sum(steps) for _, steps in plan) // REPLICAS * BATCH * SEQUENCE
         figures = self._figures(stages[0], curve, sent, total, tokens, REPLICAS, True)
@@ -305,7 +305,8 @@ class Runner:
         windows, _ = self._train.sample(training.seed, FIRST_STEP + step, replica, training.batch)
         accumulate(stage, Position(0, 1), windows, NOBODY, share=share)
 
-    def _loss(self, stage: Stage, windows: int) -> float:
+    def loss(self, stage: Stage, windows: int = JUDGED_WINDOWS) -> float:
+        """Held-out, in nats a token."""
         return judge(stage, self._judged[: windows // 32])
 
     def _figures(
@@ -321,7 +322,7 @@ class Runner:
         naive = 4 * stage.parameter_count * steps
         return {
             "parameters": stage.parameter_count,
-            "loss": self._loss(stage, JUDGED_WINDOWS),
+            "loss": self.loss(stage, JUDGED_WINDOWS),
             "curve": [(step, round(loss, 4)) for step, loss in curve],
             "tokens": tokens * replicas,
             "bytes": sent,

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.common import FOLDER, publish
 from benchmarks.learning._replica import Replica, byte_text, heldout, llama
-from protocol.job.job import TrainingSpec
+from protocol.job.job import RATE_FROM_RANDOM, TrainingSpec
 from trainer.audit.environment import configure
 from trainer.codecs import CodecName, encode
 from trainer.codecs.envelope import wrap
@@ -122,13 +122,13 @@ def main() -> None:
         micro_batches=2,
         warmup_steps=max(2, options.steps // 20),
         seed=options.seed,
-        learning_rate=3e-3,
+        learning_rate=RATE_FROM_RANDOM,
     )
     figures: dict[str, Any] = {"options": vars(options)}
     config = llama(options.width, LAYERS)
     if options.only != "subspace":
         _, start = run(config, msgspec.structs.replace(base, activations="fp32"), options.steps, train, held, None, 1)
-        slow = msgspec.structs.replace(base, learning_rate=base.learning_rate / 6, seed=options.seed + 1)
+        slow = msgspec.structs.replace(base, learning_rate=RATE_FROM_RANDOM / 6, seed=options.seed + 1)
         figures["bits"] = bits(config, slow, start, held)
     if options.only in (None, "streaming"):
         figures["streaming"] = _table(config, slow, STREAMING, options.steps, train, held, start, "heldout")
