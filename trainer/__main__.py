@@ -1,4 +1,5 @@
-"""``python -m trainer``: worker, bench, prepare, check, single, judge, audit, assemble, sample, generate, evaluate.
+"""``python -m trainer``: worker, bench, prepare, check, single, judge, audit, assemble, merge, start, gguf, sample, generate,
+evaluate, tasks.
 
 Exit codes: 0 done; 3 the input cannot be used (JSON ``{"code", "detail"}`` on stderr); 1 anything else.
 Only the verbs that compute import torch.
@@ -11,13 +12,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
 from common.log_lines import log_to
 from common.output import guarded
 from protocol.codec import MessageError, convert, decode_json
-from protocol.job.job import DatasetFormat, Encoding, JobSpec, TokenizerSpec
+from protocol.evaluation import EvaluationSpec
+from protocol.job.job import BesideDataset, DatasetFormat, Encoding, JobSpec, TokenizerSpec
 from protocol.models.model import ModelConfigError
 from protocol.rest.api import TrialRequest
 from trainer.errors import InputError, TrainerError
@@ -64,6 +68,8 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
     from trainer.data.prepare import prepare
     from trainer.files.json_file import read_json
     from trainer.formats.source import Dataset
@@ -74,11 +80,25 @@ def _prepare(options: argparse.Namespace) -> int:
         path, called = document.pop("path", None), str(document.pop("called", ""))
         tokenizer_file = Path(path) if isinstance(path, str) else tokenizer_file
         spec = convert(document, TokenizerSpec)
-    wanted = {"text_field": options.text_field, "faulty": options.faulty, "encoding": options.encoding}
-    dataset = Dataset.of(options.dataset, options.format, options.name or "", **wanted)
-    lengths = options.heldout, options.sequence
-    manifest = prepare(dataset, spec, tokenizer_file, *lengths, options.out, options.end, called)
-    print(json.dumps(vars(manifest)))
+    wanted = {name: getattr(options, name) for name in ("text_field", "faulty", "encoding", "learn")}
+    dataset = Dataset.of(options.dataset, options.format, options.name or "", weight=options.weight, **wanted)
+    beside = decode_json(options.beside.read_bytes(), list[BesideDataset]) if options.beside else []
+    more = [Dataset(Path(one.path), one.dataset, one.name) for one in beside if not one.judged]
+    judged = next((Dataset(Path(one.path), one.dataset, one.name) for one in beside if one.judged), None)
+    manifest = prepare(
+        dataset,
+        spec,
+        tokenizer_file,
+        options.heldout,
+        options.sequence,
+        options.out,
+        options.end,
+        called,
+        options.preference,
+        more,
+        judged,
+    )
+    print(json.dumps(asdict(manifest)))
     return 0
 
 
@@ -120,8 +140,37 @@ def _assemble(options: argparse.Namespace) -> int:
 
     card = read_json(options.card) if options.card else {}
     beside = read_json(options.beside) if options.beside else {}
-    count = assemble(options.checkpoint, read_json(options.config), options.tokenizer, options.out, card, beside)
+    config = read_json(options.config)
+    count = assemble(options.checkpoint, config, options.tokenizer, options.out, card, beside, options.weights)
     print(json.dumps({"parameters": count, "out": str(options.out)}))
+    return 0
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from trainer.export.merge import merge
+    from trainer.files.json_file import read_json
+
+    generation = read_json(options.generation) if options.generation else None
+    changed = merge(options.weights, options.adapter, read_json(options.config), options.out, generation)
+    print(json.dumps({"matrices": changed, "out": str(options.out)}))
+    return 0
+
+
+def _start(options: argparse.Namespace) -> int:
+    from trainer.export.merge import start
+    from trainer.files.json_file import read_json
+
+    start(options.weights, options.tokenizer, read_json(options.config), options.out, read_json(options.beside))
+    print(json.dumps({"out": str(options.out)}))
+    return 0
+
+
+def _gguf(options: argparse.Namespace) -> int:
+    try:
+        from trainer.export.gguf_export import write_gguf
+    except ImportError as error:
+        return _refuse("no-library", f"GGUF needs {error.name}, which is not here: pip install 'cottage[gguf]'")
+    write_gguf(options.model, options.out, options.type)
     return 0
 
 
@@ -155,6 +204,20 @@ def _evaluate(options: argparse.Namespace) -> int:
     from trainer.export.inference import evaluate
 
     print(json.dumps(evaluate(options.model, options.heldout, options.sequence, options.threads)))
+    return 0
+
+
+def _tasks(options: argparse.Namespace) -> int:
+    if find_spec("lm_eval") is None:
+        raise InputError("no-harness", 'lm-evaluation-harness is not installed: pip install "cottage[evaluate]"')
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # What a task or its library prints is no line of ours.
+    from trainer.export.harness import end_with_input, run_tasks
+
+    say = partial(print, file=out, flush=True)
+    end_with_input()
+    asked = decode_json(options.request.read_bytes(), EvaluationSpec)
+    run_tasks(options.model, asked, options.include, options.threads, lambda line: say(json.dumps(line)))
     return 0
 
 
@@ -234,6 +297,10 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--sequence", type=int, required=True)
     prepare.add_argument("--out", type=Path, required=True)
     prepare.add_argument("--faulty", choices=["refuse", "skip"], default="refuse", help="rows that cannot be read")
+    prepare.add_argument("--learn", choices=["answers", "all"], default="answers", help="of conversations")
+    prepare.add_argument("--preference", action="store_true", help="of two answers, which one is preferred")
+    prepare.add_argument("--weight", type=float, default=1.0, help="how often each row is trained on")
+    prepare.add_argument("--beside", type=Path, help="JSON of further datasets: a list of BesideDataset")
     prepare.set_defaults(verb=_prepare)
 
     check = verbs.add_parser(
@@ -306,8 +373,42 @@ def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser
     assemble.add_argument(
         "--beside", type=Path, help="JSON: tokenizer_config.json and generation_config.json of the model's own folder"
     )
+    assemble.add_argument(
+        "--weights",
+        type=Path,
+        nargs="+",
+        action="extend",
+        default=[],
+        help="safetensors that a tied model started from",
+    )
     assemble.set_defaults(verb=_assemble)
 
+    merge = verbs.add_parser("merge", help="make one Hugging Face folder of an adapter and the model that it adapts")
+    merge.add_argument("--weights", type=Path, nargs="+", action="extend", required=True, help="safetensors, in order")
+    merge.add_argument("--adapter", type=Path, required=True, help="the adapter's folder")
+    merge.add_argument("--config", type=Path, required=True, help="the job's config.json")
+    merge.add_argument("--generation", type=Path, help="the generation_config.json that the model came with")
+    merge.add_argument("--out", type=Path, required=True)
+    merge.set_defaults(verb=_merge)
+
+    start = verbs.add_parser("start", help="make the Hugging Face folder of the model that a job started from")
+    start.add_argument("--weights", type=Path, nargs="+", action="extend", required=True, help="safetensors, in order")
+    start.add_argument("--config", type=Path, required=True, help="the job's config.json")
+    start.add_argument("--tokenizer", type=Path, required=True)
+    start.add_argument("--beside", type=Path, required=True, help="JSON: as of assemble")
+    start.add_argument("--out", type=Path, required=True)
+    start.set_defaults(verb=_start)
+
+    gguf = verbs.add_parser("gguf", help="make one GGUF file of a Hugging Face folder")
+    gguf.add_argument("--model", type=Path, required=True)
+    gguf.add_argument("--type", choices=["f32", "f16", "bf16", "q8_0"], default="f16", help="of its matrices")
+    gguf.add_argument("--out", type=Path, required=True)
+    gguf.set_defaults(verb=_gguf)
+
+    _using_parsers(verbs)
+
+
+def _using_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     forge = verbs.add_parser("forge", help="make an opening whose step was not done as it says, to test auditors with")
     forge.add_argument("--opening", type=Path, required=True)
     forge.add_argument("--leaves", type=int, required=True)
@@ -337,6 +438,15 @@ def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser
     evaluate.add_argument("--sequence", type=int, required=True)
     evaluate.add_argument("--threads", type=int, default=1)
     evaluate.set_defaults(verb=_evaluate)
+
+    tasks = verbs.add_parser(
+        "tasks", help="try a model folder with tasks of lm-evaluation-harness; ends with its input"
+    )
+    tasks.add_argument("--model", type=Path, required=True, help="a whole model")
+    tasks.add_argument("--request", type=Path, required=True, help="JSON of the EvaluationSpec")
+    tasks.add_argument("--include", type=Path, action="append", default=[], help="a folder with tasks of one's own")
+    tasks.add_argument("--threads", type=int, default=1)
+    tasks.set_defaults(verb=_tasks)
 
 
 def _share(text: str) -> float:

@@ -26,7 +26,6 @@ _FOUR_BITS = 4.5 / 8
 _ENOUGH_TOKENS = 128  # In one message, for the mean of each channel to be sent with it.
 _PAGE = 4096
 _LINK_SHARE = 0.9  # Of the time that a stage computes, its link may be busy: retransmissions and control need the rest.
-_RECOMPUTED = 4 / 3  # Forward, forward again, and a backward pass of twice that, in place of three.
 _ZERO_BUBBLE = 1 / 3  # Of 1F1B's waiting time remains: forward, minus the weights' half of backward, is about that.
 
 
@@ -38,7 +37,7 @@ def boundary_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> tu
     forward, backward = payload_bytes(shape, training, tokens)
     spared = tokens * _channels(shape, training) * (1 - _FOUR_BITS)
     if training.activations in ("int4", "aq4"):
-        forward -= math.floor(spared)
+        forward -= math.floor(training.forward_passes * spared)
     if gradient_codec(training) == "int4":
         backward -= math.floor(spared)
     return forward, backward
@@ -47,9 +46,17 @@ def boundary_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> tu
 def payload_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> tuple[int, int]:
     """As ``boundary_bytes``, of what is in the envelopes: as long as a stage keeps it."""
     channels = _channels(shape, training)
-    ways = (training.activations, gradient_codec(training))
-    forward, backward = (HEADER_BYTES + _body(kind, tokens, channels) for kind in ways)
-    return forward, backward
+    there = _body(training.activations, training.forward_passes * tokens, channels)
+    return HEADER_BYTES + there, HEADER_BYTES + _body(gradient_codec(training), tokens, channels)
+
+
+def step_cost(training: TrainingSpec, recomputes: bool | None = None) -> float:
+    """What a layer computes in a step, in parts of one pass forward and a backward pass of twice that.
+
+    Where answers are compared it runs forward twice; where it ``recomputes``, once more. None: as the job has it.
+    """
+    again = training.recomputes if recomputes is None else recomputes
+    return (training.forward_passes + again + 2) / 3
 
 
 def recorded_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> int:
@@ -62,7 +69,7 @@ def recorded_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> in
 
 def longest_payload(shape: ModelShape, training: TrainingSpec) -> int:
     """Bytes that no payload of a micro-batch exceeds: float32 for all channels, and a page for headers and digests a window."""
-    windows = -(-training.batch // min(training.micro_batches, training.batch))
+    windows = training.forward_passes * -(-training.batch // min(training.micro_batches, training.batch))
     return windows * (4 * training.sequence * shape.hidden + _PAGE)
 
 
@@ -194,7 +201,7 @@ def _counts(batch: int) -> list[int]:
 
 def _timed(training: TrainingSpec, edge: Edge, busy: float, micros: int, recompute: bool) -> PipelineChoice:
     """One way to run a step; infinitely slow where it does not fit into memory."""
-    compute = edge.stage_seconds * (_RECOMPUTED if recompute and not training.recomputes else 1.0)
+    compute = edge.stage_seconds * step_cost(training, recompute or training.recomputes) / step_cost(training)
     part, transfer = compute / micros, edge.latency + busy / micros
     lookahead = 0
     if edge.stages > 1:

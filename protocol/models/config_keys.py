@@ -313,7 +313,10 @@ def _stays(name: str, key: str, value: Any) -> bool:
 
 
 def _check_other(name: str, given: Mapping[str, Any], key: str) -> None:
-    """Refuse a key that is not taken, and neither harmless nor as harmless as its value."""
+    """Refuse a key that is not taken, and neither harmless nor as harmless as its value.
+
+    What no class of transformers knows changes nothing of what the model computes there, and so nothing here.
+    """
     value = given[key]
     if key in FIXED and any(type(value) is type(one) and value == one for one in _values(key, given)):
         return
@@ -334,10 +337,10 @@ def _check_other(name: str, given: Mapping[str, Any], key: str) -> None:
             f"{key} is not supported for {name} as {shown(value)}, which is another model than {name} with {fixed}: "
             "only that is trained; remove the key if it is what you have"
         )
-    if key not in HARMLESS:
+    if key not in HARMLESS and (key in CLASSES[name].keys or key in BASE):
         raise ModelConfigError(
-            f"{key} is unknown for {name} (transformers {VERSION}), and may change what the model computes: "
-            "remove it if it does not"
+            f"{key} is something that transformers {VERSION} knows of {name} and that is not supported here: "
+            "remove it if the model does not need it"
         )
 
 

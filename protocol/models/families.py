@@ -64,6 +64,7 @@ class Sizes:
             each token of the sequence, where attention keeps its scores.
         linears: a decoder layer's linear layers by the last part of their names, with inputs plus outputs of each: what
             adapters are put beside.
+        matrix_parameters: scalars of those; ``largest_matrix``: of the largest.
     """
 
     family: str
@@ -82,6 +83,8 @@ class Sizes:
     kept_values: int
     score_values: int = 0
     linears: tuple[tuple[str, int], ...] = ()
+    matrix_parameters: int = 0
+    largest_matrix: int = 0
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,11 @@ def measure(name: str, config: Mapping[str, Any]) -> Sizes:
     family, dims = FAMILY[name], _dims(name, config)
     made = _tensors(name, config, dims)
     layer = _scalars(made.layer)
+    linears = {
+        key: shape
+        for key, shape in made.layer.items()
+        if key.endswith(".weight") and len(shape) == 2 and key != _ROUTER
+    }
     unused = (dims.experts - dims.used) * 3 * dims.hidden * dims.inner
     eager = name == "gemma2"
     return Sizes(
@@ -206,11 +214,9 @@ def measure(name: str, config: Mapping[str, Any]) -> Sizes:
         active_layer_parameters=layer - unused,
         kept_values=_kept(name, config, family, dims),
         score_values=2 * dims.heads * eager,
-        linears=tuple(
-            (key.split(".")[-2], sum(shape))
-            for key, shape in made.layer.items()
-            if key.endswith(".weight") and len(shape) == 2 and key != _ROUTER
-        ),
+        linears=tuple((key.split(".")[-2], sum(shape)) for key, shape in linears.items()),
+        matrix_parameters=_scalars(linears),
+        largest_matrix=max(map(prod, linears.values()), default=0),
     )
 
 

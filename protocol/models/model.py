@@ -1,8 +1,9 @@
 """Arithmetic on Hugging Face configs, without torch: what a job's model weighs, and whether it can exist at all.
 
 The embedding and the head of every model trained here are separate tensors: tied, they would have to cross a link at
-every step as soon as there are two stages. A config that ties them starts with a head that is a copy of the embedding,
-and the finished folder says ``tie_word_embeddings: false``. The number of stages therefore never changes the model.
+every step as soon as there are two stages. Where a config ties them, random weights start with a head that is a copy of the
+embedding, and the finished folder says ``tie_word_embeddings: false``; weights that have learnt already keep both as they
+are, and stay tied. The number of stages therefore never changes the model.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from protocol.models.config_values import MAX_VOCABULARY, integer
 from protocol.models.config_values import ModelConfigError as ModelConfigError
 from protocol.models.families import ModelTensors, Sizes, in_force, measure, tensors
 from protocol.models.hf_classes import CLASSES
+from protocol.models.text_part import AROUND, split
 
 FAMILIES: Mapping[str, str] = {name: known.architecture for name, known in CLASSES.items()}
 
@@ -65,6 +67,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 STARTS_TIED = config_keys.OWN + "head_starts_tied"
 """In the config of a job: the head starts as a copy of the embedding."""
+KEEPS_EMBEDDING = config_keys.OWN + "keeps_embedding"
+"""In the config of a job: token embedding and head are one tensor, of which nothing learns."""
 STARTS_LEARNT = config_keys.OWN + "starts_learnt"
 """In the config of a job: it starts from weights, to which the ids of special tokens belong."""
 PUBLISHED = config_keys.OWN + "published"
@@ -73,6 +77,10 @@ ENDS_WITH = config_keys.OWN + "ends_with"
 """In the config of a job: the token that ends its documents."""
 DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Types of published weights, as configs and as safetensors name them."""
+QUANTIZED_BLOCK = 64
+"""Values of a frozen matrix with one scale, see ``trainer.stage.quantized``."""
+QUANTIZED_BYTES: Mapping[str, float] = {"nf4": 0.516, "int8": 1.016}
+"""Of a value."""
 VECTORS = 13.0
 """Of a stage's length, in training, in the memory of its process."""
 LEAN_PART = 1 << 22
@@ -84,7 +92,9 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class ModelShape(Sizes):
-    """The arithmetic on a model's sizes."""
+    """The arithmetic on a model's sizes. ``keeps_embedding``: token embedding and head are tied, and do not learn."""
+
+    keeps_embedding: bool = False
 
     @property
     def parameters(self) -> int:
@@ -107,9 +117,31 @@ class ModelShape(Sizes):
     def stage_learns(
         self, first: int, last: int, is_first: bool, is_last: bool, lora: LoraSpec | None
     ) -> tuple[int, int]:
-        """Scalars of a stage that learn, and that are frozen: without adapters all learn; raises as ``stage_parameters``."""
+        """Scalars of a stage that learn, and that are frozen: all learn but what ``keeps_embedding`` says, or adapters alone.
+
+        Raises:
+            ModelConfigError: as ``stage_parameters``.
+        """
         whole = self.stage_parameters(first, last, is_first, is_last)
-        return (whole, 0) if lora is None else ((last - first) * lora.rank * sum(self._adapted(lora)), whole)
+        if lora is not None:
+            return (last - first) * lora.rank * sum(self._adapted(lora)), whole
+        kept = self.vocabulary * self.hidden * (is_first + is_last) * self.keeps_embedding
+        return whole - kept, kept
+
+    def frozen_bytes(self, layers: int, is_first: bool, is_last: bool, lora: LoraSpec | None, width: float) -> int:
+        """Of what never changes in a stage, and of what making a matrix wide takes for a moment.
+
+        Args:
+            width: bytes of a value that is not quantised.
+        """
+        _, frozen = self.stage_learns(0, layers, is_first, is_last, lora)
+        if lora is None or lora.quantize == "none":
+            return int(width * frozen)
+        edge = self.vocabulary * self.hidden * (is_first and self.hidden % QUANTIZED_BLOCK == 0)
+        matrices = layers * self.matrix_parameters
+        narrow = matrices * QUANTIZED_BYTES[lora.quantize] + edge * QUANTIZED_BYTES["int8"]
+        moment = _FLOAT32 * (self.largest_matrix + 4 * LEAN_PART)
+        return int(narrow + width * (frozen - matrices - edge) + moment)
 
     def adapter_values(self, lora: LoraSpec | None) -> int:
         """Values that a layer's adapters keep of a token for the backward pass."""
@@ -179,9 +211,15 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
     if spec.preset is not None and spec.preset not in PRESETS:
         raise ModelConfigError(f"model.preset {spec.preset!r} is unknown: choose one of {', '.join(sorted(PRESETS))}")
     given = dict(PRESETS[spec.preset]) if spec.preset is not None else dict(spec.config or {})
+    given, around = split(given)
     family = _family(given)
-    own = given.get("vocab_size")
+    if around is not None and spec.weights is None:
+        raise ModelConfigError(
+            f"a {around.get('model_type')} is trained from its weights only: give them, or the text_config alone"
+        )
+    own = given.get("vocab_size") if around is None else in_force(family, given, "vocab_size")
     if own is not None:
+        given["vocab_size"] = own
         integer(given, "vocab_size", 1, MAX_VOCABULARY)
     if spec.weights is not None:
         if own is None or own < vocabulary:
@@ -198,12 +236,15 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
     config |= {"model_type": family, "architectures": [FAMILIES[family]], "dtype": "float32", "use_cache": True}
     config[STARTS_TIED] = bool(in_force(family, config, "tie_word_embeddings"))
     config[STARTS_LEARNT] = spec.weights is not None
+    config[KEEPS_EMBEDDING] = config[STARTS_TIED] and config[STARTS_LEARNT]
     config["tie_word_embeddings"] = False
     if family == "gpt2":
         config |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     # Nothing is padded, and a row that stands for padding would not learn; the finished folder has the model's own ids.
     config |= dict.fromkeys(config_keys.TOKEN_IDS)
     config[PUBLISHED] = _published(given, published, config["vocab_size"])
+    if around is not None:
+        config[AROUND] = around
     inspect_config(config)
     return config
 
@@ -233,10 +274,23 @@ def inspect_config(config: Mapping[str, Any]) -> ModelShape:
     """
     family = _family(config)
     config_keys.check(family, config)
-    shape = ModelShape(**vars(measure(family, config)))
+    shape = ModelShape(**vars(measure(family, config)), keeps_embedding=keeps_embedding(config))
     if shape.parameters > MAX_PARAMETERS:
         raise ModelConfigError(f"a model of {shape.parameters:,} parameters: at most {MAX_PARAMETERS:,} are taken")
     return shape
+
+
+def keeps_embedding(config: Mapping[str, Any]) -> bool:
+    """Whether token embedding and head of a job's config stay what they are: they are tied, and it starts from weights."""
+    return bool(config.get(KEEPS_EMBEDDING, False))
+
+
+def starts_tied(spec: ModelSpec) -> bool:
+    """Whether a document names weights whose token embedding is their head."""
+    family = (spec.config or {}).get("model_type")
+    if spec.weights is None or spec.config is None or family not in FAMILIES:
+        return False
+    return bool(in_force(str(family), spec.config, "tie_word_embeddings"))
 
 
 def tensors_of(config: Mapping[str, Any]) -> ModelTensors:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.models.families import FAMILY
+from protocol.models.text_part import AROUND, names
 
 _EXPERTS = re.compile(r"^(?P<head>.*)\.mlp\.experts\.(?P<kind>gate_up_proj|down_proj)$")
 _ROUTER = ".mlp.gate."
@@ -51,6 +52,16 @@ def written(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> tup
     )
 
 
+def _within(name: str, shape: tuple[int, ...], config: Mapping[str, Any], tied: bool) -> Iterator[tuple[Part, ...]]:
+    """The same in files of a model that sees or hears, too."""
+    found = [(Part(name),), written(name, shape, config)]
+    if name == HEAD and tied:
+        found.append((Part(FAMILY[str(config["model_type"])].embedding),))
+    for parts in found:
+        for keys in zip(*(names(part.key) for part in parts), strict=True):
+            yield tuple(Part(key, part.index) for key, part in zip(keys, parts, strict=True))
+
+
 def ways(name: str, shape: tuple[int, ...], config: Mapping[str, Any], tied: bool) -> Iterator[tuple[Part, ...]]:
     """The ways in which a file may hold parameter ``name``; the first whose keys are all there is meant.
 
@@ -58,6 +69,8 @@ def ways(name: str, shape: tuple[int, ...], config: Mapping[str, Any], tied: boo
         tied: the head may be missing: it is the embedding then.
     """
     family = FAMILY[str(config["model_type"])]
+    if AROUND in config:
+        yield from _within(name, shape, config, tied)
     for parts in ((Part(name),), written(name, shape, config)):
         yield parts
         yield tuple(Part(part.key.removeprefix(family.prefix), part.index) for part in parts)

@@ -23,6 +23,8 @@ from protocol.task import Layers
 WEIGHT_INDEX = "weights.json"  # Name of the index among a job's files.
 MAX_INDEX_BYTES = 64 << 20  # 200,000 tensors; the largest public models with single experts have 60,000.
 MAX_FILE_BYTES = 1 << 44
+UNITS = 64  # Of a stage's weights, about: as many replicas may each begin with another part of them.
+LEAST_UNIT, MOST_UNIT = 64 << 10, 4 << 20  # A request costs a round trip, and a lie one unit.
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|wpe|embed_in)\.")
@@ -57,6 +59,18 @@ class Span(msgspec.Struct, frozen=True):
     begin: int
     end: int
     names: tuple[str, ...]
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Neighbouring tensors that one node hands another at a time; ``at``: their place among all bytes of the stage."""
+
+    span: Span
+    at: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.span.end - self.span.begin
 
 
 def weights_name(layers: Layers) -> str:
@@ -97,6 +111,24 @@ def spans(index: WeightIndex, names: Iterable[str]) -> list[Span]:
         else:
             joined.append(Span(tensor.file, tensor.begin, tensor.end, (name,)))
     return joined
+
+
+def units(index: WeightIndex, found: Iterable[Span]) -> list[Unit]:
+    """The bytes of ``found``, one after the other, cut between tensors: the same for all who have the same stage."""
+    found = list(found)
+    most = min(MOST_UNIT, max(LEAST_UNIT, sum(span.end - span.begin for span in found) // UNITS))
+    cut: list[Unit] = []
+    at = 0
+    for span in found:
+        names: list[str] = []
+        for name in span.names:
+            names.append(name)
+            first, last = index.tensors[names[0]], index.tensors[name]
+            if last.end - first.begin >= most or name == span.names[-1]:
+                cut.append(Unit(Span(span.file, first.begin, last.end, tuple(names)), at))
+                at += last.end - first.begin
+                names = []
+    return cut
 
 
 def header(index: WeightIndex, found: Iterable[Span]) -> bytes:

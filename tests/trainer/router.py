@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -40,7 +41,10 @@ from protocol.task import (
 from protocol.worker import (
     PeerDeliver,
     PeerSend,
+    RecordKept,
     RecordPart,
+    RecordRecall,
+    RecordReturned,
     RestoredPart,
     Setup,
     TensorName,
@@ -52,6 +56,9 @@ from protocol.worker import (
 )
 
 WAIT_S = 300.0
+PIECE = 10_000  # Bytes of a record that is given back, between which others may say something.
+DEVICE = os.environ.get("COTTAGE_TEST_DEVICE", "cpu")
+"""What workers compute with: ``cuda`` where a graphics card is to be tried (docs/benchmarks/testing.md)."""
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["cottage.demo.lying_worker", "transformers.models.llama.modeling_llama"])
 NODE: NodeAddress = "1" * 32
@@ -113,14 +120,21 @@ class Handle:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     reports: list[Any] = field(default_factory=list)
+    returning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Router:
     def __init__(self, folder: Path, spec: JobSpec, job_folder: Path, by_command: bool = False) -> None:
-        self.by_command = by_command
+        self.by_command = by_command or DEVICE != "cpu"  # What a fork has of a card is of no use to it.
+        self.device = DEVICE
         self.recording = False
         """Whether workers tell what their rounds could be opened from by others."""
+        self.keeping = False
+        """Whether they are told that it is kept, so that they let go of it."""
         self.records: dict[Place, list[tuple[RecordPart, bytes]]] = {}
+        self.starts: dict[tuple[Place, int], dict[str, bytes]] = {}
+        """What rounds began with at a place, as its agent would keep it."""
+        self.recalls: list[tuple[Place, RecordRecall]] = []
         self.folder, self.spec, self.job_folder = folder, spec, job_folder
         self.workers: dict[Any, Handle] = {}
         self.artifacts: dict[str, bytes] = {}
@@ -179,7 +193,15 @@ class Router:
         self.workers[place] = handle
         stage, replica = place if isinstance(place, tuple) else (None, None)
         setup = Setup(
-            self.spec, plan, stage, replica, str(self.job_folder), 1, records=self.recording, restored=len(restored)
+            self.spec,
+            plan,
+            stage,
+            replica,
+            str(self.job_folder),
+            1,
+            self.device,
+            records=self.recording,
+            restored=len(restored),
         )
         await write_frame(handle.writer, setup)
         for part, data in restored:
@@ -199,9 +221,14 @@ class Router:
                         self.artifacts[hashlib.sha256(state).hexdigest()] = state
                     if own:
                         self.moments[place] = own
+                    if isinstance(message.body, RoundApplied):
+                        self.starts[place, message.body.round + 1] = {"state": state, "moments": own}
                     handle.reports.append(message.body)
                 elif isinstance(message, RecordPart):
-                    self.records.setdefault(place, []).append((message, payload))
+                    await self._keep(place, handle, message, payload)
+                elif isinstance(message, RecordRecall):
+                    # Beside reading: a worker that has much to say reads again once that is read.
+                    self._tasks.add(asyncio.create_task(self._give_back(place, handle, message)))
                 else:
                     assert isinstance(message, PeerSend)
                     await self._route(place, message, payload)
@@ -209,6 +236,32 @@ class Router:
                     self.changed.notify_all()
         except (EOFError, ConnectionError):
             return
+
+    async def _keep(self, place: Place, handle: Handle, part: RecordPart, payload: bytes) -> None:
+        if part.kind == "state":
+            self.starts[place, part.round] = {"state": payload}
+            return
+        self.records.setdefault(place, []).append((part, payload))
+        if self.keeping:
+            await write_frame(handle.writer, RecordKept(part.epoch, part.round, part.kind))
+
+    async def _give_back(self, place: Place, handle: Handle, recall: RecordRecall) -> None:
+        """As an agent does: one after the other."""
+        self.recalls.append((place, recall))
+        async with handle.returning:
+            await self._give_back_in_turn(place, handle, recall)
+
+    async def _give_back_in_turn(self, place: Place, handle: Handle, recall: RecordRecall) -> None:
+        parts = dict(self.starts[place, recall.round])
+        wanted = RecordPart(recall.epoch, recall.round, recall.kind)
+        parts |= {part.kind: data for part, data in self.records[place] if part == wanted}
+        if recall.kind != "state" and recall.kind not in parts:
+            parts = {}
+        await write_frame(handle.writer, RecordReturned(recall, {kind: len(data) for kind, data in parts.items()}))
+        for kind, data in parts.items():
+            message = RestoredPart(recall.epoch, recall.round, kind)  # type: ignore[arg-type]
+            for start in range(0, len(data), PIECE):
+                await write_frame(handle.writer, message, data[start : start + PIECE])
 
     async def _route(self, source: Place, message: PeerSend, payload: bytes) -> None:
         to = (message.stage, message.replica)

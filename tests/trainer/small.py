@@ -18,6 +18,7 @@ from protocol.models.model import resolve
 from trainer.audit.opening_file import SegmentEnd, write_opening
 from trainer.audit.step_leaves import RoundTrace, job_digest, made_after
 from trainer.data.data import TokenFile
+from trainer.data.marks import BEGINS, UNLEARNT
 from trainer.errors import TrainerError
 from trainer.outer import Local, OuterMethod, OuterState, local_digest, outer_method
 from trainer.outer.inner_update import update
@@ -94,6 +95,7 @@ def training(**changes: Any) -> TrainingSpec:
         "warmup_steps": 2,
         "activations": "fp32",
         "commit_every": 1,
+        "learning_rate": 3e-3,
     }
     return TrainingSpec(**(values | changes))
 
@@ -112,6 +114,12 @@ def write_tokens(path: Path, count: int, seed: int) -> None:
     jumps = generator.integers(0, VOCABULARY, count)
     steps = np.where(generator.random(count) < 0.1, jumps, 1)
     (np.cumsum(steps) % VOCABULARY).astype("<u4").tofile(path)
+
+
+def write_marked(path: Path, marked: list[int], sequence: int = SEQUENCE) -> TokenFile:
+    """A token file of windows of whole documents, and the token that ends the last label."""
+    np.array([*marked, BEGINS | UNLEARNT], dtype="<u4").tofile(path)
+    return TokenFile(path, sequence, VOCABULARY)
 
 
 def job_folder(folder: Path, family: str = "llama") -> Path:

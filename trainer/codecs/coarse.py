@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.codecs.framing import raw, read_scales, refuse_non_finite
+from trainer.codecs.framing import AT_ONCE, raw, read_scales, refuse_non_finite
 from trainer.codecs.rans import compress, decompress, frequencies, longest
 from trainer.errors import CodecError
 
@@ -51,15 +51,21 @@ class Coarse:
         if not values.numel():
             return b""
         refuse_non_finite(values)
-        sizes = values.reshape(-1).abs()
-        step = float(sizes.double().square_().mean().sqrt_()) * self.step
-        levels = torch.zeros(sizes.numel(), dtype=torch.int64)
-        if step > 0:
-            levels = (sizes.double() / step + (1 - self.threshold)).floor_().clamp_(0, LEVELS).long()
-        count = torch.bincount(levels, minlength=LEVELS + 1)
-        total = torch.bincount(levels, weights=sizes.double(), minlength=LEVELS + 1)
+        flat = values.reshape(-1)
+        square = sum(float(part.double().square_().sum()) for part in torch.split(flat, AT_ONCE))
+        step = math.sqrt(square / flat.numel()) * self.step
+        count, total = torch.zeros(LEVELS + 1, dtype=torch.int64), torch.zeros(LEVELS + 1, dtype=torch.float64)
+        coded = torch.empty(flat.numel(), dtype=torch.uint8)
+        for part, into in zip(torch.split(flat, AT_ONCE), torch.split(coded, AT_ONCE), strict=True):
+            sizes = part.abs().double()
+            levels = torch.zeros(part.numel(), dtype=torch.int64)
+            if step > 0:
+                levels = (sizes / step + (1 - self.threshold)).floor_().clamp_(0, LEVELS).long()
+            count += torch.bincount(levels, minlength=LEVELS + 1)
+            total += torch.bincount(levels, weights=sizes, minlength=LEVELS + 1)
+            into.copy_(torch.where(part < 0, LEVELS - levels, LEVELS + levels))
         magnitudes = (total / count.clamp_min(1)).to(torch.float32)[1:]
-        symbols = torch.where(values.reshape(-1) < 0, LEVELS - levels, LEVELS + levels).to(torch.uint8).numpy()
+        symbols = coded.numpy()
         table = frequencies(symbols, SYMBOLS)
         return raw(magnitudes) + table.astype("<u2").tobytes() + compress(symbols, table)
 
@@ -71,7 +77,10 @@ class Coarse:
         table = np.frombuffer(body, "<u2", SYMBOLS, offset=4 * LEVELS).astype(np.uint32)
         symbols = torch.from_numpy(decompress(body[_HEAD:], math.prod(shape), table))
         meaning = torch.cat((magnitudes.flip(0).neg(), torch.zeros(1), magnitudes))
-        return meaning[symbols.long()].view(shape)
+        values = torch.empty(symbols.numel())
+        for part, into in zip(torch.split(symbols, AT_ONCE), torch.split(values, AT_ONCE), strict=True):
+            into.copy_(meaning[part.long()])
+        return values.view(shape)
 
 
 NAMED = (Coarse("coarse", 7, 1.8), Coarse("coarser", 8, 2.7))

@@ -17,6 +17,7 @@ from torch import Tensor
 from trainer.errors import CodecError, NonFiniteError
 
 MAX_DIMENSIONS = 4
+AT_ONCE = 1 << 20  # Values of which codecs make others for a moment.
 _MAGIC, _VERSION = b"CT", 1
 _HEAD = struct.Struct("<2sBBB3x")
 
@@ -88,7 +89,7 @@ def unframe(data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec:
 
 def refuse_non_finite(values: Tensor) -> None:
     """Raise ``NonFiniteError`` where there is NaN or Inf."""
-    if values.numel() and not bool(torch.isfinite(values).all()):
+    if not all(bool(torch.isfinite(part).all()) for part in torch.split(values.reshape(-1), AT_ONCE)):
         raise NonFiniteError(
             f"{int((~torch.isfinite(values)).sum()):,} of {values.numel():,} values are NaN or infinite"
         )

@@ -19,6 +19,7 @@ from trainer.errors import CodecError
 PRECISION = 12
 """Frequencies of an alphabet add up to ``2**PRECISION``."""
 LANE_SYMBOLS = 2048  # A lane costs 4 bytes: 1 % of its symbols at 1.2 bits each.
+_AT_ONCE = 1 << 20  # Symbols.
 _SCALE = 1 << PRECISION
 _LOW = 1 << 16  # States stay in [2**16, 2**32).
 
@@ -28,7 +29,9 @@ Frequencies = NDArray[np.uint32]
 
 def frequencies(symbols: Symbols, alphabet: int) -> Frequencies:
     """How often each of the ``alphabet`` symbols occurs, scaled to add up to ``2**PRECISION``; none that occurs has 0."""
-    counts = np.bincount(symbols, minlength=alphabet).astype(np.int64)
+    parts = range(0, symbols.size, _AT_ONCE)  # Of bytes numpy makes whole numbers of 64 bits first.
+    counted = (np.bincount(symbols[start : start + _AT_ONCE], minlength=alphabet) for start in parts)
+    counts = sum(counted, start=np.zeros(alphabet, dtype=np.int64))
     scaled = counts * _SCALE // max(1, symbols.size)
     scaled[(counts > 0) & (scaled == 0)] = 1
     # The most frequent one has room to give, or takes the rest.
@@ -76,7 +79,7 @@ def decompress(data: memoryview, count: int, table: Frequencies) -> Symbols:
     if len(data) < 4 * width or len(data) % 2:
         raise CodecError(f"{len(data):,} bytes hold no {width:,} lanes of symbols")
     states = np.frombuffer(data, "<u4", width).astype(np.uint64)
-    words = np.frombuffer(data, "<u2", offset=4 * width).astype(np.uint64)
+    words = np.frombuffer(data, "<u2", offset=4 * width)
     meaning = np.repeat(np.arange(table.size, dtype=np.uint8), table)
     often = table.astype(np.uint64)
     first = np.concatenate(([0], np.cumsum(table[:-1]))).astype(np.uint64)
@@ -91,7 +94,7 @@ def decompress(data: memoryview, count: int, table: Frequencies) -> Symbols:
         more = words[position : position + empty.size]
         if more.size < empty.size:
             raise CodecError("coded symbols end too early")
-        state[empty] = (state[empty] << np.uint64(16)) | more
+        state[empty] = (state[empty] << np.uint64(16)) | more.astype(np.uint64)
         states[: state.size] = state
         position += empty.size
     if position != words.size or not bool((states == _LOW).all()):

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from protocol.codec import MessageError, convert
 from protocol.job.job import LoraSpec
+from protocol.models.text_part import AROUND, module_of
 from trainer.errors import WeightsError
 
 _ADAPTER = re.compile(r"^(?P<module>.*\.(?:layers|h)\.(?P<layer>\d+)\..*)\.lora_(?P<side>[AB])\.weight$")
@@ -23,17 +24,22 @@ def is_adapter(tensors: Mapping[str, NDArray[np.float32]]) -> bool:
 
 
 def save_adapter(
-    tensors: Mapping[str, NDArray[np.float32]], layers: int, family: str, card: Mapping[str, Any], out: Path
+    tensors: Mapping[str, NDArray[np.float32]],
+    layers: int,
+    config: Mapping[str, Any],
+    card: Mapping[str, Any],
+    out: Path,
 ) -> dict[str, Any]:
     """Write ``adapter_model.safetensors``; returns what belongs into ``adapter_config.json``.
 
     Args:
         layers: of the whole model: each must have the same adapters.
+        config: of the job.
         card: its ``spec`` is the job document.
     Raises:
         WeightsError: adapters are missing, do not fit each other, or the card does not say with which ``alpha`` they learnt.
     """
-    spec = _spec(card)
+    spec, base = _spec(card)
     places: dict[str, set[int]] = {}
     for name, value in tensors.items():
         match = _ADAPTER.match(name)
@@ -48,35 +54,42 @@ def save_adapter(
             raise WeightsError(
                 "missing-tensor", f"{kind} is missing for layers {missing}: give one checkpoint of each stage"
             )
+    named = {module_of(name) if AROUND in config else name: value for name, value in tensors.items()}
     save_file(
-        {_PREFIX + name: np.ascontiguousarray(value) for name, value in tensors.items()},
+        {_PREFIX + name: np.ascontiguousarray(value) for name, value in named.items()},
         out / "adapter_model.safetensors",
         metadata={"format": "pt"},
     )
     (out / "adapter_model.safetensors").chmod(0o644)
-    modules = sorted({kind.rpartition(".lora_")[0].rpartition(".")[2] for kind in places})
+    modules: list[str] | str = sorted({kind.rpartition(".lora_")[0].rpartition(".")[2] for kind in places})
+    if AROUND in config:  # Other parts have layers of the same names.
+        modules = rf"{re.escape(module_of('model.layers.'))}\d+\..*\.({'|'.join(modules)})"
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": spec.base_model,
+        "base_model_name_or_path": spec.base_model or base,
         "r": spec.rank,
         "lora_alpha": spec.alpha,
+        "use_rslora": spec.rslora,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": modules,
-        "fan_in_fan_out": family == "gpt2",
+        "fan_in_fan_out": config["model_type"] == "gpt2",
         "inference_mode": True,
     }
 
 
-def _spec(card: Mapping[str, Any]) -> LoraSpec:
+def _spec(card: Mapping[str, Any]) -> tuple[LoraSpec, str]:
+    """What the job says of its adapters, and the repository of the Hub that its model is of; "" where it is of none."""
     document = card.get("spec")
-    training = document.get("training") if isinstance(document, Mapping) else None
-    lora = training.get("lora") if isinstance(training, Mapping) else None
+    training, model = (
+        found if isinstance(document, Mapping) and isinstance(found := document.get(key), Mapping) else {}
+        for key in ("training", "model")
+    )
     try:
-        spec: LoraSpec = convert(lora, LoraSpec)
+        spec: LoraSpec = convert(training.get("lora"), LoraSpec)
     except MessageError as error:
         raise WeightsError(
             "missing-document", f"adapters need the job's training.lora in the card's spec: {error}"
         ) from error
-    return spec
+    return spec, str(model.get("hub") or "").partition("@")[0]

@@ -1,6 +1,5 @@
 """Stage checkpoints and tokenizer into one Hugging Face model folder. Free of torch."""
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +10,24 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from protocol.models.families import FAMILY
 from protocol.models.model import ModelShape, inspect_config
+from protocol.models.tensor_names import HEAD
+from protocol.models.text_part import AROUND, joined
 from trainer.errors import WeightsError
 from trainer.export.adapter import is_adapter, save_adapter
-from trainer.export.hf_metadata import end_of, finished_config, finished_generation, finished_settings, save_weights
-from trainer.export.metrics_export import with_perplexity, write_curve
+from trainer.export.card import compares_answers, model_card
+from trainer.export.hf_metadata import (
+    end_of,
+    finished_config,
+    finished_generation,
+    finished_settings,
+    save_weights,
+    write_json,
+)
+from trainer.export.metrics_export import write_curve
+from trainer.export.published import published_embedding
+from trainer.export.whole_model import save_within
 
 ANCHOR = "anchor."
 
@@ -30,14 +42,16 @@ def assemble(
     out: Path,
     card: Mapping[str, Any],
     beside: Mapping[str, Mapping[str, Any]] | None = None,
+    weights: Sequence[Path] = (),
 ) -> int:
     """Write ``config.json``, ``model.safetensors``, ``tokenizer.json``, ``tokenizer_config.json`` and ``README.md``, the run's
     curve where the card has one (``trainer.export.metrics_export``), and ``generation_config.json`` where one came in.
 
     Args:
         checkpoints: one of each stage, of the same round, in any order; of a run with adapters they make an adapter of peft.
-        card: what the run was, see ``model_card``.
+        card: what the run was, see ``trainer.export.card``.
         beside: small files of the folder that the model came from, by name: ``SETTINGS`` and ``GENERATION``.
+        weights: safetensors files that the run started from, where the model ``keeps_embedding`` or is a part of theirs.
     Returns:
         How many parameters the model has.
     Raises:
@@ -48,6 +62,10 @@ def assemble(
     shape, beside = inspect_config(config), beside or {}
     if is_adapter(tensors):
         return _assemble_adapter(tensors, shape, tokenizer, out, card, config, beside)
+    if shape.keeps_embedding:
+        embedding = FAMILY[shape.family].embedding
+        _add(tensors, embedding, published_embedding(weights, embedding, config), Path("the model's own weights"))
+        tensors[HEAD] = tensors[embedding]
     count = sum(tensor.size for tensor in tensors.values())
     if count != shape.parameters:
         raise WeightsError(
@@ -56,12 +74,16 @@ def assemble(
             "give one checkpoint of each stage",
         )
     out.mkdir(parents=True, exist_ok=True)
-    tied, dtype = save_weights(tensors, config, out / "model.safetensors")
-    end = _write_tokenizer(tokenizer, out, shape.max_positions, config, beside)
+    within = AROUND in config and bool(weights)
+    if within:
+        tied, dtype = save_within(tensors, config, weights, out)
+    else:
+        tied, dtype = save_weights(tensors, config, out / "model.safetensors")
+    end = write_tokenizer(tokenizer, out, shape.max_positions, config, beside)
     finished = finished_config(config, end, tied=tied, dtype=dtype)
-    _write_json(out / "config.json", finished)
+    write_json(out / "config.json", joined(finished, config[AROUND]) if within else finished)
     if generation := finished_generation(config, beside.get(GENERATION, {})):
-        _write_json(out / GENERATION, generation)
+        write_json(out / GENERATION, generation)
     _write_card(card, model_card(card, shape.parameters, finished), out)
     return count
 
@@ -77,12 +99,13 @@ def _assemble_adapter(
 ) -> int:
     """A folder with an adapter instead of a model: ``adapter_config.json``, ``adapter_model.safetensors``, and the rest."""
     out.mkdir(parents=True, exist_ok=True)
-    described = save_adapter(tensors, shape.layers, shape.family, card, out)
-    _write_tokenizer(tokenizer, out, shape.max_positions, config, beside)
-    _write_json(out / "adapter_config.json", described)
+    described = save_adapter(tensors, shape.layers, config, card, out)
+    write_tokenizer(tokenizer, out, shape.max_positions, config, beside)
+    write_json(out / "adapter_config.json", described)
     count = sum(tensor.size for tensor in tensors.values())
-    text = model_card(card, count, {"model_type": f"rank-{described['r']} adapter of a {shape.family}"})
-    _write_card(card, text.replace("library_name: transformers", "library_name: peft"), out)
+    if generation := finished_generation(config, beside.get(GENERATION, {})):
+        write_json(out / GENERATION, generation)
+    _write_card(card, model_card(card, count, config, adapter=True), out)
     return count
 
 
@@ -90,56 +113,8 @@ def _write_card(card: Mapping[str, Any], text: str, out: Path) -> None:
     rounds = card.get("rounds")
     rows = [row for row in rounds if isinstance(row, Mapping)] if isinstance(rounds, list) else []
     if rows:
-        write_curve(rows, out)
+        write_curve(rows, out, answers=compares_answers(card))
     (out / "README.md").write_text(text, "utf-8")
-
-
-def model_card(card: Mapping[str, Any], parameters: int, config: Mapping[str, Any]) -> str:
-    """The folder's README: what was trained, its curve, its receipts and the job document.
-
-    Args:
-        card: ``name``; every other text or number is shown in one table. ``rounds`` and ``receipts`` (lists of mappings)
-            are shown as tables of their own, ``spec`` (a mapping) as JSON.
-    """
-    name = _cell(card.get("name", "model"))
-    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "---", "", f"# {name}", ""]
-    lines += [
-        f"A {config['model_type']} language model with {parameters:,} parameters, trained on a Cottage network.",
-        "",
-    ]
-    facts = [
-        {"what": key.replace("_", " "), "value": value}
-        for key, value in card.items()
-        if key != "name" and isinstance(value, str | int | float)
-    ]
-    if facts:
-        lines += _table(facts)
-    for title, key in (("Training curve", "rounds"), ("Receipts", "receipts")):
-        rows = card.get(key)
-        if isinstance(rows, list) and rows:
-            shown = [_shown(row) for row in rows if isinstance(row, Mapping)]
-            lines += [f"## {title}", "", *_table(shown)]
-    if isinstance(card.get("spec"), Mapping):
-        lines += ["## Job", "", "```json", json.dumps(card["spec"], indent=2, sort_keys=True), "```", ""]
-    return "\n".join(lines)
-
-
-def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in with_perplexity(row).items() if key != "time"}
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    for row in rows:
-        cells = (_cell(row.get(column)) for column in columns)
-        lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
-
-
-def _cell(value: object) -> str:
-    text = "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _read(checkpoints: Sequence[Path]) -> dict[str, NDArray[np.float32]]:
@@ -175,15 +150,11 @@ def _add(tensors: dict[str, NDArray[np.float32]], name: str, value: NDArray[np.f
     tensors[name] = value
 
 
-def _write_tokenizer(
+def write_tokenizer(
     source: Path, out: Path, max_positions: int, config: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]]
 ) -> int | None:
     """Copy the tokenizer so that ``AutoTokenizer`` opens it; returns the id of the token that ends its documents."""
     tokenizer = Tokenizer.from_file(str(source))
     shutil.copyfile(source, out / "tokenizer.json")
-    _write_json(out / SETTINGS, finished_settings(tokenizer, config, beside.get(SETTINGS, {}), max_positions))
+    write_json(out / SETTINGS, finished_settings(tokenizer, config, beside.get(SETTINGS, {}), max_positions))
     return end_of(tokenizer, config)
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 from transformers.generation.streamers import TextStreamer
 
 from protocol.rest.api import TrialRequest
@@ -35,15 +41,17 @@ def generate(folder: Path, request: TrialRequest, threads: int, say: Say) -> Non
     """Continue ``request.prompt``; the same request gives the same text on the same machine.
 
     Raises:
-        DataError: the prompt and the answer together are longer than the model can read.
+        DataError: prompt and answer together are longer than the model can read, or it has no chat template to be asked in.
     """
     configure(threads)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(folder)
+    kind: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    model: Any = kind.from_pretrained(folder, dtype=torch.float32)
     model.eval()
     torch.manual_seed(request.seed)
-    ids = tokenizer(request.prompt, return_tensors="pt")["input_ids"]
-    longest = int(model.config.max_position_embeddings)
+    ids = _ids(tokenizer, request)
+    longest = int(config.get_text_config().max_position_embeddings)
     room = longest - ids.shape[1]
     if ids.shape[1] < 1 or room < 1:
         raise DataError("prompt", f"the prompt has {ids.shape[1]} tokens: give 1 to {longest - 1}")
@@ -61,3 +69,15 @@ def generate(folder: Path, request: TrialRequest, threads: int, say: Say) -> Non
     tokens = int(made.shape[1]) - int(ids.shape[1])
     ended = tokenizer.eos_token_id is not None and int(made[0, -1]) == tokenizer.eos_token_id
     say({"done": "end" if ended else "length", "tokens": tokens})
+
+
+def _ids(tokenizer: Any, request: TrialRequest) -> Any:
+    """The prompt's tokens ``[1, t]``."""
+    if not request.chat:
+        return tokenizer(request.prompt, return_tensors="pt")["input_ids"]
+    if tokenizer.chat_template is None:
+        raise DataError("prompt", "this model has no chat template: have it continue the text, without chat")
+    said = [{"role": "user", "content": request.prompt}]
+    return tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)[
+        "input_ids"
+    ]

@@ -1,9 +1,10 @@
 """What a finished model's folder says of itself, as its publishers' folder said it where the model came from one. Free of torch.
 
-Weights are float32 here, and leave so, unless rounding them to the type that they came in changes no bit: then they leave in
-that. The head is a tensor of its own here (docs/decisions/0004), and leaves as the embedding where they are still equal.
+Weights are float32 here, and leave in the type that they came in (docs/decisions/0051); those that began random are float32.
+The head is a tensor of its own here (docs/decisions/0004), and leaves as the embedding where they are still equal.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,14 @@ from tokenizers import Tokenizer
 from protocol.job.end_tokens import END_OF_TEXT
 from protocol.models.config_keys import DROPOUT, OWN, TOKEN_IDS
 from protocol.models.families import FAMILY
-from protocol.models.model import DTYPES, ENDS_WITH, PUBLISHED, STARTS_LEARNT, STARTS_TIED, clear_unknown_ids
+from protocol.models.model import (
+    DTYPES,
+    ENDS_WITH,
+    PUBLISHED,
+    STARTS_LEARNT,
+    STARTS_TIED,
+    clear_unknown_ids,
+)
 from protocol.models.tensor_names import HEAD, written
 from protocol.models.weights import safetensors_header
 
@@ -24,7 +32,8 @@ _NOT_KEPT = frozenset(
     {"auto_map", "name_or_path", "tokenizer_file", "special_tokens_map_file", "_commit_hash", "transformers_version"}
 )
 """Of a tokenizer's settings: where its files lay, and code that is not transformers' own."""
-_LOW_HALF = np.uint32(0xFFFF)  # Of a float32: what bfloat16 has no bits for.
+_HALF_WAY = np.uint32(0x7FFF)  # In what bfloat16 has no bits for of a float32.
+_LARGEST_HALF = 65_520.0  # What rounds to infinity in float16.
 
 Weights = Mapping[str, NDArray[np.float32]]
 
@@ -95,6 +104,11 @@ def finished_settings(
     return settings | {name: token for name, token in named.items() if token is not None}
 
 
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A document of the folder."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
 def save_weights(tensors: Weights, config: Mapping[str, Any], path: Path) -> tuple[bool, str]:
     """Write ``model.safetensors`` under the names, and in the parts, of the family's own repositories.
 
@@ -103,9 +117,9 @@ def save_weights(tensors: Weights, config: Mapping[str, Any], path: Path) -> tup
     """
     embedding = FAMILY[str(config["model_type"])].embedding
     tied = bool(config.get(STARTS_TIED, False)) and np.array_equal(tensors[HEAD], tensors[embedding])
-    dtype = str(config.get(PUBLISHED, {}).get("dtype", "float32"))
+    dtype = str(config.get(PUBLISHED, {}).get("dtype", "float32")) if config.get(STARTS_LEARNT, False) else "float32"
     kept = {name: tensor for name, tensor in tensors.items() if not (tied and name == HEAD)}
-    if not all(_fits(tensor, dtype) for tensor in kept.values()):
+    if dtype == "float16" and not all(np.abs(tensor).max(initial=0.0) < _LARGEST_HALF for tensor in kept.values()):
         dtype = "float32"
     parts = {
         part.key: tensor[part.index]
@@ -114,18 +128,6 @@ def save_weights(tensors: Weights, config: Mapping[str, Any], path: Path) -> tup
     }
     _write(parts, dtype, path)
     return tied, dtype
-
-
-def _fits(tensor: NDArray[np.float32], dtype: str) -> bool:
-    """Whether every number is one of ``dtype``."""
-    match dtype:
-        case "bfloat16":
-            return not np.any(np.ascontiguousarray(tensor).view(np.uint32) & _LOW_HALF)
-        case "float16":
-            with np.errstate(over="ignore"):
-                return bool(np.array_equal(tensor.astype(np.float16).astype(np.float32), tensor))
-        case _:
-            return True
 
 
 def _write(parts: Weights, dtype: str, path: Path) -> None:
@@ -139,13 +141,17 @@ def _write(parts: Weights, dtype: str, path: Path) -> None:
     with path.open("wb") as file:
         file.write(safetensors_header(entries))
         for tensor in parts.values():
-            file.write(_stored(np.ascontiguousarray(tensor), dtype))
+            file.write(in_bytes(np.ascontiguousarray(tensor), dtype))
 
 
-def _stored(tensor: NDArray[np.float32], dtype: str) -> memoryview:
+def in_bytes(tensor: NDArray[np.float32], dtype: str) -> memoryview:
+    """A tensor's bytes in a file, rounded to the nearest where ``dtype`` has fewer."""
     match dtype:
         case "bfloat16":
-            return (tensor.view(np.uint32) >> np.uint32(16)).astype("<u2").data
+            # Finite, so that rounding to the nearest, or to the even one of two, never overflows a word.
+            bits = tensor.view(np.uint32)
+            odd = (bits >> np.uint32(16)) & np.uint32(1)
+            return ((bits + odd + _HALF_WAY) >> np.uint32(16)).astype("<u2").data
         case "float16":
             return tensor.astype("<f2").data
         case _:

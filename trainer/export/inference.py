@@ -10,6 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.audit.environment import configure
 from trainer.data.data import TokenFile
+from trainer.data.marks import learnt
+from trainer.stage.micro_batch import MicroBatch
+from trainer.stage.model import apart
 
 _ROWS = 8
 
@@ -48,8 +51,9 @@ def evaluate(model_dir: Path, heldout: Path, sequence: int, threads: int) -> dic
     total = 0.0
     with torch.no_grad():
         for at in range(0, len(windows), _ROWS):
-            rows = torch.from_numpy(windows[at : at + _ROWS])
-            logits = model(input_ids=rows[:, :-1]).logits
-            total += float(functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum"))
-    tokens = len(windows) * sequence
+            rows = MicroBatch.of(windows[at : at + _ROWS])
+            with apart(rows.positions) as places:
+                logits = model(input_ids=rows.ids, **places).logits
+            total += float(functional.cross_entropy(logits.flatten(0, 1), rows.targets.flatten(), reduction="sum"))
+    tokens = max(1, learnt(windows))
     return {"loss": total / tokens, "perplexity": math.exp(total / tokens), "tokens": tokens}

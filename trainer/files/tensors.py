@@ -55,7 +55,7 @@ def open_tensors(file: InputFile) -> Iterator[TensorFile]:
     """
     if isinstance(file, SealedFile):
         try:
-            yield _Sealed(file)
+            yield _Tensors(file)
         except SealedFileError as error:
             raise SafetensorError(str(error)) from error
     else:
@@ -63,13 +63,43 @@ def open_tensors(file: InputFile) -> Iterator[TensorFile]:
             yield cast(TensorFile, opened)
 
 
-class _Sealed:
+class _Source(Protocol):
+    """Where a file's bytes come from, as ``SealedFile`` has it."""
+
+    size: int
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Some of them."""
+
+    def read_into(self, target: bytearray, begin: int) -> None:
+        """Fill ``target``."""
+
+
+class _Memory:
+    """A ``_Source`` that is in memory."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data, self.size = memoryview(data), len(data)
+
+    def read(self, begin: int, end: int) -> bytes:
+        return bytes(self._data[begin:end])
+
+    def read_into(self, target: bytearray, begin: int) -> None:
+        target[:] = self._data[begin : begin + len(target)]
+
+
+def tensors_in(data: bytes | bytearray | memoryview) -> TensorFile:
+    """The tensors of a file in memory, of which only those are copied that are asked for; raises ``SafetensorError``."""
+    return _Tensors(_Memory(data))
+
+
+class _Tensors:
     """Reads the header and then each tensor by itself, so that no more than one is in memory twice.
 
     The format's own reader takes paths only.
     """
 
-    def __init__(self, file: SealedFile) -> None:
+    def __init__(self, file: _Source) -> None:
         self._file = file
         head = file.read(0, _LENGTH.size)
         length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else MAX_HEADER + 1

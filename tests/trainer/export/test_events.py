@@ -8,7 +8,7 @@ import google_crc32c
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainer.export.metrics_export import _CASTAGNOLI, _TABLE, _masked, write_curve
+from trainer.export.metrics_export import _CASTAGNOLI, _TABLE, METRICS_FILE, _masked, write_curve
 
 ROUNDS = [
     {"round": 0, "tokens": 0, "time": 1.7e9, "train_loss": None, "validation_loss": 6.25},
@@ -52,5 +52,7 @@ def test_the_checksum_is_crc32c_masked_as_tensorflow_does(data: bytes) -> None:
 
 
 def test_a_loss_whose_perplexity_is_no_number_has_none(tmp_path: Path) -> None:
+    write_curve(ROUNDS, tmp_path, answers=True)
+    assert "perplexity" not in (tmp_path / METRICS_FILE).read_text(), "of pairs of answers there is none"
     write_curve([{"round": 0, "tokens": -5, "validation_loss": 800.0}, {"round": 1}], tmp_path)
     assert "perplexity" not in (tmp_path / "metrics.jsonl").read_text()

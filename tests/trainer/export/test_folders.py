@@ -52,7 +52,8 @@ def through(folder: Path, config: dict[str, Any], known: Known, made: Path) -> P
     resolved = resolve(spec, tokenizer.get_vocab_size(with_added_tokens=True)) | {ENDS_WITH: known.end}
     stages = [Stage(resolved, cut, training(), folder / "model.safetensors") for cut in cuts(3, 3)]
     made.mkdir()
-    assemble(stored(stages, made), resolved, folder / "tokenizer.json", made / "model", {}, files)
+    weights = [folder / "model.safetensors"]
+    assemble(stored(stages, made), resolved, folder / "tokenizer.json", made / "model", {}, files, weights)
     return made / "model"
 
 

@@ -1,5 +1,6 @@
 """Trying a model: a real folder, a real process, text that comes in pieces and is the same for the same request."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,17 @@ async def test_a_model_continues_a_prompt_in_pieces_and_within_its_limits(tmp_pa
         await said(tools, archive, TrialRequest("def function_ " * 60))
     with pytest.raises(TookTooLongError, match=r"took longer than 0\.01 s, .*: ask for fewer tokens"):
         await said(tools, archive, request, 0.01)
+    with pytest.raises(InvalidError, match="has no chat template"):
+        await said(tools, archive, TrialRequest("hello", chat=True))
     assert not list((tmp_path / "scratch").iterdir()), "nothing is left on the disk"
+
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    template = "{% for m in messages %}def {{ m.content }}{% endfor %}{% if add_generation_prompt %}_{% endif %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    _pack(folder, tmp_path / "chat.zip")
+    talking = await artifacts.put_file(tmp_path / "chat.zip")
+    asked = await said(tools, talking, TrialRequest("function", tokens=12, seed=3, chat=True))
+    assert asked == pieces, "in its template it is the same text"
 
 
 async def test_without_torch_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from protocol.job.job import ModelSpec
 from protocol.models import config_keys, hf_classes
 from protocol.models.families import FAMILY
-from protocol.models.model import ModelConfigError, resolve, tensors_of
+from protocol.models.model import PUBLISHED, ModelConfigError, resolve, tensors_of
 from tests.support import config_classes, config_table
 from tests.support.seeds import every
 from tests.trainer.files.test_families import exported, tokenizer
@@ -291,8 +291,8 @@ def test_what_is_taken_computes_as_transformers_does_when_it_comes_in_and_when_i
     for stage in stages:
         flow = stage.forward(flow)
     assert torch.equal(flow, expected)
-    again = AutoModelForCausalLM.from_pretrained(exported(stages, resolved, tokenizer, tmp_path))
-    assert torch.equal(logits(again.eval()), expected)
+    made = exported(stages, resolved, tokenizer, tmp_path, tmp_path / "hub/model.safetensors")
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(made).eval()), expected)
     module, shape = build_module(resolved, Cut(0, layers, True, True))
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     assert tensors_of(resolved).all() == shapes
@@ -309,7 +309,7 @@ def test_a_folder_that_save_pretrained_wrote_comes_back_as_it_was_after_no_step(
     config = json.loads((tmp_path / "hub/config.json").read_text())
     resolved = resolve(ModelSpec(config=config, weights=WEIGHTS), VOCABULARY)
     stages = [Stage(resolved, cut, training(), tmp_path / "hub/model.safetensors") for cut in cuts(3, 3)]
-    folder = exported(stages, resolved, tokenizer, tmp_path)
+    folder = exported(stages, resolved, tokenizer, tmp_path, tmp_path / "hub/model.safetensors")
     before, after = load_file(tmp_path / "hub/model.safetensors"), load_file(folder / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in before)
@@ -341,10 +341,11 @@ def test_what_is_called_harmless_changes_nothing_in_transformers_and_stays_in_th
     assert without_own(resolved) == without_own(
         resolve(ModelSpec(config=of_family(family), weights=WEIGHTS), VOCABULARY)
     )
+    plain.save_pretrained(tmp_path / "hub")
+    stages = [Stage(resolved, cut, training()) for cut in cuts(3, 3)]
     finished = json.loads(
         (
-            exported([Stage(resolved, cut, training()) for cut in cuts(3, 3)], resolved, tokenizer, tmp_path)
-            / "config.json"
+            exported(stages, resolved, tokenizer, tmp_path, tmp_path / "hub/model.safetensors") / "config.json"
         ).read_text()
     )
     kept = {key: finished.get(key) for key in ("eos_token_id", "bos_token_id", "pad_token_id", "attention_dropout")}
@@ -377,9 +378,14 @@ def test_a_fixed_key_is_taken_with_the_values_that_change_nothing_and_refused_wi
 
 @pytest.mark.parametrize("family", FAMILY)
 @pytest.mark.parametrize("value", [None, 1, {}])
-def test_a_key_that_nobody_knows_is_refused_by_name(family: str, value: Any) -> None:
-    with pytest.raises(ModelConfigError, match="logits_scaling is unknown"):
-        resolve(ModelSpec(config=of_family(family) | {"logits_scaling": value}), VOCABULARY)
+def test_a_key_that_nobody_knows_changes_nothing_here_or_there_and_stays(family: str, value: Any) -> None:
+    more = {"trained_by": value, "_model_name_or_path": "x"}
+    base = of_family(family)
+    assert torch.equal(logits(theirs(base | more)), logits(theirs(base)))
+    config = resolve(ModelSpec(config=base | more), VOCABULARY)
+    assert without_own(config) == without_own(resolve(ModelSpec(config=base), VOCABULARY))
+    assert config[PUBLISHED]["trained_by"] == value
+    assert "_model_name_or_path" not in config[PUBLISHED]
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "llama"])

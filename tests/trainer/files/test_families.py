@@ -105,8 +105,8 @@ def stored(stages: list[Stage], folder: Path) -> list[Path]:
     return paths
 
 
-def exported(stages: list[Stage], config: dict[str, Any], tokenizer: Path, folder: Path) -> Path:
-    assemble(stored(stages, folder), config, tokenizer, folder / "model", {})
+def exported(stages: list[Stage], config: dict[str, Any], tokenizer: Path, folder: Path, *weights: Path) -> Path:
+    assemble(stored(stages, folder), config, tokenizer, folder / "model", {}, weights=weights)
     return folder / "model"
 
 

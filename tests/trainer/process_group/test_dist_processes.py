@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,17 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.addresses import free_port
+
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "assets" / "examples" / "ddp.py"
 LIMIT_S = 300.0  # Of processes that hang; a busy machine takes a while to import torch.
 
 pytestmark = pytest.mark.slow
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 def run(size: int, *arguments: str) -> list[tuple[int, str]]:
