@@ -4,6 +4,7 @@ Measured: two processes with the same library, instruction set and number of thr
 threads or another instruction set does not.
 """
 
+import ctypes
 import hashlib
 import os
 import re
@@ -38,6 +39,8 @@ def configure(threads: int, device: str = "cpu") -> None:
     if device.startswith("cuda"):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+        # Nothing here reads what it did not write, so no kernel need fill it first.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
 
@@ -46,13 +49,20 @@ def env_class(threads: int, device: str) -> str:
     """Names everything that exact replay needs equal: device model, instruction set, libraries, threads."""
     if device.startswith("cuda"):
         model = torch.cuda.get_device_name(device)
-        detail = f"cuda-{torch.version.cuda}"
+        detail = f"cuda-{torch.version.cuda}-driver-{_driver()}"
     else:
         model, flags = _processor()
         digest = hashlib.sha256(flags.encode()).hexdigest()[:8]
         detail = f"{torch.backends.cpu.get_cpu_capability().lower()}-{digest}"
     name = f"{model}|{detail}|torch-{torch.__version__}|transformers-{transformers.__version__}|threads-{threads}"
     return re.sub(r"[^ -~]", "?", name)[:200]
+
+
+def _driver() -> int:
+    """The newest CUDA that the driver knows, as 1,000 times its version: each of the driver's branches has its own."""
+    number = ctypes.c_int()
+    ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    return number.value
 
 
 def workload(device: str) -> tuple[ModelSpec, TrainingSpec]:

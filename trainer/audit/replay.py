@@ -27,6 +27,7 @@ from trainer.outer import OuterMethod, OuterState, local_digest, outer_method
 from trainer.outer.audit import judge_outer
 from trainer.outer.inner_update import update
 from trainer.stage.model import Cut
+from trainer.stage.short import ShortValues
 from trainer.stage.stage import Stage, StageState, vector_digest
 from trainer.stage.steps import Recorded, Recorder, accumulate, digests
 
@@ -246,9 +247,9 @@ class OpeningReplayer:
         return stage.operations_per_token * self._training.batch * self._training.sequence * len(opened.leaves)
 
     def judge_outer(self, command: ReplayOuter, opening: bytes) -> AuditReport:
-        """Run an outer step again and compare."""
+        """Run an outer step again and compare, which takes nothing of a frozen model."""
         cut = cut_of(command.plan, command.stage)
-        stage = Stage(self._config, cut, self._training, self._weights, initialise=False)
+        stage = Stage(self._config, cut, self._training, self._weights, initialise=False, runs=False)
         return judge_outer(outer_method(self._training, stage.slots, stage.size), stage, command, opening)
 
     def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> tuple[str, str]:
@@ -264,7 +265,7 @@ class OpeningReplayer:
                 return f"the step cannot be done with what it received: {error}", idle
             idle = idle or rerun.vain(redone)
             found = self._compare_step(leaf, redone) or _compare_contribution(
-                command, opened, redone.step, stage, stage.values, method
+                command, opened, redone.step, stage, stage.said, method
             )
             if found:
                 return found, idle
@@ -325,7 +326,12 @@ def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) ->
 
 
 def _compare_contribution(
-    command: ReplayStep, opened: Opening, step: int, stage: Stage, values: Callable[[], Tensor], method: OuterMethod
+    command: ReplayStep,
+    opened: Opening,
+    step: int,
+    stage: Stage,
+    values: Callable[[], Tensor | ShortValues],
+    method: OuterMethod,
 ) -> str:
     """Make the contribution again after the step ``made``, and what is carried over after the last one.
 

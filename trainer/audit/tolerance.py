@@ -23,6 +23,7 @@ from protocol.boundary import PayloadKey
 from protocol.job.job import TrainingSpec
 from trainer.codecs import CodecName
 from trainer.data.data import Windows, micro_batches
+from trainer.data.marks import ids_of
 from trainer.errors import CodecError
 from trainer.stage.boundary_codec import Crossing
 from trainer.stage.stage import Stage, StageState
@@ -84,7 +85,7 @@ class Distances:
     ) -> None:
         """What a step sent, and its loss where it has one. ``windows``: its batch, ``[b, sequence + 1]``."""
         training = self._stage.training
-        ids = [torch.from_numpy(windows[part][:, :-1]) for part in micro_batches(training)]
+        ids = [torch.from_numpy(ids_of(windows[part][:, :-1])) for part in micro_batches(training)]
         names: Mapping[str, Quantity] = {"activation": "activations", "gradient": "gradients"}
         for kind, name in names.items():
             keys = [key for key in ours if key[0] == kind]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from protocol.boundary import Kind, PayloadKey
 from trainer.data.data import Windows, micro_batches
+from trainer.data.marks import ids_of, useful
 from trainer.errors import CodecError
 from trainer.stage.stage import Stage
 
@@ -29,13 +30,17 @@ def vain(stage: Stage, windows: Windows, *crossed: Mapping[PayloadKey, bytes]) -
     """What of a step was such that it left next to nothing to compute, in words; empty: nothing was.
 
     Args:
-        windows: its batch, ``[b, sequence + 1]`` token ids.
+        windows: its batch, ``[b, sequence + 1]``.
         crossed: payloads that it received, and that it sent.
     """
-    tokens = torch.from_numpy(windows[:, :-1].astype("int64"))
+    tokens = torch.from_numpy(ids_of(windows[:, :-1].astype("int64")))
+    # Behind a conversation's last answer gradients are noughts, as they should be.
+    matter = torch.from_numpy(useful(windows))
     parts = [tokens[part] for part in micro_batches(stage.training)]
     for payloads in crossed:
         for kind in KINDS:
+            passes = stage.training.forward_passes if kind == "activation" else 1
+            crossing, matters = (_passed(each, passes, stage) for each in (tokens, matter))
             found = [payloads[kind, micro] for micro in range(len(parts)) if (kind, micro) in payloads]
             if len(found) < len(parts):
                 continue
@@ -43,25 +48,30 @@ def vain(stage: Stage, windows: Windows, *crossed: Mapping[PayloadKey, bytes]) -
                 vectors = torch.cat([_decoded(stage, kind, *one) for one in zip(found, parts, strict=True)])
             except CodecError:
                 continue  # Of which another verdict tells.
-            words = _spared(vectors, tokens)
+            words = _spared(vectors, crossing, matters)
             if words:
                 return f"{KINDS[kind]} that crossed were {words}"
     return ""
 
 
+def _passed(rows: Tensor, passes: int, stage: Stage) -> Tensor:
+    """Rows of a batch as often as they cross, and in that order: each micro-batch's once again behind it."""
+    return torch.cat([rows[part].repeat(passes, 1) for part in micro_batches(stage.training)])
+
+
 def _decoded(stage: Stage, kind: Kind, payload: bytes, ids: Tensor) -> Tensor:
-    """``[b, t, width]`` float32."""
+    """``[b, t, width]`` float32, of as many passes as cross."""
     if kind == "activation":
         return stage.crossing.activations(payload, ids, "forward").float().cpu()
     return stage.crossing.gradients(payload, ids).float().cpu()
 
 
-def _spared(vectors: Tensor, tokens: Tensor) -> str:
-    """How vectors ``[b, t, width]`` of ``tokens`` ``[b, t]`` spare whoever works with them the work, in words."""
+def _spared(vectors: Tensor, tokens: Tensor, matter: Tensor) -> str:
+    """How vectors ``[b, t, width]`` of ``tokens`` ``[b, t]``, of which some ``matter``, spare whoever has them the work."""
     if not bool(torch.isfinite(vectors).all()):
         return "no numbers"
     lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    if float((lengths == 0).float().mean()) > NOUGHTS:
+    if float((lengths[matter] == 0).float().sum()) > NOUGHTS * max(1, int(matter.sum())):
         return "noughts"
     # By a chance of its own, so that nobody can make vectors unlike in just these ways.
     chance = torch.Generator().manual_seed(secrets.randbits(63))
@@ -69,7 +79,8 @@ def _spared(vectors: Tensor, tokens: Tensor) -> str:
     sketch = (
         vectors / lengths.clamp_min(torch.finfo(torch.float32).tiny)
     ) @ ways  # Their directions: scales cost nothing.
-    return "the same in different sequences" if _part_like_others(sketch, tokens, chance) > SPARED else ""
+    some = matter.any(dim=1)
+    return "the same in different sequences" if _part_like_others(sketch[some], tokens[some], chance) > SPARED else ""
 
 
 def _part_like_others(sketch: Tensor, tokens: Tensor, chance: torch.Generator) -> float:

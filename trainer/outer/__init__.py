@@ -6,7 +6,7 @@
 
 from trainer.outer.choice import outer_method, step_method
 from trainer.outer.every_step import StepMethod
-from trainer.outer.method import Contribution, Layout, Local, OuterMethod, OuterState, local_digest
+from trainer.outer.method import Contribution, Layout, Local, OuterMethod, OuterState, local_digest, momentum_type
 
 __all__ = [
     "Contribution",
@@ -16,6 +16,7 @@ __all__ = [
     "OuterState",
     "StepMethod",
     "local_digest",
+    "momentum_type",
     "outer_method",
     "step_method",
 ]

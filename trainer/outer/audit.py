@@ -5,7 +5,7 @@ the contributors' parts, each with its path to what its contributor committed to
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +16,8 @@ from common.untrusted_text import untrusted
 from protocol.audit import AuditReport, OuterRecord, ReplayOuter, ShardRecord
 from trainer.errors import CodecError, OpeningError, RoundError
 from trainer.files.tensors import file_in_pieces
-from trainer.outer.method import OuterMethod, OuterState
+from trainer.outer.checks import ALIKE
+from trainer.outer.method import OuterMethod, OuterState, momentum_type
 from trainer.outer.shards import ShardPart, read_result, reduce_shard, residue_digest
 from trainer.stage.stage import Stage
 
@@ -45,25 +46,38 @@ def residue_name(shard: int) -> str:
 
 
 def outer_step(
-    method: OuterMethod, stage: Stage, state: OuterState, contributions: Mapping[int, bytes], round_index: int
+    method: OuterMethod,
+    stage: Stage,
+    state: OuterState,
+    contributions: Mapping[int, bytes],
+    round_index: int,
+    weights: Mapping[int, int] = ALIKE,
 ) -> tuple[OuterState, OuterRecord]:
     """The shared state of the next round, and what says so; raises as ``OuterMethod.apply``."""
-    after = method.apply(state, contributions, round_index)
+    after = method.apply(state, contributions, round_index, weights)
     stage.constrain(after.anchor)
     return after, OuterRecord(state.digest(), after.digest(), after.left_out)
 
 
 def outer_step_of_results(
-    method: OuterMethod, stage: Stage, state: OuterState, results: Mapping[int, bytes], round_index: int
+    method: OuterMethod,
+    stage: Stage,
+    state: OuterState,
+    results: Mapping[int, bytes],
+    round_index: int,
+    contributors: int,
 ) -> tuple[OuterState, OuterRecord]:
-    """The same from the results of all shards, by their names; raises ``CodecError``."""
-    shards, free = method.shards(round_index, len(results)), method.free(round_index)
-    means, odd = [], set[int]()
-    for place, (_, data) in enumerate(sorted(results.items())):
-        mean, left_out = read_result(shards, place, data, shards.take(free, place))
-        means.append(mean)
-        odd.update(left_out)
-    after = method.step(state, shards.join(means), tuple(sorted(odd)), round_index)
+    """The same from the results of all shards, by their names, of so many contributors; raises ``CodecError``."""
+    shards, free, odd = method.shards(round_index, len(results)), method.free(round_index), set[int]()
+
+    def means() -> Iterator[Tensor]:
+        for place, (_, data) in enumerate(sorted(results.items())):
+            mean, left_out = read_result(shards, place, data, shards.take(free, place))
+            odd.update(left_out)
+            yield mean
+
+    mean = shards.join(means())
+    after = method.step(state, mean, tuple(sorted(odd)), round_index, contributors == 1)
     stage.constrain(after.anchor)
     digests = {shard: hashlib.sha256(data).hexdigest() for shard, data in results.items()}
     return after, OuterRecord(state.digest(), after.digest(), after.left_out, digests)
@@ -81,15 +95,16 @@ def judge_outer(method: OuterMethod, stage: Stage, command: ReplayOuter, opening
     An outer step gives the same bits on every processor, so there is no environment class to compare.
     """
     try:
-        opened = _Opened.read(opening, command, stage.size)
+        opened = _Opened.read(opening, command, stage)
         due = opened.due()
     except OpeningError as error:
         return AuditReport(command.audit, "malformed", untrusted(error))
     try:
         if command.record.results:
-            after, record = outer_step_of_results(method, stage, opened.state, due, command.round)
+            given = len(command.contributors)
+            after, record = outer_step_of_results(method, stage, opened.state, due, command.round, given)
         else:
-            after, record = outer_step(method, stage, opened.state, due, command.round)
+            after, record = outer_step(method, stage, opened.state, due, command.round, command.weights)
         record = OuterRecord(record.before, record.after, record.left_out, record.results, command.record.reduced)
         found = ""
         if record != command.record:
@@ -114,7 +129,8 @@ def _compare_reduced(method: OuterMethod, command: ReplayOuter, opened: "_Opened
     shards = method.shards(command.round, len(replicas))
     free = shards.take(method.free(command.round), place)
     residue = opened.residue(said, shards.length(place))
-    made = reduce_shard(shards, place, opened.parts(said.shard, place), method.combining, free, residue)
+    parts = opened.parts(said.shard, place)
+    made = reduce_shard(shards, place, parts, method.combining, free, residue, command.weights)
     if made.digest != said.result:
         return f"the result of shard {said.shard} is not what its parts give"
     if residue_digest(made.residue) != said.after:
@@ -131,13 +147,16 @@ class _Opened:
         self._command = command
 
     @classmethod
-    def read(cls, opening: bytes, command: ReplayOuter, size: int) -> "_Opened":
+    def read(cls, opening: bytes, command: ReplayOuter, stage: Stage) -> "_Opened":
         """Raises ``OpeningError`` where it does not begin with the state that the record names."""
         try:
             tensors = load(opening)
         except (SafetensorError, ValueError, KeyError) as error:
             raise OpeningError(f"no safetensors file: {error}") from error
-        state = OuterState(_vector(tensors, "anchor", size), _vector(tensors, "momentum", size))
+        state = OuterState(
+            _vector(tensors, "anchor", stage.size),
+            _vector(tensors, "momentum", stage.size, momentum_type(stage.training)),
+        )
         if state.digest() != command.record.before:
             raise OpeningError("the state is not the one that the record begins with")
         return cls(state, tensors, command)
@@ -188,8 +207,8 @@ class _Opened:
         return value.numpy().tobytes()
 
 
-def _vector(tensors: Mapping[str, Tensor], name: str, size: int) -> Tensor:
+def _vector(tensors: Mapping[str, Tensor], name: str, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     value = tensors.get(name)
-    if value is None or value.dtype != torch.float32 or tuple(value.shape) != (size,):
-        raise OpeningError(f"{name} is missing, or not {size:,} float32 values")
+    if value is None or value.dtype != dtype or tuple(value.shape) != (size,):
+        raise OpeningError(f"{name} is missing, or not {size:,} {str(dtype).removeprefix('torch.')} values")
     return value.clone()

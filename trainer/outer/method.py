@@ -18,27 +18,38 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from protocol.job.job import TrainingSpec
 from trainer.files.tensors import bytes_of
-from trainer.outer.checks import Combining
+from trainer.outer.checks import ALIKE, Combining, Decoded
 from trainer.outer.shards import Shards, contribution_digest
+from trainer.stage.eight_bits import chance
+from trainer.stage.short import ShortValues, spans
 from trainer.stage.stage import vector_digest
 from trainer.stage.storage import ALIGNMENT, Slot
 
+_KEY = 1 << 30  # Of the chance by which a round's momentum is rounded: no step of an optimizer has it.
+_LOW = 0xFFFF  # The half of a float32 that bf16 lacks.
 Local = Mapping[str, Tensor]
 """Flat vectors by name that a replica carries from round to round; most methods have none."""
 
 
 @dataclass
 class OuterState:
-    """What all replicas of a stage share at the beginning of a round: flat ``[n]`` float32 on the CPU.
+    """What all replicas of a stage share at the beginning of a round: flat ``[n]`` on the CPU.
 
     Attributes:
+        anchor: float32. momentum: of ``momentum_type``.
         left_out: replicas whose contribution to the round before was not applied (``trainer.outer.checks``).
     """
 
     anchor: Tensor
     momentum: Tensor
     left_out: tuple[int, ...] = ()
+
+    @classmethod
+    def first(cls, anchor: Tensor, training: TrainingSpec) -> "OuterState":
+        """What a job begins with."""
+        return cls(anchor, torch.zeros(anchor.numel(), dtype=momentum_type(training)))
 
     @cached_property
     def anchor_digest(self) -> str:
@@ -80,13 +91,22 @@ class Layout:
     slots: tuple[Slot, ...]
     size: int
 
-    @cached_property
+    @property
     def padding(self) -> Tensor:
         """True ``[n]`` where no parameter lies; codecs without a zero must not fill it."""
         free = torch.ones(self.size, dtype=torch.bool)
         for slot in self.slots:
             free[slot.start : slot.start + slot.count] = False
         return free
+
+    def clear(self, vector: Tensor) -> Tensor:
+        """Set ``[n]`` to zero where no parameter lies, in place."""
+        end = 0
+        for slot in self.slots:
+            vector[end : slot.start] = 0.0
+            end = slot.start + slot.count
+        vector[end:] = 0.0
+        return vector
 
     def spans(self, slots: Sequence[Slot]) -> list[slice]:
         """Where these parameters lie, with the padding after each."""
@@ -116,7 +136,7 @@ class OuterMethod(Protocol):
         """The parameters that round ``round_index`` begins with, flat ``[n]``."""
 
     def contribution(
-        self, anchor: Tensor, parameters: Tensor, local: Local, round_index: int, count: int = 1
+        self, anchor: Tensor, parameters: Tensor | ShortValues, local: Local, round_index: int, count: int = 1
     ) -> Contribution:
         """The encoded way from ``anchor`` to ``parameters``, in ``count`` shards.
 
@@ -143,17 +163,46 @@ class OuterMethod(Protocol):
     def free(self, round_index: int) -> Tensor:
         """True where no parameter lies in what a round exchanges."""
 
-    def step(self, state: OuterState, mean: Tensor, left_out: tuple[int, ...], round_index: int) -> OuterState:
-        """The shared state of the next round, from the mean update; ``state`` is left as it is."""
+    def step(
+        self, state: OuterState, mean: Tensor, left_out: tuple[int, ...], round_index: int, alone: bool = False
+    ) -> OuterState:
+        """The shared state of the next round, from the mean update, which is used up; ``state`` is left as it is.
 
-    def apply(self, state: OuterState, contributions: Mapping[int, bytes], round_index: int) -> OuterState:
+        Args:
+            alone: it is one replica's update, which is taken as it is: the momentum stays.
+        """
+
+    def apply(
+        self,
+        state: OuterState,
+        contributions: Mapping[int, bytes],
+        round_index: int,
+        weights: Mapping[int, int] = ALIKE,
+    ) -> OuterState:
         """The shared state of the next round; ``state`` is left as it is.
 
         Args:
             contributions: by replica; the order of the mapping does not matter.
+            weights: of each replica, its inner steps; none: all have done as many.
         Raises:
             RoundError: nobody contributes. CodecError: bytes that are no contribution to this round.
         """
+
+
+class FromContributions:
+    """``OuterMethod.apply`` of a method that has the rest."""
+
+    def apply(
+        self: OuterMethod,
+        state: OuterState,
+        contributions: Mapping[int, bytes],
+        round_index: int,
+        weights: Mapping[int, int] = ALIKE,
+    ) -> OuterState:
+        """As ``OuterMethod.apply``."""
+        updates = Decoded(contributions, lambda data: self.decode_update(data, round_index))
+        mean, left_out = self.combining.combine(updates, weights)
+        return self.step(state, mean, left_out, round_index, len(updates) == 1)
 
 
 def local_digest(local: Local) -> str | None:
@@ -167,11 +216,27 @@ def local_digest(local: Local) -> str | None:
     return hasher.hexdigest()
 
 
-def nesterov(anchor: Tensor, momentum: Tensor, mean: Tensor, rate: float, decay: float) -> tuple[Tensor, Tensor]:
+def momentum_type(training: TrainingSpec) -> torch.dtype:
+    """How replicas keep the momentum of outer steps: bf16 beside lean stages."""
+    return torch.bfloat16 if training.memory == "lean" else torch.float32
+
+
+def nesterov(
+    anchor: Tensor, momentum: Tensor, mean: Tensor, rate: float, decay: float, round_index: int
+) -> tuple[Tensor, Tensor]:
     """The next anchor and momentum by Nesterov's method; only single multiplications and additions.
+
+    The anchor takes the memory of ``mean``; beside it and the momentum parts are made. A momentum in bf16 is rounded by chance,
+    which is a hash of place and round: all replicas round alike.
 
     Source: DiLoCo, arXiv 2311.08105, algorithm 1.
     """
-    after = momentum.mul(decay).add_(mean)
-    step = after.mul(decay).add_(mean).mul_(rate)
-    return anchor.sub(step), after
+    moved, after = mean, torch.empty_like(momentum)
+    for span in spans(anchor.numel()):
+        kept = momentum[span].float().mul(decay).add_(mean[span])
+        torch.sub(anchor[span], kept.mul(decay).add_(mean[span]).mul_(rate), out=moved[span])
+        if after.dtype == torch.bfloat16:
+            drawn = chance(span.start, kept.numel(), _KEY + round_index, kept.device)
+            kept.view(torch.int32).add_(drawn.bitwise_and_(_LOW)).bitwise_and_(~_LOW)
+        after[span] = kept
+    return moved, after

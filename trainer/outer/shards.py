@@ -18,7 +18,7 @@ all-reduce, P. Patarasuk and X. Yuan, J. Parallel Distrib. Comput. 69 (2009) 117
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +30,7 @@ from trainer.codecs import BLOCK, CODECS, Codec, CodecName, decode, encode, enco
 from trainer.codecs.coarse import Coarse
 from trainer.codecs.sparse import CHUNK, TopK
 from trainer.errors import CodecError
-from trainer.outer.checks import Combining
+from trainer.outer.checks import ALIKE, Combining
 
 EXACT_ENOUGH = frozenset({"fp32", "fp16", "int8-block"})
 """Codecs of which nothing of a result has to be kept."""
@@ -69,17 +69,27 @@ class Shards:
         blocks = update[: self.size - rest].view(whole, self._block)[shard :: self.count].reshape(-1)
         return torch.cat((blocks, update[self.size - rest :])) if rest and whole % self.count == shard else blocks
 
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The update of all its shards, in order."""
-        whole, rest = divmod(self.size, self._block)
+    def join(self, parts: Iterable[Tensor]) -> Tensor:
+        """The update of all its shards, in order, of which one at a time is needed."""
         update = torch.empty(self.size)
-        blocks = update[: self.size - rest].view(whole, self._block)
         for shard, part in enumerate(parts):
-            ends = rest and whole % self.count == shard
-            blocks[shard :: self.count] = (part[:-rest] if ends else part).view(-1, self._block)
-            if ends:
-                update[self.size - rest :] = part[-rest:]
+            for place, values in self._places(update, shard, part):
+                place.copy_(values)
         return update
+
+    def subtract(self, update: Tensor, shard: int, part: Tensor) -> None:
+        """Take a shard's values from an update ``[n]``, in place."""
+        for place, values in self._places(update, shard, part):
+            place.sub_(values)
+
+    def _places(self, update: Tensor, shard: int, part: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Where a shard's values lie in an update, each place with the values."""
+        whole, rest = divmod(self.size, self._block)
+        ends = rest and whole % self.count == shard
+        blocks = update[: self.size - rest].view(whole, self._block)
+        yield blocks[shard :: self.count], (part[:-rest] if ends else part).view(-1, self._block)
+        if ends:
+            yield update[self.size - rest :], part[-rest:]
 
     def encode(self, update: Tensor) -> tuple[bytes, ...]:
         """All shards; raises ``NonFiniteError``."""
@@ -207,7 +217,13 @@ def loses(codec: CodecName | Codec) -> bool:
 
 
 def reduce_shard(
-    shards: Shards, shard: int, parts: Mapping[int, bytes], combining: Combining, free: Tensor, residue: Tensor | None
+    shards: Shards,
+    shard: int,
+    parts: Mapping[int, bytes],
+    combining: Combining,
+    free: Tensor,
+    residue: Tensor | None,
+    weights: Mapping[int, int] = ALIKE,
 ) -> Result:
     """The result of one shard: a function of what is given here, the same bits on every machine.
 
@@ -215,11 +231,12 @@ def reduce_shard(
         parts: by replica, the encoded shard of each contributor.
         free: True ``[length]`` where no parameter lies.
         residue: of this reducer's result before; None: it begins.
+        weights: as in ``OuterMethod.apply``.
     Raises:
         CodecError: a part is no shard of this round. RoundError: there are none. NonFiniteError: the mean has overflowed.
     """
     updates = {replica: shards.decode(data, shard).masked_fill_(free, 0.0) for replica, data in parts.items()}
-    mean, left_out = combining.combine(updates)
+    mean, left_out = combining.combine(updates, weights)
     if residue is not None:
         mean.add_(residue)
     head = _COUNT.pack(len(left_out)) + b"".join(_REPLICA.pack(replica) for replica in left_out)

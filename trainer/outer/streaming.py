@@ -12,7 +12,6 @@ Source: Streaming DiLoCo, arXiv 2501.18512, algorithm 2 (fragments, strided; ove
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,8 +20,9 @@ from torch import Tensor
 
 from trainer.codecs import Codec, CodecName, decode, encode, encoded_size
 from trainer.outer.checks import PLAIN, Combining
-from trainer.outer.method import Contribution, Layout, Local, OuterState, nesterov
+from trainer.outer.method import Contribution, FromContributions, Layout, Local, OuterState, nesterov
 from trainer.outer.shards import Shards
+from trainer.stage.short import ShortValues
 from trainer.stage.storage import Slot
 
 PARAMETERS = "parameters"
@@ -30,7 +30,7 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Streaming:
+class Streaming(FromContributions):
     """An ``OuterMethod`` that exchanges one of ``count`` fragments a round."""
 
     layout: Layout
@@ -70,10 +70,11 @@ class Streaming:
         return merged
 
     def contribution(
-        self, anchor: Tensor, parameters: Tensor, local: Local, round_index: int, count: int = 1
+        self, anchor: Tensor, parameters: Tensor | ShortValues, local: Local, round_index: int, count: int = 1
     ) -> Contribution:
         """As ``OuterMethod.contribution``."""
-        own = parameters.detach().to("cpu", copy=True)
+        values = parameters.values() if isinstance(parameters, ShortValues) else parameters
+        own = values.detach().to("cpu", copy=values is parameters or values is anchor)
         update = _gather(anchor, self.fragment(round_index)) - _gather(own, self.fragment(round_index))
         return Contribution(self.shards(round_index, count).encode(update), {PARAMETERS: own})
 
@@ -98,17 +99,16 @@ class Streaming:
         update = decode(data, (self._size(round_index),), self.codec)
         return update.masked_fill_(self.free(round_index), 0.0)
 
-    def apply(self, state: OuterState, contributions: Mapping[int, bytes], round_index: int) -> OuterState:
-        """As ``OuterMethod.apply``."""
-        updates = {replica: self.decode_update(data, round_index) for replica, data in contributions.items()}
-        return self.step(state, *self.combining.combine(updates), round_index)
-
-    def step(self, state: OuterState, mean: Tensor, left_out: tuple[int, ...], round_index: int) -> OuterState:
+    def step(
+        self, state: OuterState, mean: Tensor, left_out: tuple[int, ...], round_index: int, alone: bool = False
+    ) -> OuterState:
         """As ``OuterMethod.step``."""
         spans = self.fragment(round_index)
-        part = nesterov(
-            _gather(state.anchor, spans), _gather(state.momentum, spans), mean, self.learning_rate, self.momentum
-        )
+        if alone:
+            moved = _gather(state.anchor, spans).sub_(mean)
+            return OuterState(_scatter(state.anchor, spans, moved), state.momentum, left_out)
+        anchor, momentum = (_gather(vector, spans) for vector in (state.anchor, state.momentum))
+        part = nesterov(anchor, momentum, mean, self.learning_rate, self.momentum, round_index)
         return OuterState(_scatter(state.anchor, spans, part[0]), _scatter(state.momentum, spans, part[1]), left_out)
 
     def _size(self, round_index: int) -> int:

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from protocol.boundary import Kind
 from protocol.job.job import TrainingSpec
 from trainer.codecs import CodecName, decode, encode
 
@@ -75,8 +76,8 @@ class Crossing:
         return _BACKWARD[chosen]
 
     def shape(self, tokens: Tensor) -> tuple[int, ...]:
-        """Of what crosses for ``[b, t]`` token ids."""
-        return (*tokens.shape, self.channels)
+        """Of the activations that cross for ``[b, t]`` token ids."""
+        return (self.training.forward_passes * tokens.shape[0], *tokens.shape[1:], self.channels)
 
     def encode(self, values: Tensor, way: Literal["forward", "backward", "exact"]) -> bytes:
         """Payload of hidden states or their gradients ``[b, t, width]``.
@@ -91,7 +92,7 @@ class Crossing:
         return values.detach()[..., : self.channels].to("cpu", torch.float32)
 
     def activations(self, payload: bytes, tokens: Tensor, way: Literal["forward", "exact"]) -> Tensor:
-        """Hidden states ``[b, t, width]`` of the given token ids ``[b, t]``; raises ``CodecError``."""
+        """Hidden states of token ids ``[b, t]``, ``[b, t, width]`` of each pass one after the other; raises ``CodecError``."""
         return self.complete(decode(payload, self.shape(tokens), self._codec(way)), tokens)
 
     def complete(self, crossed: Tensor, tokens: Tensor) -> Tensor:
@@ -100,12 +101,12 @@ class Crossing:
 
     def gradients(self, payload: bytes, tokens: Tensor) -> Tensor:
         """Gradients of hidden states ``[b, t, width]``; zero for channels that nothing before here can change."""
-        crossed = decode(payload, self.shape(tokens), self.backward_codec)
+        crossed = decode(payload, (*tokens.shape, self.channels), self.backward_codec)
         return torch.nn.functional.pad(crossed, (0, self.width - self.channels))
 
-    def naive(self, tokens: Tensor) -> int:
+    def naive(self, kind: Kind, tokens: Tensor) -> int:
         """Bytes of the same in float32, all channels."""
-        return _FLOAT32 * tokens.numel() * self.width
+        return _FLOAT32 * tokens.numel() * self.width * (self.training.forward_passes if kind == "activation" else 1)
 
     def _codec(self, way: Literal["forward", "backward", "exact"]) -> CodecName:
         match way:

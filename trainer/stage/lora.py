@@ -1,13 +1,15 @@
 """Low-rank adapters: the model's own parameters are frozen, beside some matrices two thin ones learn.
 
-``y = x W + alpha / rank * (x A) B`` with ``A`` random and ``B`` zero at first, so that training begins with the model as it
-is. Only adapters are in a stage's vectors: state, pseudo-gradient and checkpoint shrink with them. What comes out is an
-adapter of ``peft`` (``trainer.export.assemble``).
+``y = x W + scale * (x A) B`` with ``A`` random and ``B`` zero at first, so that training begins with the model as it is. The
+scale is ``alpha`` over the rank, or over its root. Only adapters are in a stage's vectors: state, pseudo-gradient and checkpoint
+shrink with them. What comes out is an adapter of ``peft`` (``trainer.export.assemble``).
 
 Source: LoRA, arXiv 2106.09685; names and initial values as in peft.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import cast
 
 import torch
@@ -17,6 +19,20 @@ from transformers.pytorch_utils import Conv1D
 
 from protocol.job.job import LoraSpec
 from protocol.models.config_values import ModelConfigError
+from trainer.stage.quantized import QuantizedMatrix, product
+
+_left_out: ContextVar[bool] = ContextVar("left_out", default=False)
+
+
+@contextmanager
+def without_adapters() -> Iterator[None]:
+    """Meanwhile this thread computes what the models would without their adapters, and no gradients."""
+    token = _left_out.set(True)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        _left_out.reset(token)
 
 
 class Adapted(nn.Module):
@@ -31,12 +47,18 @@ class Adapted(nn.Module):
         with torch.device("meta"):
             self.lora_A = nn.Linear(inputs, spec.rank, bias=False)
             self.lora_B = nn.Linear(spec.rank, outputs, bias=False)
-        self._scale = spec.alpha / spec.rank
+        self._scale = spec.scale
+        self.quantized: QuantizedMatrix | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """As the layer that it replaces, plus the adapter's part."""
-        weight = self.weight.T if self._transposed else self.weight
-        plain = functional.linear(inputs, weight, cast("Tensor | None", self.bias))
+        """As the layer that it replaces, plus the adapter's part, unless that is left out."""
+        bias = cast("Tensor | None", self.bias)
+        if self.quantized is not None:
+            plain = product(inputs, self.quantized, bias, self._transposed)
+        else:
+            plain = functional.linear(inputs, self.weight.T if self._transposed else self.weight, bias)
+        if _left_out.get():
+            return plain
         return plain + cast(Tensor, self.lora_B(self.lora_A(inputs))) * self._scale
 
 

@@ -12,7 +12,9 @@ import copy
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +32,7 @@ from protocol.job.job import TrainingSpec
 from protocol.models.config_keys import OWN
 from protocol.models.families import FAMILY
 from protocol.models.model import STARTS_TIED, ModelShape, inspect_config
-from protocol.models.tensor_names import ways
+from protocol.models.tensor_names import Part, ways
 from protocol.task import Layers
 from trainer.errors import NonFiniteError, WeightsError
 from trainer.files.inputs import InputFile, InputFolder
@@ -42,11 +44,20 @@ _POSITIONS = "wpe"
 _NORMS = ("norm", "ln_f", "final_layer_norm")
 
 
-def _never_packed(_position_ids: Tensor) -> None:
-    """Windows are one sequence each. Looking for others makes the processor wait for the card at every forward pass."""
+_packed: ContextVar[bool] = ContextVar("packed", default=False)
 
 
-masking_utils.find_packed_sequence_indices = _never_packed  # type: ignore[assignment]
+def _documents(position_ids: Tensor) -> Tensor | None:
+    """Of which document each token is, where a window has several.
+
+    The library would look for them itself, at every forward pass, for which the processor waits for the card.
+    """
+    if not _packed.get():
+        return None
+    return (torch.diff(position_ids, prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
+
+
+masking_utils.find_packed_sequence_indices = _documents  # No attention and no position reaches into another document.
 
 
 @dataclass(frozen=True)
@@ -101,24 +112,48 @@ def build_module(config: Mapping[str, Any], cut: Cut) -> tuple[nn.Module, ModelS
     return module, shape
 
 
-def forward(module: nn.Module, cut: Cut, inputs: Tensor) -> Tensor:
+def keep_embedding(module: nn.Module) -> None:
+    """Freeze what ``protocol.models.model.keeps_embedding`` says of a stage: its token embedding and its head."""
+    for name in _EMBEDDINGS:
+        if isinstance(embedding := getattr(_base(module), name, None), nn.Embedding):
+            embedding.weight.requires_grad_(False)
+    if isinstance(last := cast(Any, module).lm_head, nn.Linear):
+        last.weight.requires_grad_(False)
+
+
+def forward(module: nn.Module, cut: Cut, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
     """Run a stage.
 
     Args:
         inputs: token ids ``[b, t]`` on the first stage, hidden states ``[b, t, d]`` on the others.
+        positions: ``[b, t]``, of each token within its document, where windows have several; None: each is of one text.
     Returns:
         Logits ``[b, t, v]`` on the last stage, hidden states ``[b, t, d]`` on the others.
     """
     if cut.is_last:
-        keyword = "input_ids" if cut.is_first else "inputs_embeds"
-        return cast(Tensor, module(**{keyword: inputs}, use_cache=False).logits)
-    return hidden_states(module, cut, inputs)
+        with apart(positions) as places:
+            return cast(Tensor, module(**_keyword(cut, inputs), **places, use_cache=False).logits)
+    return hidden_states(module, cut, inputs, positions)
 
 
-def hidden_states(module: nn.Module, cut: Cut, inputs: Tensor) -> Tensor:
+def hidden_states(module: nn.Module, cut: Cut, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
     """As ``forward``, without the head of the last stage."""
-    keyword = "input_ids" if cut.is_first else "inputs_embeds"
-    return cast(Tensor, _base(module)(**{keyword: inputs}, use_cache=False).last_hidden_state)
+    with apart(positions) as places:
+        return cast(Tensor, _base(module)(**_keyword(cut, inputs), **places, use_cache=False).last_hidden_state)
+
+
+def _keyword(cut: Cut, inputs: Tensor) -> dict[str, Tensor]:
+    return {"input_ids" if cut.is_first else "inputs_embeds": inputs}
+
+
+@contextmanager
+def apart(positions: Tensor | None) -> Iterator[dict[str, Tensor]]:
+    """Meanwhile a family's model keeps the documents of a window apart, called with what this gives; None: it has one text."""
+    token = _packed.set(positions is not None)
+    try:
+        yield {} if positions is None else {"position_ids": positions}
+    finally:
+        _packed.reset(token)
 
 
 def head(module: nn.Module, hidden: Tensor) -> Tensor:
@@ -163,8 +198,8 @@ def is_of_a_layer(name: str) -> bool:
 
 def initial_values(
     module: nn.Module, cut: Cut, config: Mapping[str, Any], training: TrainingSpec, weights: Path | InputFolder | None
-) -> dict[str, Tensor]:
-    """Initial float32 values of every parameter of the stage, by full name, in the module's order.
+) -> Mapping[str, Tensor]:
+    """Initial float32 values of every parameter of the stage, by full name.
 
     Args:
         weights: a safetensors file, or a folder with one of the whole model or of this cut; ``None`` draws them by the
@@ -177,7 +212,7 @@ def initial_values(
     names = [(name, size) for name, size in names if name not in values]
     tied = bool(config.get(STARTS_TIED, False))
     if weights is not None:
-        return values | _read_weights(_weights_file(weights, cut), names, config, tied)
+        return _Weights(_weights_file(weights, cut), names, config, tied, values)
     rules = _initial_rules(module, cut, config)
     embedding = FAMILY[str(config["model_type"])].embedding
     for name, size in names:
@@ -241,27 +276,56 @@ def _weights_file(weights: Path | InputFolder, cut: Cut) -> InputFile:
     return weights.weights_of(Layers(cut.first, cut.last))
 
 
-def _read_weights(
-    path: InputFile, names: list[tuple[str, tuple[int, ...]]], config: Mapping[str, Any], tied: bool
-) -> dict[str, Tensor]:
-    values = {}
-    try:
-        with open_tensors(path) as file:
+class _Weights(Mapping[str, Tensor]):
+    """Tensors of a file by full name, each read when it is asked for: a frozen model need not be there whole in float32."""
+
+    def __init__(
+        self,
+        path: InputFile,
+        names: list[tuple[str, tuple[int, ...]]],
+        config: Mapping[str, Any],
+        tied: bool,
+        beside: Mapping[str, Tensor],
+    ) -> None:
+        """What the file lacks is ``beside``; raises ``WeightsError`` where it is broken, or a tensor missing."""
+        self._path, self._sizes, self._beside = path, dict(names), beside
+        with self._opened() as file:
             keys = set(file.keys())
-            for name, size in names:
-                parts = next(
-                    (way for way in ways(name, size, config, tied) if keys.issuperset(p.key for p in way)), None
+        self._parts: dict[str, tuple[Part, ...]] = {}
+        for name, size in names:
+            found = next((way for way in ways(name, size, config, tied) if keys.issuperset(p.key for p in way)), None)
+            if found is None:
+                raise WeightsError(
+                    "missing-tensor", f"{path.name} has no tensor {name}: upload the model's own weights"
                 )
-                if parts is None:
-                    raise WeightsError(
-                        "missing-tensor", f"{path.name} has no tensor {name}: upload the model's own weights"
-                    )
-                values[name] = torch.empty(size)
-                for part in parts:
-                    _fill(values[name][part.index], file.get_tensor(part.key), f"tensor {part.key} of {path.name}")
-    except (SafetensorError, OSError) as error:
-        raise WeightsError("bad-safetensors", f"{path.name} cannot be read as safetensors: {error}") from error
-    return values
+            self._parts[name] = found
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One tensor in float32; raises ``WeightsError``: it is of another shape, or not finite."""
+        if name in self._beside:
+            return self._beside[name]
+        values = torch.empty(self._sizes[name])
+        with self._opened() as file:
+            for part in self._parts[name]:
+                _fill(values[part.index], file.get_tensor(part.key), f"tensor {part.key} of {self._path.name}")
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._beside
+        yield from self._sizes
+
+    def __len__(self) -> int:
+        return len(self._beside) + len(self._sizes)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        try:
+            with open_tensors(self._path) as file:
+                yield file
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(
+                "bad-safetensors", f"{self._path.name} cannot be read as safetensors: {error}"
+            ) from error
 
 
 def _fill(place: Tensor, value: Tensor, what: str) -> None:

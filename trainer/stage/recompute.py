@@ -23,7 +23,7 @@ def recompute_layers(layers: nn.ModuleList) -> None:
 
 
 def summed_in_parts(part: Callable[[slice], Run], rows: Tensor, count: int) -> Tensor:
-    """The sum of scalars that ``part(span)`` makes of so many ``rows`` at a time; of each only its rows are kept.
+    """The sum of what ``part(span)`` makes of so many ``rows`` at a time, in float64 or scalars; of each only its rows are kept.
 
     A head and its cross-entropy over a large vocabulary take gigabytes otherwise. Source: Cut Your Losses, arXiv 2411.09009,
     in plain torch.

@@ -25,6 +25,11 @@ _TINY = torch.finfo(torch.float32).tiny
 _PART = 1 << 20  # Values that are made at once.
 
 
+def spans(size: int) -> Iterator[slice]:
+    """``[size]`` values in parts of whole blocks, so that a whole vector is never made for a moment."""
+    return (slice(start, min(start + _PART, size)) for start in range(0, size, _PART))
+
+
 @dataclass(frozen=True)
 class ShortValues:
     """Parameters ``[n]``, said by ``base`` alone, or by the way from there.
@@ -48,13 +53,16 @@ class ShortValues:
 
     def parts(self) -> Iterator[Tensor]:
         """All of them, in order."""
-        size = self.base.numel()
-        for start in range(0, size, _PART):
-            yield self.part(slice(start, min(start + _PART, size)))
+        return (self.part(span) for span in spans(self.base.numel()))
 
     def values(self) -> Tensor:
         """All of them: ``base`` itself where they are that."""
-        return self.base if self.codes is None else torch.cat(list(self.parts()))
+        if self.codes is None:
+            return self.base
+        found = torch.empty_like(self.base)
+        for span in spans(found.numel()):
+            found[span] = self.part(span)
+        return found
 
 
 def shortened(values: Tensor, base: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:

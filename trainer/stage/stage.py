@@ -19,13 +19,15 @@ from torch.nn import functional
 
 from protocol.job.job import TrainingSpec
 from protocol.models.boundary_bytes import check_subspace
-from protocol.models.model import LEAN_LOGITS, LEAN_PART
+from protocol.models.model import LEAN_LOGITS, LEAN_PART, keeps_embedding
 from trainer.errors import CodecError, NonFiniteError
 from trainer.files.inputs import InputFolder
 from trainer.files.tensors import bytes_of
+from trainer.stage.adamw import AdamW
 from trainer.stage.background import Aside
 from trainer.stage.boundary_codec import Crossing
 from trainer.stage.lora import adapt
+from trainer.stage.micro_batch import MicroBatch
 from trainer.stage.model import (
     Cut,
     build_module,
@@ -35,11 +37,13 @@ from trainer.stage.model import (
     hidden_states,
     initial_values,
     is_of_a_layer,
+    keep_embedding,
     layers_of,
 )
 from trainer.stage.moe_balance import Balance
 from trainer.stage.muon import direction
 from trainer.stage.precision import compute_wide, computing, scaled
+from trainer.stage.quantized import QuantizedMatrix, hold, matrices, quantized, takes
 from trainer.stage.recompute import recompute_layers, summed_in_parts
 from trainer.stage.short import ShortValues
 from trainer.stage.split_backward import LateWeights
@@ -48,7 +52,6 @@ from trainer.stage.storage import (
     Float32Storage,
     LeanStorage,
     Slot,
-    StagePart,
     StateLayout,
     Storage,
     check_moments,
@@ -58,9 +61,7 @@ from trainer.stage.storage import (
 )
 from trainer.stage.subspace import Subspace
 
-BETAS = (0.9, 0.95)
 DIGESTED = 1 << 24  # Values of a vector that are hashed at once.
-EPSILON = 1e-8
 CACHED = 1 << 18  # Values: four vectors of them stay in a processor's cache, and temporary ones of them in the heap.
 
 
@@ -81,6 +82,10 @@ class StageState:
     def values(self) -> Tensor:
         """The parameters, flat ``[n]`` float32."""
         return self.said.values() if isinstance(self.said, ShortValues) else joined(self.said)
+
+    def without_base(self) -> "StageState":
+        """Where it is said in short, the moments alone, to take their memory: what it is said from is let go."""
+        return replace(self, said=ShortValues(torch.empty(0))) if isinstance(self.said, ShortValues) else self
 
     def digest(self) -> str:
         """SHA-256 over all of it."""
@@ -112,12 +117,14 @@ class Stage:
         device: str = "cpu",
         initialise: bool = True,
         beside: "Stage | None" = None,
+        runs: bool = True,
     ) -> None:
         """Build the stage.
 
         Args:
             initialise: False leaves what learns zero, for a stage whose state is loaded next.
             beside: one of the same cut, whose frozen parameters it shares.
+            runs: False leaves out what is frozen, for a stage that is only asked what learns and where that lies.
         Raises:
             ModelConfigError: see ``build_module`` and ``adapt``. WeightsError: see ``initial_values``.
         """
@@ -128,6 +135,8 @@ class Stage:
         check_subspace(self.shape, training, cut.last if not cut.is_last else None, weights is not None)
         if training.lora is not None:
             adapt(self.module, training.lora)
+        elif keeps_embedding(config):
+            keep_embedding(self.module)
         self.slots = _slots(self.module, cut, training)
         size = self.size = self.slots[-1].start + _padded(self.slots[-1].count)
         self._lean = training.memory == "lean"
@@ -136,11 +145,11 @@ class Stage:
         self._keep(LeanStorage(self.slots, size, self.device) if self._lean else Float32Storage(size, self.device))
         self.adam_steps = 0
         self._decay = torch.zeros(0 if self._lean else size, device=self.device)
-        given = initialise or training.lora is not None
-        values = {} if beside is None else beside.frozen()
+        given = initialise or (runs and not all(value.requires_grad for value in self.module.parameters()))
+        values: Mapping[str, Tensor] = {}
         if given and beside is None:
             values = initial_values(self.module, cut, config, training, weights)
-        self._bind(values)
+        self._bind(values if beside is None else beside.frozen(), runs)
         self._muon_slots = tuple(slot for slot in self.slots if slot.orthogonal)
         self._adam_spans = _between(self._muon_slots, size)
         self._subspace = Subspace.of(config, self.shape, self.slots, size, training, self.device)
@@ -158,9 +167,10 @@ class Stage:
             if self._subspace is not None:
                 self.constrain(self.parameters)
 
-    def frozen(self) -> dict[str, Tensor]:
+    def frozen(self) -> dict[str, Tensor | QuantizedMatrix]:
         """The parameters that never change, by full name."""
-        return {full_name(n, self.cut): v.data for n, v in self.module.named_parameters() if not v.requires_grad}
+        whole = {full_name(n, self.cut): v.data for n, v in self.module.named_parameters() if not v.requires_grad}
+        return whole | {full_name(name, self.cut): matrix for name, matrix in matrices(self.module)}
 
     @property
     def parameter_count(self) -> int:
@@ -169,18 +179,21 @@ class Stage:
 
     @property
     def operations_per_token(self) -> int:
-        """Of a step: six for each scalar that learns; what is frozen needs no gradient of its own, so four."""
-        frozen = sum(value.numel() for value in self.module.parameters() if not value.requires_grad)
-        return 6 * self.parameter_count + 4 * frozen
+        """Of a step: six for each scalar that learns; what is frozen needs no gradient of its own, so four.
 
-    def _bind(self, values: Mapping[str, Tensor]) -> None:
+        Where answers are compared, what is frozen runs forward once more by itself.
+        """
+        frozen = sum(value.numel() for value in self.frozen().values())
+        return 6 * self.parameter_count + (4 if self.training.preference is None else 6) * frozen
+
+    def _bind(self, values: Mapping[str, Tensor | QuantizedMatrix], runs: bool) -> None:
         """Make every parameter that learns a view into the flat vectors; frozen ones take their values for good."""
         owners, slots = dict(self.module.named_modules()), iter(self.slots)
         for local, declared in list(self.module.named_parameters()):
             owner, _, leaf = local.rpartition(".")
             if not declared.requires_grad:
-                value = values[full_name(local, self.cut)].to(self.device, self.storage.weights.dtype)
-                setattr(owners[owner], leaf, nn.Parameter(value, requires_grad=False))
+                if runs:
+                    self._bind_frozen(owners[owner], full_name(local, self.cut), leaf, values)
                 continue
             slot = next(slots)
             span = slice(slot.start, slot.start + slot.count)
@@ -190,9 +203,22 @@ class Stage:
             self._learnt.append((slot, parameter))
             if len(slot.shape) > 1 and not self._lean:
                 self._decay[span] = self.training.weight_decay  # Norms and biases are not decayed.
-        self.module.to(self.device).train()
+        if runs:
+            self.module.to(self.device).train()
         if self._lean:
             compute_wide(self.module)
+
+    def _bind_frozen(
+        self, owner: nn.Module, name: str, leaf: str, values: Mapping[str, Tensor | QuantizedMatrix]
+    ) -> None:
+        value, bits = values[name], takes(owner, name, self.training.lora)
+        if isinstance(value, Tensor) and bits is not None:
+            value = quantized(value, bits, self.device)
+        if isinstance(value, QuantizedMatrix):
+            hold(owner, value.to(self.device))
+        else:
+            narrow = value.to(self.device, self.storage.weights.dtype)
+            setattr(owner, leaf, nn.Parameter(narrow, requires_grad=False))
 
     def _keep(self, storage: Storage) -> None:
         """Train in this memory from now on: an empty one holds nothing."""
@@ -207,12 +233,17 @@ class Stage:
     def load_named(self, values: Mapping[str, Tensor]) -> None:
         """Copy values by full parameter name."""
         for slot in self.slots:
-            span = slice(slot.start, slot.start + slot.count)
-            self.storage.load(span, values[slot.name].reshape(-1).to(self.device))
+            given = values[slot.name].reshape(-1)
+            for part in self.parts(slice(slot.start, slot.start + slot.count)):
+                self.storage.load(part, given[part.start - slot.start : part.stop - slot.start].to(self.device))
 
     def values(self) -> Tensor:
         """The parameters, flat ``[size]`` float32, to be read only: the stage's own where it keeps them so."""
         return self.storage.values()
+
+    def said(self) -> Tensor | ShortValues:
+        """The same, as they are said: no vector is made of what is said in short."""
+        return self._short or self.storage.values()
 
     def load(self, values: Tensor) -> None:
         """Set all parameters from ``[size]`` float32; gradients begin at zero. A lean stage goes on to read ``values``."""
@@ -244,10 +275,13 @@ class Stage:
             for part in self.parts(slice(slot.start, slot.start + _padded(slot.count))):
                 yield slot, part
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Run the stage: token ids or hidden states in, hidden states or logits out."""
+    def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Run the stage: token ids or hidden states in, hidden states or logits out. ``positions``: ``MicroBatch.positions``."""
         with computing(self.training, self.device):
-            return forward(self.module, self.cut, inputs.to(self.device)).float()
+            return forward(self.module, self.cut, inputs.to(self.device), self._there(positions)).float()
+
+    def _there(self, positions: Tensor | None) -> Tensor | None:
+        return None if positions is None else positions.to(self.device)
 
     def weigh(self, share: float) -> None:
         """What comes next, forward or backward, is of a micro-batch that is such a part of the tokens of the step's gradient."""
@@ -258,28 +292,45 @@ class Stage:
         torch.autograd.backward(outputs, gradients)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Sum of the cross-entropy, in nats, of ``[b, t, v]`` logits against ``[b, t]`` token ids."""
+        """Sum of the cross-entropy, in nats, of ``[b, t, v]`` logits against ``[b, t]`` token ids; without ``IGNORED`` ones."""
         return functional.cross_entropy(
             scaled(logits, self.training).flatten(0, 1), labels.to(self.device).flatten(), reduction="sum"
         )
 
-    def summed_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """``loss`` of what ``forward`` gives on the last stage. A lean stage never holds all logits at once."""
+    def summed_loss(self, inputs: Tensor, labels: Tensor, positions: Tensor | None = None) -> Tensor:
+        """``loss`` of what ``forward`` gives on the last stage."""
+        ids = labels.to(self.device).flatten()
+        return self._measured(inputs, positions, lambda logits, span: self.loss(logits, ids[span]))
+
+    def scores(self, inputs: Tensor, batch: MicroBatch) -> Tensor:
+        """The log-probability of each answer of a micro-batch on the last stage, ``[2 * pairs]`` float64."""
+        ids, answers = (each.to(self.device).flatten() for each in (batch.targets, batch.answers))
+        count = 2 * batch.pairs
+
+        def added(logits: Tensor, span: slice) -> Tensor:
+            wide = scaled(logits, self.training).flatten(0, 1)
+            losses = functional.cross_entropy(wide, ids[span], reduction="none").double()
+            sums = torch.zeros(count + 1, dtype=torch.float64, device=self.device)
+            return sums.index_add_(0, answers[span], losses.neg())
+
+        return self._measured(inputs, batch.positions, added)[:count]
+
+    def _measured(self, inputs: Tensor, positions: Tensor | None, measure: Callable[[Tensor, slice], Tensor]) -> Tensor:
+        """The sum of what ``measure`` makes of logits, and of their places among all; a lean stage never holds all at once."""
         if not self._lean:
-            return self.loss(self.forward(inputs), labels)
+            return measure(self.forward(inputs, positions), slice(None))
         with computing(self.training, self.device):
-            hidden = hidden_states(self.module, self.cut, inputs.to(self.device)).float()
-        rows, ids = hidden.flatten(0, 1), labels.to(self.device).flatten()
+            hidden = hidden_states(self.module, self.cut, inputs.to(self.device), self._there(positions)).float()
 
         def part(span: slice) -> Callable[[Tensor], Tensor]:
-            def loss(states: Tensor) -> Tensor:
+            def measured(states: Tensor) -> Tensor:
                 with computing(self.training, self.device):
                     logits = head(self.module, states.unsqueeze(0))
-                return self.loss(logits, ids[span].unsqueeze(0))
+                return measure(logits, span)
 
-            return loss
+            return measured
 
-        return summed_in_parts(part, rows, max(1, LEAN_LOGITS // self.shape.vocabulary))
+        return summed_in_parts(part, hidden.flatten(0, 1), max(1, LEAN_LOGITS // self.shape.vocabulary))
 
     def constrain(self, vector: Tensor) -> None:
         """Put parameters ``[n]`` that are not learnt (``trainer.stage.subspace``) back to what they are for ever, in place."""
@@ -306,15 +357,14 @@ class Stage:
         self._short = None
         if not self._lean:
             self.decay_parameters(learning_rate)
+        adamw = AdamW.of(self.adam_steps, learning_rate, self.training.weight_decay, self.device)
         for slot, span in self._adam_parts():
-            part = self.storage.read(slot, span)
-            self._decay_part(slot, part.values, learning_rate)
-            self._adam(part, learning_rate)
-            self.storage.write(slot, span, part, self.adam_steps)
+            adamw.step(self.storage, slot, span)
         for slot in self._muon_slots:
             span = slice(slot.start, slot.start + _padded(slot.count))
             part = self.storage.read(slot, span)
-            self._decay_part(slot, part.values, learning_rate)
+            if self._lean:
+                adamw.decay(slot, part)
             values, gradient, momentum = (
                 vector[: slot.count].view(slot.shape) for vector in (part.values, part.gradients, part.first)
             )
@@ -336,17 +386,6 @@ class Stage:
             most = CACHED
         for start in range(span.start, span.stop, most):
             yield slice(start, min(start + most, span.stop))
-
-    def _adam(self, part: StagePart, learning_rate: float) -> None:
-        beta_1, beta_2 = BETAS
-        part.first.lerp_(part.gradients, 1 - beta_1)
-        part.second.mul_(beta_2).addcmul_(part.gradients, part.gradients, value=1 - beta_2)
-        denominator = part.second.sqrt().div_(math.sqrt(1 - beta_2**self.adam_steps)).add_(EPSILON)
-        part.values.addcdiv_(part.first, denominator, value=-learning_rate / (1 - beta_1**self.adam_steps))
-
-    def _decay_part(self, slot: Slot | None, values: Tensor, learning_rate: float) -> None:
-        if slot is not None and self._lean and len(slot.shape) > 1:
-            values.mul_(1 - learning_rate * self.training.weight_decay)
 
     def decay_parameters(self, learning_rate: float) -> None:
         """Decoupled weight decay alone, for optimizers that are not the stage's own."""

@@ -20,6 +20,8 @@ from trainer.data.data import Windows, micro_batches
 from trainer.errors import CodecError, NonFiniteError, RoundError
 from trainer.stage.activation_cache import DIGEST_BYTES, ActivationCache, Caches, digest
 from trainer.stage.aqsgd import pack_entries, read_visit, unpack_entries, wanted_entries, window_names, write_visit
+from trainer.stage.micro_batch import MicroBatch
+from trainer.stage.objective import counted, loss_of, margins, parted, passed_on, summed
 from trainer.stage.schedule import PipelineAction, schedule_of
 from trainer.stage.stage import Stage
 
@@ -146,15 +148,17 @@ def accumulate(
     """Add one batch's gradients to the stage's.
 
     Args:
-        windows: the whole batch ``[b, sequence + 1]``.
+        windows: the whole batch ``[b, sequence + 1]``. The gradient is of the mean over all its learnt targets, or pairs of
+            answers, however many of them each micro-batch has.
         share: over how many such batches the gradient is averaged.
     Returns:
-        Mean cross-entropy in nats a token on the last stage, ``None`` on the others.
+        The mean loss on the last stage, of cross-entropy in nats a learnt token; ``None`` on the others.
     Raises:
         NonFiniteError: the loss is NaN or infinite. CodecError: a neighbour's payload is not what belongs here.
     """
-    parts = [torch.from_numpy(windows[part]) for part in micro_batches(stage.training)]
-    step = _Passes(stage, position, parts, boundary, int(windows[:, 1:].size) * share)
+    parts = [MicroBatch.of(windows[part]) for part in micro_batches(stage.training)]
+    count = max(1, counted(stage, windows))
+    step = _Passes(stage, position, parts, boundary, count * share, int(windows[:, 1:].size) * share)
     schedule = schedule_of(stage.training.schedule)
     try:
         step.run(schedule(position.stage, position.stages, len(parts), stage.training.lookahead))
@@ -163,7 +167,7 @@ def accumulate(
     stage.mask_gradients()
     if not stage.cut.is_last:
         return None
-    return _mean(sum(float(loss) for loss in step.losses), int(windows[:, 1:].size))
+    return _mean(sum(float(loss) for loss in step.losses), count)
 
 
 def _mean(total: float, tokens: int) -> float:
@@ -176,34 +180,48 @@ def _mean(total: float, tokens: int) -> float:
 
 
 def heldout_loss(
-    stage: Stage, parts: list[Windows], boundary: Boundary, sums: list[float] | None = None
+    stage: Stage,
+    parts: list[Windows],
+    boundary: Boundary,
+    sums: list[float] | None = None,
+    rewarded: list[float] | None = None,
 ) -> float | None:
-    """Mean cross-entropy over held-out windows, forward only and never quantised; ``None`` before the last stage.
+    """The mean loss of held-out windows as ``accumulate`` has it, forward only, never quantised; ``None`` before the last stage.
 
     Args:
         sums: takes the sum of each part's losses, on the last stage.
+        rewarded: takes each pair's margin (``objective.margins``) there, where preferences are learnt.
     Raises:
         NonFiniteError: the loss is NaN, infinite, or too large to be reported.
     """
-    total, tokens = 0.0, 0
+    total, count = 0.0, 0
     for micro, windows in enumerate(parts):
-        rows = torch.from_numpy(windows)
-        inputs = ids = rows[:, :-1]
+        batch = MicroBatch.of(windows)
+        inputs = reference = ids = batch.ids
         if not stage.cut.is_first:
             # Outside no_grad: while this waits, the thread may re-run a step for an audit, with gradients.
-            inputs = stage.crossing.activations(boundary.receive("activation", micro), ids, "exact")
+            crossed = stage.crossing.activations(boundary.receive("activation", micro), ids, "exact")
+            inputs, reference = parted(stage, crossed)
         with torch.no_grad():
-            outputs = stage.summed_loss(inputs, rows[:, 1:]) if stage.cut.is_last else stage.forward(inputs)
+            if stage.cut.is_last and stage.training.preference is not None:
+                found = margins(stage, inputs, reference, batch)
+                outputs = loss_of(found)
+                if rewarded is not None:
+                    rewarded += found.tolist()
+            elif stage.cut.is_last:
+                outputs = summed(stage, inputs, reference, batch)
+            else:
+                _, outputs = passed_on(stage, inputs, reference, batch)
         if stage.cut.is_last:
             part = float(outputs)
             total += part
-            tokens += ids.numel()
+            count += counted(stage, windows)
             if sums is not None:
                 sums.append(part)
         else:
             payload = stage.crossing.encode(outputs, "exact")
-            boundary.send("activation", micro, payload, stage.crossing.naive(ids))
-    return _mean(total, tokens) if stage.cut.is_last else None
+            boundary.send("activation", micro, payload, stage.crossing.naive("activation", ids))
+    return _mean(total, max(1, count)) if stage.cut.is_last else None
 
 
 def digests(payloads: dict[PayloadKey, bytes], keys: list[PayloadKey]) -> tuple[str, ...]:
@@ -215,18 +233,25 @@ class _Passes:
     """The passes of one step over its micro-batches."""
 
     def __init__(
-        self, stage: Stage, position: Position, parts: list[Tensor], boundary: StepBoundary, averaged_over: int
+        self,
+        stage: Stage,
+        position: Position,
+        parts: list[MicroBatch],
+        boundary: StepBoundary,
+        averaged_over: int,
+        tokens: int,
     ) -> None:
         self._stage = stage
         self._position = position
         self._parts = parts
         self._boundary = boundary
         self._averaged_over = averaged_over
+        self._tokens = tokens
         self._open: dict[int, tuple[Tensor, Tensor]] = {}
-        self._aside = stage.aside if position.stages > 1 and parts[0][:, 1:].numel() >= ASIDE_TOKENS else None
+        self._aside = stage.aside if position.stages > 1 and parts[0].ids.numel() >= ASIDE_TOKENS else None
         self._leaving: list[Future[None]] = []
         self._arriving: dict[PayloadKey, Future[Tensor]] = {}
-        self._names = [window_names(rows) for rows in parts] if position.cached and position.stages > 1 else []
+        self._names = [window_names(part.rows) for part in parts] if position.cached and position.stages > 1 else []
         self._offered: list[bytes] = []
         self.losses: list[Tensor] = []  # Read once the step is over: each reading waits for a card.
 
@@ -257,23 +282,24 @@ class _Passes:
             self._stage.late_weights.forget()
 
     def _forward(self, micro: int) -> None:
-        stage, rows = self._stage, self._parts[micro]
-        inputs = rows[:, :-1]
-        stage.weigh(inputs.numel() / self._averaged_over)
+        stage, part = self._stage, self._parts[micro]
+        inputs = reference = part.ids
+        stage.weigh(inputs.numel() / self._tokens)
         if not stage.cut.is_first:
-            inputs = self._receive("activation", micro).to(stage.device).requires_grad_()
+            inputs, reference = parted(stage, self._receive("activation", micro).to(stage.device))
+            inputs.requires_grad_()
         if stage.cut.is_last:
-            summed = stage.summed_loss(inputs, rows[:, 1:])
-            self.losses.append(summed.detach())
-            outputs = summed / self._averaged_over
+            loss = summed(stage, inputs, reference, part)
+            self.losses.append(loss.detach())
+            outputs = loss / self._averaged_over
         else:
-            outputs = stage.forward(inputs)
-            self._send("activation", micro, outputs.detach())
+            outputs, crossing = passed_on(stage, inputs, reference, part)
+            self._send("activation", micro, crossing)
         self._open[micro] = (inputs, outputs)
 
     def _backward(self, micro: int) -> None:
         inputs, outputs = self._open.pop(micro)
-        self._stage.weigh(self._parts[micro][:, 1:].numel() / self._averaged_over)
+        self._stage.weigh(self._parts[micro].ids.numel() / self._tokens)
         if self._stage.cut.is_last:
             self._stage.backward(outputs)
         else:
@@ -307,7 +333,7 @@ class _Passes:
             payload = self._visit(micro, crossing.crossing_part(values))
         else:
             payload = crossing.encode(values, "forward" if kind == "activation" else "backward")
-        self._boundary.send(kind, micro, payload, crossing.naive(self._parts[micro][:, :-1]))
+        self._boundary.send(kind, micro, payload, crossing.naive(kind, self._parts[micro].ids))
 
     def _expect(self, action: PipelineAction) -> None:
         key = self._key(action)
@@ -324,7 +350,7 @@ class _Passes:
         return self._decode(kind, micro, self._boundary.receive(kind, micro))
 
     def _decode(self, kind: Kind, micro: int, payload: bytes) -> Tensor:
-        ids = self._parts[micro][:, :-1]
+        ids = self._parts[micro].ids
         if kind == "activation" and self._names:
             return self._stage.crossing.complete(self._revisit(micro, payload), ids)
         if kind == "activation":
@@ -367,7 +393,7 @@ class _Passes:
         return payload
 
     def _revisit(self, micro: int, payload: bytes) -> Tensor:
-        names, shape = self._names[micro], self._stage.crossing.shape(self._parts[micro][:, :-1])
+        names, shape = self._names[micro], self._stage.crossing.shape(self._parts[micro].ids)
         record = self._boundary.recall("behind", micro, names, wanted_entries(payload, len(names)))
         values, entries = read_visit(payload, shape, unpack_entries(record, len(names), shape[1:]))
         self._boundary.remember("behind", names, entries)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from trainer.errors import CodecError
 from trainer.stage.eight_bits import BLOCK, Spelling, Table, chance, coarsen, pack, packed_size, tables, unpack
+from trainer.stage.fused import LeanPart
 from trainer.stage.short import shortened, way
 
 ALIGNMENT = BLOCK
@@ -197,6 +198,23 @@ class LeanStorage:
             drawn = chance(self._size + span.start, span.stop - span.start, steps, part.values.device)
             self._second(slot, span).write(part.second.sqrt_(), "unsigned", drawn)
 
+    def kept(self, slot: Slot, span: slice) -> LeanPart:
+        """What is kept of a piece of one parameter that AdamW trains, for ``trainer.stage.fused``."""
+        first, second = _Moment(self.first_moment, self._size, span), self._second(slot, span)
+        return LeanPart(
+            self.parameters[: self._size][span],
+            self.parameters[self._size :][span],
+            self.gradients[span],
+            first.codes,
+            first.scales,
+            second.codes,
+            second.scales,
+            self._tables["signed"],
+            self._tables["unsigned"],
+            span.start,
+            self._size + span.start,
+        )
+
     def shorten(self, slot: Slot, span: slice, base: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """Round a piece of one parameter to its short form (``trainer.stage.short``), after step ``steps``.
 
@@ -240,22 +258,22 @@ class _Moment:
     span: slice
 
     def read(self, spelling: Spelling, known: dict[Spelling, Table]) -> Tensor:
-        return unpack(self._codes, self._scales, known[spelling])
+        return unpack(self.codes, self.scales, known[spelling])
 
     def write(self, values: Tensor, spelling: Spelling, drawn: Tensor) -> None:
         codes, scales = pack(values, spelling, drawn)
-        self._codes.copy_(codes)
-        self._scales.copy_(scales)
+        self.codes.copy_(codes)
+        self.scales.copy_(scales)
 
     def coarsen(self, spelling: Spelling, drawn: Tensor) -> None:
-        self._codes.copy_(coarsen(self._codes, spelling, drawn))
+        self.codes.copy_(coarsen(self.codes, spelling, drawn))
 
     @property
-    def _codes(self) -> Tensor:
+    def codes(self) -> Tensor:
         return self.vector[: self.size][self.span]
 
     @property
-    def _scales(self) -> Tensor:
+    def scales(self) -> Tensor:
         scales = self.vector[self.size :].view(torch.float32)
         return scales[self.span.start // BLOCK : self.span.stop // BLOCK]
 

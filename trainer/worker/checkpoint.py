@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from trainer.errors import CodecError, WeightsError
+from trainer.files.tensors import TensorFile, file_in_pieces, tensors_in
 from trainer.outer import OuterState
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.storage import Slot
@@ -24,48 +24,63 @@ STEPS, FIRST, SECOND = "adam_steps", "first_moment", "second_moment"
 
 def write_checkpoint(state: OuterState, slots: Sequence[Slot], next_round: int) -> bytes:
     """A stage's checkpoint; ``next_round`` is the round that begins with this state."""
-    tensors = {ROUND: torch.tensor([next_round])}
+    return b"".join(checkpoint_pieces(state, slots, next_round))
+
+
+def checkpoint_pieces(state: OuterState, slots: Sequence[Slot], next_round: int) -> list[memoryview]:
+    """The same in pieces, most of them the memory of ``state``."""
+    tensors: dict[str, Tensor | bytes] = {ROUND: torch.tensor([next_round])}
     for slot in slots:
         span = slice(slot.start, slot.start + slot.count)
         tensors[ANCHOR + slot.name] = state.anchor[span].view(slot.shape)
         tensors[MOMENTUM + slot.name] = state.momentum[span].view(slot.shape)
-    return save(tensors)
+    return file_in_pieces(tensors)
 
 
-def read_checkpoint(data: bytes, slots: Sequence[Slot], size: int) -> tuple[OuterState, int]:
+def read_checkpoint(
+    data: bytes | bytearray | memoryview, slots: Sequence[Slot], size: int, momentum: torch.dtype | None = torch.float32
+) -> tuple[OuterState, int]:
     """The state of a stage, flat ``[size]``, and the round that begins with it.
+
+    Args:
+        momentum: its type (``momentum_type``); None: it is left out.
 
     Raises:
         WeightsError: broken, of another stage or shape, or not finite.
     """
-    try:
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise WeightsError("bad-safetensors", f"the checkpoint is no safetensors file: {error}") from error
-    state = OuterState(torch.zeros(size), torch.zeros(size))
+    tensors = _opened(data, "checkpoint is")
+    state = OuterState(torch.zeros(size), torch.zeros(0 if momentum is None else size, dtype=momentum))
     for slot in slots:
         span = slice(slot.start, slot.start + slot.count)
         state.anchor[span] = _checked(tensors, ANCHOR + slot.name, slot.shape)
-        state.momentum[span] = _checked(tensors, MOMENTUM + slot.name, slot.shape)
-    rounds = tensors.get(ROUND)
-    if rounds is None or rounds.dtype != torch.int64 or rounds.numel() != 1:
+        if momentum is not None:
+            state.momentum[span] = _checked(tensors, MOMENTUM + slot.name, slot.shape, momentum)
+    number = _number(tensors, ROUND)
+    if number is None:
         raise WeightsError("wrong-shape", "the checkpoint does not say which round begins with it")
-    return state, int(rounds[0])
+    return state, number
 
 
-def write_moments(of: Stage | StageState, next_round: int) -> bytes:
+def moments_pieces(of: Stage | StageState, next_round: int) -> list[memoryview]:
     """The moments of a seat's optimizer, as its stage keeps them; ``next_round`` is the round that begins with them."""
-    return save(
+    return file_in_pieces(
         {
             ROUND: torch.tensor([next_round]),
             STEPS: torch.tensor([of.adam_steps]),
-            FIRST: of.first_moment.detach().cpu(),
-            SECOND: of.second_moment.detach().cpu(),
+            FIRST: of.first_moment.detach().to("cpu", copy=True),
+            SECOND: of.second_moment.detach().to("cpu", copy=True),
         }
     )
 
 
-def read_moments(data: bytes, stage: Stage, values: Tensor, round_index: int, *, signed: bool = False) -> StageState:
+def write_moments(of: Stage | StageState, next_round: int) -> bytes:
+    """The same in one piece."""
+    return b"".join(moments_pieces(of, next_round))
+
+
+def read_moments(
+    data: bytes | bytearray | memoryview, stage: Stage, values: Tensor, round_index: int, *, signed: bool = False
+) -> StageState:
     """The state of a seat that begins ``round_index`` with such parameters, ``[size]`` float32.
 
     Args:
@@ -74,14 +89,10 @@ def read_moments(data: bytes, stage: Stage, values: Tensor, round_index: int, *,
     Raises:
         WeightsError: broken, of another round or size, or not finite.
     """
-    try:
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise WeightsError("bad-safetensors", f"the moments are no safetensors file: {error}") from error
-    counts = [tensors.get(name) for name in (ROUND, STEPS)]
-    if any(count is None or count.dtype != torch.int64 or count.numel() != 1 for count in counts):
+    tensors = _opened(data, "moments are")
+    of_round, steps = _number(tensors, ROUND), _number(tensors, STEPS)
+    if of_round is None or steps is None:
         raise WeightsError("wrong-shape", "the moments do not say of which round they are")
-    of_round, steps = (int(tensors[name][0]) for name in (ROUND, STEPS))
     if of_round != round_index or steps < 0:
         raise WeightsError("wrong-shape", f"the moments are of round {of_round}, round {round_index} begins")
     first, second = (
@@ -96,9 +107,37 @@ def read_moments(data: bytes, stage: Stage, values: Tensor, round_index: int, *,
         raise WeightsError("not-finite", str(error)) from error
 
 
-def _checked(
-    tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
-) -> Tensor:
+class _Opened:
+    """Tensors of a file, each read when it is asked for."""
+
+    def __init__(self, file: TensorFile, what: str) -> None:
+        self._file, self._what, self._names = file, what, frozenset(file.keys())
+
+    def get(self, name: str) -> Tensor | None:
+        """A tensor, where there is one of this name; raises ``WeightsError``."""
+        try:
+            return self._file.get_tensor(name) if name in self._names else None
+        except SafetensorError as error:
+            raise _broken(self._what, error) from error
+
+
+def _opened(data: bytes | bytearray | memoryview, what: str) -> _Opened:
+    try:
+        return _Opened(tensors_in(data), what)
+    except SafetensorError as error:
+        raise _broken(what, error) from error
+
+
+def _broken(what: str, error: SafetensorError) -> WeightsError:
+    return WeightsError("bad-safetensors", f"the {what} no safetensors file: {error}")
+
+
+def _number(tensors: _Opened, name: str) -> int | None:
+    value = tensors.get(name)
+    return None if value is None or value.dtype != torch.int64 or value.numel() != 1 else int(value.reshape(-1)[0])
+
+
+def _checked(tensors: _Opened, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     value = tensors.get(name)
     if value is None or value.dtype != dtype or tuple(value.shape) != shape:
         found = "nothing" if value is None else f"{value.dtype} {tuple(value.shape)}"

@@ -25,7 +25,7 @@ from protocol.task import (
     ReplayStep,
     ShowLeaf,
 )
-from protocol.worker import TensorName
+from protocol.worker import RecordRecall, TensorName
 from trainer.errors import AbandonedError
 
 Found = TypeVar("Found")
@@ -40,6 +40,14 @@ class PartsHeld:
     """All that was expected of a shard is here."""
 
     shard: int
+
+
+@dataclass(frozen=True)
+class ReturnedRecord:
+    """The parts that a recalled round is opened from; None: the agent's disk has lost them. Who serves it empties ``parts``."""
+
+    recall: RecordRecall
+    parts: dict[str, bytearray] | None
 
 
 Order = BeginRound | ReduceRound | ApplyRound | AbandonRound
@@ -66,12 +74,12 @@ MAX_ROUNDS_AHEAD = 1  # A neighbour may have begun the next round before our own
 class WorkerInbox:
     """Thread-safe store of everything that was received and not yet used."""
 
-    def __init__(self, serve_audit: Callable[[Audit, bytes, bytes], None]) -> None:
-        """``serve_audit`` is called in the computing thread."""
+    def __init__(self, serve_audit: Callable[[Audit | ReturnedRecord, bytes, bytes], None]) -> None:
+        """``serve_audit`` is called in the computing thread, for what audits waited for, too."""
         self._serve_audit = serve_audit
         self._changed = threading.Condition()
-        self._orders: deque[tuple[Order, bytes, int]] = deque()
-        self._audits: deque[tuple[Audit, bytes, bytes]] = deque()
+        self._orders: deque[tuple[Order, bytearray, int]] = deque()
+        self._audits: deque[tuple[Audit | ReturnedRecord, bytes, bytes]] = deque()
         self._payloads: dict[TensorName, bytes] = {}
         self._held: dict[RoundKey, dict[Held, tuple[str, bytes]]] = {}
         self._expected: dict[int, Mapping[Held, str]] = {}
@@ -88,10 +96,14 @@ class WorkerInbox:
 
     # --- called from the socket's loop --------------------------------------------------------------------------------
 
-    def order(self, command: Order, payload: bytes, split: int = 0) -> None:
-        """Queue a command; a newer round, the end of this one, or its abandonment interrupts the steps in progress."""
+    def order(self, command: Order, payload: bytearray | None = None, split: int = 0) -> None:
+        """Queue a command; a newer round, the end of this one, or its abandonment interrupts the steps in progress.
+
+        Args:
+            payload: the only copy of a state: whoever obeys empties it.
+        """
         with self._changed:
-            self._orders.append((command, payload, split))
+            self._orders.append((command, payload or bytearray(), split))
             if isinstance(command, BeginRound):
                 self._newest = max(self._newest, (command.plan.epoch, command.round))
             else:
@@ -106,6 +118,12 @@ class WorkerInbox:
             self._audits.append((command, payload, anchor))
             self._changed.notify_all()
             return True
+
+    def returned(self, back: ReturnedRecord) -> None:
+        """What audits waited for is here, and served before all others, for it takes memory."""
+        with self._changed:
+            self._audits.appendleft((back, b"", b""))
+            self._changed.notify_all()
 
     def payload(self, name: TensorName, data: bytes) -> bool:
         """Keep a neighbour's payload; False where it is stale, a duplicate, too far ahead or over the limit."""
@@ -160,7 +178,7 @@ class WorkerInbox:
         with self._changed:
             self._expected[shard] = dict(wanted)
 
-    def next_order(self) -> tuple[Work, bytes, int] | None:
+    def next_order(self) -> tuple[Work, bytearray, int] | None:
         """Wait for a command, or for what was expected, serving audits meanwhile; ``None`` when closed."""
         while True:
             with self._changed:
@@ -173,7 +191,7 @@ class WorkerInbox:
                     return self._orders.popleft()
                 if (shard := self._complete_shard()) is not None:
                     del self._expected[shard]
-                    return PartsHeld(shard), b"", 0
+                    return PartsHeld(shard), bytearray(), 0
                 audit = self._audits.popleft()
             self._serve_audit(*audit)
 
@@ -187,12 +205,12 @@ class WorkerInbox:
             for old in [old for old in self._held if old < key]:
                 self._waiting_bytes -= sum(len(data) for _, data in self._held.pop(old).values())
 
-    def between_steps(self) -> None:
-        """Serve audits that wait; raises ``AbandonedError`` as ``take`` does."""
+    def between_steps(self, audits: bool = True) -> None:
+        """Serve ``audits`` that wait; raises ``AbandonedError`` as ``take`` does."""
         while True:
             with self._changed:
                 self._check()
-                if not self._audits:
+                if not audits or not self._audits:
                     return
                 audit = self._audits.popleft()
             self._serve_audit(*audit)

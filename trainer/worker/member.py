@@ -18,11 +18,11 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import msgspec
-import torch
 from torch import Tensor
 
 from protocol.audit import StepLeaf, state_interval
@@ -44,7 +44,7 @@ from protocol.task import (
     TaskReport,
     Validation,
 )
-from protocol.worker import PeerSend, TensorName
+from protocol.worker import PeerSend, TensorName, WorkerReport
 from trainer.audit.replay import cut_of
 from trainer.audit.step_leaves import RoundTrace, job_digest, made_after
 from trainer.codecs import encoded_size
@@ -52,16 +52,17 @@ from trainer.codecs.envelope import unwrap, wrap
 from trainer.data.data import Windows, heldout_parts
 from trainer.data.folder import JobFiles
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
-from trainer.outer import Local, OuterState, local_digest, outer_method
+from trainer.outer import Local, OuterState, local_digest, momentum_type, outer_method
 from trainer.outer.audit import Shown, contribution_name, outer_step, outer_step_of_results
 from trainer.outer.inner_update import update
 from trainer.outer.shards import contribution_digest
 from trainer.stage.activation_cache import Caches
 from trainer.stage.boundary_codec import wrapped_kinds
+from trainer.stage.objective import score_of
 from trainer.stage.snapshots import SnapshotKeeper
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.steps import Recorder, accumulate, digests, heldout_loss
-from trainer.worker.checkpoint import read_checkpoint, read_moments, write_checkpoint, write_moments
+from trainer.worker.checkpoint import checkpoint_pieces, moments_pieces, read_checkpoint, read_moments
 from trainer.worker.inbox import PartsHeld, RoundKey, Work, WorkerInbox
 from trainer.worker.malloc_trim import trim
 from trainer.worker.opening_service import OpeningService
@@ -169,7 +170,7 @@ class StageMember:
         self._layers = plan.layers
         self.stage = Stage(files.config, cut_of(plan, stage), spec.training, files.weights, device)
         size = self.stage.size
-        self._outer = OuterState(self.stage.values().to("cpu", copy=True), torch.zeros(size))
+        self._outer = OuterState.first(self.stage.values().to("cpu", copy=True), spec.training)
         self._method = outer_method(spec.training, self.stage.slots, size)
         self._shards = self.exchange(self._method, inbox, outbox, stage, replica)
         self._count = 1
@@ -186,6 +187,10 @@ class StageMember:
         self._left_out = 0
         self._keeper = SnapshotKeeper()
         self._job = job_digest(spec.training)
+
+    def record(self) -> None:
+        """From now on the agent gets a record of each round, and what the first one begins with."""
+        self.openings.records, self.openings.initial = True, self._outer
 
     # --- called from the socket's loop --------------------------------------------------------------------------------
 
@@ -233,7 +238,7 @@ class StageMember:
 
     def made(self, command: BeginRound, trace: RoundTrace) -> Made:
         """The contribution of the steps in ``trace``."""
-        given = self._method.contribution(trace.anchor, self.stage.values(), trace.local, command.round, self._count)
+        given = self._method.contribution(trace.anchor, self.stage.said(), trace.local, command.round, self._count)
         return Made(given.digest, given.pieces, given.local)
 
     def say(self, report: TaskReport) -> None:
@@ -242,8 +247,11 @@ class StageMember:
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def obey(self, order: Work, payload: bytes, split: int = 0) -> None:
+    def obey(self, order: Work, payload: bytearray, split: int = 0) -> None:
         """Do what a command says, as far as it is not done or stale, or what has become possible since.
+
+        Args:
+            payload: the state that comes with it, and from byte ``split`` on the moments; it is emptied once that is read.
 
         Raises:
             RoundError: the command does not fit what this worker holds.
@@ -268,7 +276,7 @@ class StageMember:
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, command: BeginRound, payload: bytes, split: int) -> None:
+    def _begin(self, command: BeginRound, payload: bytearray, split: int) -> None:
         key = (command.plan.epoch, command.round)
         if key == self._inbox.current:
             for report in list(self._said.values()):
@@ -279,13 +287,9 @@ class StageMember:
         if command.plan.layers != self._layers:
             raise RoundError("the layers of this stage changed: the new cut needs a new worker")
         if command.replaces_state:
-            size = self.stage.size
-            state, own = (payload[:split], payload[split:]) if split else (payload, b"")
-            self._outer, self._anchor_round = read_checkpoint(state, self.stage.slots, size)
-            self._local = self._method.fresh(self._outer)
-            self._load(self._method.start(self._outer, self._local, self._anchor_round))
-            self.stage.reset_moments()
-            self._start = self._moments(own) if own else None
+            self._take_state(payload, split)
+            with suppress(BufferError):  # Something may still look into what could not be used.
+                payload.clear()  # Training goes on for a round, and needs the room.
         self._back_to_start()
         if self._anchor_round != command.round:
             raise RoundError(
@@ -303,7 +307,18 @@ class StageMember:
         if command.steps:
             self._train(command, key)
 
-    def _moments(self, data: bytes) -> StageState | None:
+    def _take_state(self, payload: bytearray, split: int) -> None:
+        """Begin anew from a state, and the moments from byte ``split`` on."""
+        with memoryview(payload) as view, view[: split or len(view)] as state, view[len(state) :] as own:
+            kept = self.stage.slots, self.stage.size, momentum_type(self._training)
+            self._outer, self._anchor_round = read_checkpoint(state, *kept)
+            self.openings.initial = None  # The agent has it.
+            self._local = self._method.fresh(self._outer)
+            self._load(self._method.start(self._outer, self._local, self._anchor_round))
+            self.stage.reset_moments()
+            self._start = self._moments(own) if own else None
+
+    def _moments(self, data: memoryview) -> StageState | None:
         """Those of who held this seat before; they begin at zero where that left something unusable."""
         try:
             return read_moments(data, self.stage, self.stage.values().cpu(), self._anchor_round)
@@ -319,10 +334,11 @@ class StageMember:
         # Between the exchanges of its parts a replica is not at the anchor.
         own = self._method.start(self._outer, self._local, command.round)
         sums: list[float] = []
+        rewarded: list[float] = []
         began = time.perf_counter()
         self._load(self._outer.anchor)
         try:
-            loss = heldout_loss(self.stage, parts, boundary, sums)
+            loss = heldout_loss(self.stage, parts, boundary, sums, rewarded)
         finally:  # A round may be given up while it waits for a neighbour.
             self._load(own)
         if loss is not None:
@@ -331,12 +347,14 @@ class StageMember:
                 "round %d: held-out loss of %d tokens in %.2f s", command.round + 1, tokens, time.perf_counter() - began
             )
             exact = hashlib.sha256(struct.pack(f"<{len(sums)}d", *sums)).hexdigest()
-            self.say(Validation(*key, loss, tokens, self._outer.anchor_digest, exact))
+            self.say(Validation(*key, loss, tokens, self._outer.anchor_digest, exact, score_of(rewarded)))
 
     def _train(self, command: BeginRound, key: RoundKey) -> None:
         anchor = self._outer.anchor
         kept_every, every = self._state_interval(command.steps), self._training.commit_every
         trace = RoundTrace(command.first_step, anchor, kept_every, self._local, command.rate_step, every)
+        self._start = None
+        self._let_go(key)
         self._start = trace.states[0] = self._keeper.keep(self.stage)
         losses: list[float] = []
         self._left_out = 0
@@ -344,7 +362,9 @@ class StageMember:
         waited, began = self._inbox.waited, time.perf_counter()
         pace = TimeBudget(command.seconds, self._clock)
         for index in range(command.steps):
-            self._inbox.between_steps()
+            self._let_go(key)
+            # A card's stage that makes room for another is smallest at the end of a segment.
+            self._inbox.between_steps(audits=not self.stage.makes_room or index % every == 0)
             step = command.first_step + index
             try:
                 if self._position.stage == 0 and not pace.has_time(index):
@@ -440,9 +460,7 @@ class StageMember:
         trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
         root = trace.tree().root
         digest = contribution_digest(made.pieces)
-        unread = self.openings.keep(key, trace, command.total_steps, self._position)
-        if unread:
-            self._keeper.give_back(unread)
+        self._keeper.give_back(self.openings.keep(key, trace, command.total_steps, self._position))
         tokens = len(trace.leaves) * self._training.batch * self._training.sequence
         operations = self.stage.operations_per_token * tokens
         self._pending = local
@@ -498,6 +516,7 @@ class StageMember:
         if self._outer.left_out:
             LOG.info("round %d: left out the pseudo-gradients of replicas %s", command.round + 1, self._outer.left_out)
         self.openings.keep_outer(key, before, shown)
+        del before, shown
         self._anchor_round, self._start = command.round + 1, None
         if self._pending is not None and self._replica in command.contributors:
             self._local = self._pending
@@ -510,19 +529,25 @@ class StageMember:
         number = command.round
         if not command.results:
             given = self._inbox.contributions(command.contributors)
-            after, record = outer_step(self._method, self.stage, self._outer, given, number)
+            after, record = outer_step(self._method, self.stage, self._outer, given, number, command.weights)
             return after, record, {contribution_name(replica): data for replica, data in given.items()}
         agreed = self._shards.agreed(command)
-        after, record = outer_step_of_results(self._method, self.stage, self._outer, agreed.results, number)
+        count = len(command.contributors)
+        after, record = outer_step_of_results(self._method, self.stage, self._outer, agreed.results, number, count)
         return after, msgspec.structs.replace(record, reduced=agreed.reduced), agreed.shown
 
     def _report_applied(self, command: ApplyRound) -> None:
         """Hand the new state over: the agent keeps it for peers, and stores it where that is asked for."""
-        state = write_checkpoint(self._outer, self.stage.slots, self._anchor_round)
-        stored = hashlib.sha256(state).hexdigest() if command.checkpoint else None
+        state = checkpoint_pieces(self._outer, self.stage.slots, self._anchor_round)
+        stored = None
+        if command.checkpoint:
+            hasher = hashlib.sha256()
+            for piece in state:
+                hasher.update(piece)
+            stored = hasher.hexdigest()
         report = RoundApplied(command.epoch, command.round, self._outer.anchor_digest, stored, outer=self._outer_record)
-        own = write_moments(self.stage, self._anchor_round)
-        self._outbox.report(self._remember(report), state, own)
+        own = moments_pieces(self.stage, self._anchor_round)
+        self._outbox.put(WorkerReport(self._remember(report), sum(map(len, state))), *state, *own)
 
     # --- small helpers ------------------------------------------------------------------------------------------------
 
@@ -543,6 +568,10 @@ class StageMember:
         self._pending = None
         if self._start is not None:
             self.stage.restore(self._start)
+
+    def _let_go(self, under_way: RoundKey) -> None:
+        """Drop what the agent gives back when it is asked for; its memory is for the states of the round under way."""
+        self._keeper.give_back(self.openings.let_go(under_way))
 
     def _load(self, parameters: Tensor) -> None:
         self.stage.load(parameters)

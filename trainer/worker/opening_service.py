@@ -7,19 +7,21 @@ piece from what does not change any more.
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
+import torch
 from torch import Tensor
 
 from common.untrusted_text import untrusted
-from protocol.audit import KEPT_ROUNDS, MAX_AUDIT_BYTES, segment
+from protocol.audit import KEPT_ROUNDS, MAX_KEPT_RECORD, segment
 from protocol.boundary import Position, crossings
 from protocol.codec import encode as encode_message
-from protocol.task import LeafShown, OpenOuter, OpenStep, ShowLeaf, StepOpened
-from protocol.worker import RecordPart
+from protocol.task import LeafShown, OpenOuter, OpenStep, ReplayAcross, ReplayStep, ShowLeaf, StepOpened
+from protocol.worker import RecordKept, RecordPart, RecordRecall
 from trainer.audit.opening_file import SegmentEnd, write_opening
 from trainer.audit.replay import ending_of, state_before
 from trainer.audit.step_leaves import RoundTrace, made_after
@@ -29,7 +31,8 @@ from trainer.outer import OuterState, outer_method
 from trainer.outer.audit import Shown, write_outer
 from trainer.stage.background import Aside
 from trainer.stage.stage import Stage, StageState
-from trainer.worker.inbox import RoundKey
+from trainer.worker.checkpoint import checkpoint_pieces
+from trainer.worker.inbox import Audit, RoundKey
 from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.round_record import write_outer_record, write_steps
 from trainer.worker.thread_guard import guarded
@@ -38,25 +41,48 @@ LOG = logging.getLogger("cottage.worker")
 
 
 @dataclass(frozen=True)
-class _Round:
+class OpenableSteps:
+    """The steps of a round; where they were let ``go``, their leaves alone."""
+
     trace: RoundTrace
     total_steps: int
     position: Position
     leaving: list[Future[None]] = field(default_factory=list)
     """Openings that show its states: done when they have left."""
+    gone: bool = False
+
+    @property
+    def come_back_alike(self) -> bool:
+        """Whether a record gives all that is kept: more states than the first would have to be made again for each audit."""
+        return set(self.trace.states) == {0}
+
+    def let_go(self) -> "OpenableSteps":
+        """The leaves alone; openings that are being written still have the rest."""
+        left = replace(self.trace, anchor=torch.empty(0), local={}, states={}, payloads=[], hashes={})
+        return replace(self, trace=left, leaving=[], gone=True)
+
+    def unread(self) -> list[StageState]:
+        """The states, where nobody reads them any more."""
+        return list(self.trace.states.values()) if all(opening.done() for opening in self.leaving) else []
 
 
 @dataclass(frozen=True)
-class _Outer:
-    before: OuterState
+class OpenableOuter:
+    """An outer step; ``before`` None: it was let go. ``anchor``: digest of that before it."""
+
+    anchor: str
+    before: OuterState | None
     shown: Shown
 
 
 class OpeningService:
     """The last ``KEPT_ROUNDS`` rounds and outer steps of one member.
 
+    What the agent has on its disk is let go once its round is over, and comes back for an audit (``trainer.worker.recalls``).
+
     Attributes:
         records: whether each goes to the agent as well, before it is said to be done: see ``trainer.worker.round_record``.
+        initial: what the job begins with, where the agent has to be told.
     """
 
     def __init__(self, stage: Stage, files: JobFiles, replica: int, outbox: WorkerOutbox) -> None:
@@ -66,31 +92,101 @@ class OpeningService:
         self._replica = replica
         self._outbox = outbox
         self._aside = Aside()
-        self._rounds: dict[RoundKey, _Round] = {}
-        self._outers: dict[RoundKey, _Outer] = {}
+        self._rounds: dict[RoundKey, OpenableSteps] = {}
+        self._outers: dict[RoundKey, OpenableOuter] = {}
+        self._on_disk: set[RecordKept] = set()
+        self._lent: OuterState | None = None
         self.records = False
+        self.initial: OuterState | None = None
 
     def keep(self, key: RoundKey, trace: RoundTrace, total_steps: int, position: Position) -> list[StageState]:
         """Keep a round that was committed to; of those that make room for it, the states that nobody reads any more."""
-        self._rounds[key] = _Round(trace, total_steps, position)
+        kept = self._rounds[key] = OpenableSteps(trace, total_steps, position)
         if self.records:
-            self._record(RecordPart(*key, "steps"), write_steps(trace, total_steps, position))
+            self._tell_initial(key)
+            self._record(RecordPart(*key, "steps"), write_steps(kept.trace, total_steps, position))
         gone = [self._rounds.pop(old) for old in sorted(self._rounds)[:-KEPT_ROUNDS]]
-        unread = [old for old in gone if all(opening.done() for opening in old.leaving)]
-        return [state for old in unread for state in old.trace.states.values()]
+        return [state for old in gone for state in old.unread()]
 
     def keep_outer(self, key: RoundKey, before: OuterState, shown: Shown) -> None:
         """Keep an outer step; ``shown``: what came in, see ``trainer.outer.audit``."""
-        self._outers[key] = _Outer(before, shown)
+        self._outers[key] = OpenableOuter(before.anchor_digest, before, shown)
         if self.records:
+            self._tell_initial(key)
             self._record(RecordPart(*key, "outer"), write_outer_record(before.digest(), shown))
         for old in sorted(self._outers)[:-KEPT_ROUNDS]:
             del self._outers[old]
 
+    def on_disk(self, record: RecordKept) -> None:
+        """The agent can give a record back. Called from the socket's loop."""
+        self._on_disk.add(record)
+
+    def let_go(self, under_way: RoundKey) -> list[StageState]:
+        """Drop what can come back of rounds before the one ``under_way``; the states that nobody reads any more."""
+        unread: list[StageState] = []
+        for record in sorted(self._on_disk, key=lambda record: (record.epoch, record.round)):
+            key = (record.epoch, record.round)
+            if key >= under_way:
+                continue
+            self._on_disk.discard(record)
+            steps, outer = self._rounds.get(key), self._outers.get(key)
+            if record.kind == "steps" and steps is not None and steps.come_back_alike:
+                self._rounds[key] = steps.let_go()
+                unread += steps.unread()
+            elif record.kind == "outer" and outer is not None:
+                self._outers[key] = OpenableOuter(outer.anchor, None, {})
+        return unread
+
+    def recall_for(self, audit: Audit) -> RecordRecall | None:
+        """What has to come back before an audit can be answered; None: nothing."""
+        match audit:
+            case OpenStep(epoch=epoch, round=number):
+                steps = self._rounds.get((epoch, number))
+                return RecordRecall(epoch, number, "steps") if steps is not None and steps.gone else None
+            case OpenOuter(epoch=epoch, round=number):
+                outer = self._outers.get((epoch, number))
+                return RecordRecall(epoch, number, "outer") if outer is not None and outer.before is None else None
+            case (ReplayStep() as replay) | ReplayAcross(replay=replay):
+                if replay.anchor is None or replay.anchor_in != "auditor" or self.anchor(replay.anchor) is not None:
+                    return None
+                begun = [(key, kept.trace.leaves[0].anchor) for key, kept in self._rounds.items() if kept.gone]
+                begun += [(key, kept.anchor) for key, kept in self._outers.items() if kept.before is None]
+                return next((RecordRecall(*key, "state") for key, anchor in begun if anchor == replay.anchor), None)
+        return None
+
+    @contextmanager
+    def back(
+        self, key: RoundKey, steps: OpenableSteps | None, outer: OpenableOuter | None, state: OuterState | None
+    ) -> Iterator[None]:
+        """Meanwhile a round is here again, or what it began with."""
+        rounds, outers = dict(self._rounds), dict(self._outers)
+        if steps is not None:
+            self._rounds[key] = steps
+        if outer is not None:
+            self._outers[key] = outer
+        self._lent = state
+        try:
+            yield
+        finally:
+            self._rounds, self._outers, self._lent = rounds, outers, None
+
+    def refuse(self, audit: Audit, reason: str) -> None:
+        """Say of what was let go that it does not come back. Of somebody else's step nothing is said: nobody is to be accused."""
+        if isinstance(audit, OpenStep | OpenOuter):
+            said = f"round {audit.round} of epoch {audit.epoch} was on the disk, and is no more: {reason}"
+            self._outbox.report(StepOpened(audit.audit, None, untrusted(said)))
+
+    def _tell_initial(self, key: RoundKey) -> None:
+        """Give the agent what the job begins with, which no peer has."""
+        if self.initial is not None:
+            pieces = checkpoint_pieces(self.initial, self._stage.slots, key[1])
+            self._record(RecordPart(*key, "state"), pieces)
+            self.initial = None
+
     def _record(self, part: RecordPart, pieces: list[memoryview]) -> None:
         """Hand a record over, without a copy of what it is made of."""
         size = sum(map(len, pieces))
-        if size > MAX_AUDIT_BYTES:
+        if size > MAX_KEPT_RECORD:
             LOG.warning("round %d is not recorded: %s bytes are too many", part.round + 1, f"{size:,}")
             return
         self._outbox.put(part, *pieces)
@@ -98,7 +194,7 @@ class OpeningService:
     def open_step(self, command: OpenStep) -> None:
         """Answer an audit's draw."""
         kept = self._rounds.get((command.epoch, command.round))
-        if kept is None:
+        if kept is None or kept.gone:
             reason = f"round {command.round} of epoch {command.epoch} is not kept: only the last {KEPT_ROUNDS} are"
             self._outbox.report(StepOpened(command.audit, None, untrusted(reason)))
             return
@@ -109,6 +205,7 @@ class OpeningService:
         except RoundError as error:
             self._outbox.report(StepOpened(command.audit, None, untrusted(error)))
             return
+        trace = replace(trace, states={})  # What is shown of them is ``state``.
         made, micros = made_after(training, len(trace.leaves)), crossings(training)
         method = outer_method(training, self._stage.slots, self._stage.size)
         leaving = self._answer(
@@ -119,7 +216,7 @@ class OpeningService:
         )
         kept.leaving.append(leaving)
 
-    def _shown(self, kept: _Round, command: OpenStep) -> tuple[StageState, SegmentEnd | None]:
+    def _shown(self, kept: OpenableSteps, command: OpenStep) -> tuple[StageState, SegmentEnd | None]:
         """The state before the segment that was drawn, and what the segment came to where that is asked for."""
         trace, stage = kept.trace, self._stage
         first, _ = segment(command.step, trace.segment, len(trace.leaves))
@@ -128,7 +225,7 @@ class OpeningService:
         with stage.away():
             return self._found_again(kept, command, first)
 
-    def _found_again(self, kept: _Round, command: OpenStep, first: int) -> tuple[StageState, SegmentEnd | None]:
+    def _found_again(self, kept: OpenableSteps, command: OpenStep, first: int) -> tuple[StageState, SegmentEnd | None]:
         """The same, by running the round again on a stage beside the member's own."""
         trace, stage, files = kept.trace, self._stage, self._files
         scratch = Stage(
@@ -149,18 +246,21 @@ class OpeningService:
     def open_outer(self, command: OpenOuter) -> None:
         """Answer an audit's draw of an outer step."""
         kept = self._outers.get((command.epoch, command.round))
-        if kept is None:
+        if kept is None or kept.before is None:
             reason = f"the outer step of round {command.round} of epoch {command.epoch} is not kept"
             self._outbox.report(StepOpened(command.audit, None, untrusted(reason)))
             return
-        self._answer(command.audit, lambda: write_outer(kept.before, kept.shown))
+        before, shown = kept.before, kept.shown
+        self._answer(command.audit, lambda: write_outer(before, shown))
 
     def anchor(self, digest: str) -> Tensor | None:
         """The anchor of a round that is kept, by its digest."""
-        traces = (kept.trace for kept in self._rounds.values())
+        lent = [] if self._lent is None else [self._lent]
+        traces = [kept.trace for kept in self._rounds.values() if not kept.gone]
         found = (trace.anchor for trace in traces if trace.leaves and trace.leaves[0].anchor == digest)
-        befores = (kept.before.anchor for kept in self._outers.values() if kept.before.anchor_digest == digest)
-        return next(chain(found, befores), None)
+        befores = (kept.before for kept in self._outers.values() if kept.before is not None)
+        states = (state.anchor for state in chain(lent, befores) if state.anchor_digest == digest)
+        return next(chain(found, states), None)
 
     def show_leaf(self, command: ShowLeaf) -> LeafShown:
         """The leaf of a committed step, where it is kept."""

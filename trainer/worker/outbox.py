@@ -47,9 +47,9 @@ class WorkerOutbox:
             self._bytes += size
             self._loop.call_soon_threadsafe(self._ready.set)
 
-    def report(self, body: TaskReport, payload: bytes = b"", own: bytes = b"") -> None:
-        """Queue a report; ``own``: what its payload has from ``WorkerReport.split`` on, where it is split."""
-        self.put(WorkerReport(body, len(payload) if own else 0), payload, own)
+    def report(self, body: TaskReport, payload: bytes | memoryview = b"") -> None:
+        """Queue a report; nobody may change its payload any more."""
+        self.put(WorkerReport(body, 0), payload)
 
     def show(self, body: TaskReport, pieces: Sequence[memoryview], left: Future[None]) -> None:
         """Queue a report with pieces of memory that nobody changes until they have ``left``."""

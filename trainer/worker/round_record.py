@@ -20,7 +20,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from protocol.audit import MAX_AUDIT_BYTES, StepLeaf
+from protocol.audit import MAX_KEPT_RECORD, StepLeaf
 from protocol.boundary import PayloadKey, Position
 from protocol.codec import MessageError
 from protocol.codec import decode as decode_message
@@ -29,7 +29,7 @@ from protocol.ids import Count, Digest, StepIndex
 from trainer.audit.step_leaves import RoundTrace
 from trainer.errors import RoundRecordError, WeightsError
 from trainer.files.tensors import bytes_of
-from trainer.outer.method import Local, OuterMethod, OuterState, local_digest
+from trainer.outer.method import Local, OuterMethod, OuterState, local_digest, momentum_type
 from trainer.stage.stage import Stage, StageState
 from trainer.worker.checkpoint import read_checkpoint, read_moments
 
@@ -67,21 +67,31 @@ class RoundBeginning:
     """What a round began with on the stage of one seat: the shared state, and the optimizer's moments."""
 
     outer: OuterState
-    moments: bytes
+    moments: bytes | bytearray
     stage: Stage
 
     @classmethod
-    def read(cls, stage: Stage, state: bytes, moments: bytes, round_index: int) -> "RoundBeginning":
+    def read(
+        cls,
+        stage: Stage,
+        state: bytes | bytearray,
+        moments: bytes | bytearray,
+        round_index: int,
+        *,
+        momentum: bool = True,
+    ) -> "RoundBeginning":
         """From what the agent kept. ``state`` empty: the job's initial one, which ``stage`` is in.
 
+        Args:
+            momentum: False leaves that of the outer steps out, which no step needs.
         Raises:
             RoundRecordError: it is no state of this stage and round.
         """
-        size = stage.size
         if not state:
-            return cls(OuterState(stage.values().to("cpu", copy=True), torch.zeros(size)), moments, stage)
+            return cls(OuterState.first(stage.values().to("cpu", copy=True), stage.training), moments, stage)
         try:
-            outer, number = read_checkpoint(state, stage.slots, size)
+            kept = momentum_type(stage.training) if momentum else None
+            outer, number = read_checkpoint(state, stage.slots, stage.size, kept)
         except WeightsError as error:
             raise RoundRecordError(f"the state that round {round_index} began with cannot be read: {error}") from error
         if number != round_index:
@@ -118,7 +128,7 @@ def write_steps(trace: RoundTrace, total_steps: int, position: Position) -> list
 
 
 def read_steps(
-    data: bytes, beginning: RoundBeginning, method: OuterMethod, round_index: int
+    data: bytes | bytearray, beginning: RoundBeginning, method: OuterMethod, round_index: int
 ) -> tuple[RoundTrace, int, Position]:
     """The trace of a round, with one state, at its beginning; the total of steps, and the position of the member.
 
@@ -153,7 +163,7 @@ def write_outer_record(before: str, shown: Mapping[str, bytes]) -> list[memoryvi
     return [*_headed(head), *(memoryview(data) for data in shown.values())]
 
 
-def read_outer_record(data: bytes, beginning: RoundBeginning) -> dict[str, bytes]:
+def read_outer_record(data: bytes | bytearray, beginning: RoundBeginning) -> dict[str, bytes]:
     """What came into an outer step; raises RoundRecordError as ``read_steps``."""
     head, rest = _parsed(data, _OuterHead)
     if beginning.outer.digest() != head.before:
@@ -185,11 +195,11 @@ class _Rest:
             raise RoundRecordError(f"{len(self._data):,} bytes follow behind the record")
 
 
-def _parsed(data: bytes, kind: type[_Head]) -> tuple[_Head, _Rest]:
+def _parsed(data: bytes | bytearray, kind: type[_Head]) -> tuple[_Head, _Rest]:
     rest = _Rest(memoryview(data))
     (length,) = _LENGTH.unpack(rest.take(_LENGTH.size))
     try:
-        head: _Head = decode_message(rest.take(length), kind, MAX_AUDIT_BYTES)
+        head: _Head = decode_message(rest.take(length), kind, MAX_KEPT_RECORD)
     except MessageError as error:
         raise RoundRecordError(f"the record's head is malformed: {error}") from error
     return head, rest

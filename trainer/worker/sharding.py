@@ -202,15 +202,23 @@ class ShardExchange:
         shards = self._method.shards(self._key[1], self.count)
         free = shards.take(self._method.free(self._key[1]), place)
         before = self._residue if shard == self._replica else None
-        made = self.made(shards, place, parts, free, before)
+        made = self.made(shards, place, parts, free, before, order.weights)
         with self._lock:
             self._reduced[shard] = Reduced(before, made)
         self._inbox.keep(self._key, Held("result", self._replica, shard, order.turn), made.digest, made.data)
         self._hand_out(shard, order.turn, made.data)
 
-    def made(self, shards: Shards, place: int, parts: dict[int, bytes], free: Tensor, residue: Tensor | None) -> Result:
+    def made(
+        self,
+        shards: Shards,
+        place: int,
+        parts: dict[int, bytes],
+        free: Tensor,
+        residue: Tensor | None,
+        weights: dict[int, int],
+    ) -> Result:
         """What comes of a shard: as ``reduce_shard``."""
-        return reduce_shard(shards, place, parts, self._method.combining, free, residue)
+        return reduce_shard(shards, place, parts, self._method.combining, free, residue, weights)
 
     def agreed(self, command: ApplyRound) -> Agreed:
         """What the outer step takes, once it is here.

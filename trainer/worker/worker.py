@@ -37,7 +37,20 @@ from protocol.task import (
     StopTask,
     TaskReady,
 )
-from protocol.worker import AgentMessage, PeerDeliver, RestoredPart, Setup, WorkerCommand, read_frame, write_pieces
+from protocol.worker import (
+    AgentMessage,
+    PeerDeliver,
+    RecordKept,
+    RecordReturned,
+    RestoredPart,
+    Setup,
+    WorkerCommand,
+    read_buffer,
+    read_exactly,
+    read_frame,
+    read_head,
+    write_pieces,
+)
 from trainer.audit.environment import configure, env_class
 from trainer.audit.replay import OpeningReplayer
 from trainer.data.folder import JobFiles, open_files
@@ -45,10 +58,11 @@ from trainer.errors import OpeningError, RoundRecordError
 from trainer.files.inputs import TRAIN, InputFolder
 from trainer.files.tensors import bytes_of
 from trainer.worker.dispute_player import Player
-from trainer.worker.inbox import Audit, WorkerInbox
+from trainer.worker.inbox import Audit, ReturnedRecord, WorkerInbox
 from trainer.worker.logs import ReportHandler
 from trainer.worker.member import StageMember
 from trainer.worker.outbox import WorkerOutbox
+from trainer.worker.recalls import Recalls, RecordReceiver
 from trainer.worker.restoring import restore
 from trainer.worker.thread_guard import guarded
 from trainer.worker.throttle import slow_down
@@ -72,7 +86,8 @@ class Worker:
         self._member: StageMember | None = None
         self._auditor: OpeningReplayer | None = None
         self._players: dict[str, Player] = {}
-        self._inbox = WorkerInbox(self._serve_audit)
+        self._recalls: Recalls | None = None
+        self._inbox = WorkerInbox(self._serve)
         self._outbox: WorkerOutbox | None = None
 
     async def run(self, socket: Path | None) -> int:
@@ -123,19 +138,19 @@ class Worker:
         outbox.close()
         return 0 if well else 1
 
-    async def _restored(self, reader: asyncio.StreamReader, setup: Setup) -> list[tuple[RestoredPart, bytes]]:
+    async def _restored(self, reader: asyncio.StreamReader, setup: Setup) -> list[tuple[RestoredPart, bytearray]]:
         """The records that follow a ``Setup``; fewer where the agent goes away."""
-        parts: list[tuple[RestoredPart, bytes]] = []
+        parts: list[tuple[RestoredPart, bytearray]] = []
         try:
             for _ in range(setup.restored):
-                message, payload = await read_frame(reader, RestoredPart)
+                message, length = await read_head(reader, RestoredPart)
                 assert isinstance(message, RestoredPart)
-                parts.append((message, payload))
+                parts.append((message, await read_buffer(reader, length)))
         except (MessageError, EOFError) as error:
             LOG.error("not all records came: %s", error)
         return parts
 
-    def _build(self, setup: object, outbox: WorkerOutbox, parts: list[tuple[RestoredPart, bytes]]) -> None:
+    def _build(self, setup: object, outbox: WorkerOutbox, parts: list[tuple[RestoredPart, bytearray]]) -> None:
         if not isinstance(setup, Setup):
             raise MessageError(f"the first message is {type(setup).__name__}, not Setup")
         configure(setup.threads, setup.device)
@@ -166,26 +181,37 @@ class Worker:
                 rounds = restore(self._member.openings, self._member.stage, parts)
                 if not rounds:
                     raise RoundRecordError("nothing could be restored from the records of a worker that died")
-            self._member.openings.records = setup.records
+            if setup.records:
+                self._member.record()
+                self._recalls = Recalls(self._member.openings, self._member.stage, outbox)
             self._inbox.whole_steps = self._member.stage.makes_room
         LOG.info("%s parameters are loaded on %s, %d threads", f"{parameters:,}", setup.device, setup.threads)
         outbox.report(TaskReady(name, parameters))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Sort frames until the agent stops the task or goes away."""
+        returning = RecordReceiver(self._inbox)
         try:
             while True:
-                message, payload = await read_frame(reader, AgentMessage)
+                message, length = await read_head(reader, AgentMessage)
+                if isinstance(message, WorkerCommand) and isinstance(message.body, BeginRound):
+                    self._inbox.order(message.body, await read_buffer(reader, length), message.split)
+                    continue
+                payload = await read_exactly(reader, length)
                 match message:
                     case PeerDeliver():
                         await self._deliver(message, payload)
+                    case RecordKept() if self._member is not None:
+                        self._member.openings.on_disk(message)
+                    case RecordReturned():
+                        returning.begin(message)
+                    case RestoredPart():
+                        returning.take(message, payload)
                     case WorkerCommand(body=StopTask(reason=reason)):
                         LOG.info("stopped: %s", reason)
                         return
-                    case WorkerCommand(
-                        body=BeginRound() | ReduceRound() | ApplyRound() | AbandonRound() as order, split=split
-                    ):
-                        self._inbox.order(order, payload, split)
+                    case WorkerCommand(body=ReduceRound() | ApplyRound() | AbandonRound() as order):
+                        self._inbox.order(order)
                     case WorkerCommand(
                         body=OpenStep()
                         | ShowLeaf()
@@ -237,7 +263,15 @@ class Worker:
         if anchor is None or report.verdict == "match":
             self._outbox.report(report)
         else:
-            self._outbox.report(msgspec.structs.replace(report, anchor=command.anchor), bytes(bytes_of(anchor)))
+            self._outbox.report(msgspec.structs.replace(report, anchor=command.anchor), bytes_of(anchor))
+
+    def _serve(self, command: Audit | ReturnedRecord, payload: bytes, anchor: bytes) -> None:
+        """Answer an audit, now or once that is here which it needs."""
+        if isinstance(command, ReturnedRecord):
+            if self._recalls is not None:
+                self._recalls.serve(command, self._serve_audit)
+        elif self._recalls is None or not self._recalls.holds(command, payload, anchor):
+            self._serve_audit(command, payload, anchor)
 
     def _serve_audit(self, command: Audit, payload: bytes, anchor: bytes = b"") -> None:
         assert self._outbox is not None

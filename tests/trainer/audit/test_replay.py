@@ -16,9 +16,10 @@ from safetensors.torch import load, save
 from protocol.audit import MAX_AUDIT_BYTES, state_interval
 from protocol.boundary import Position
 from protocol.contradiction import stands
-from protocol.job.job import TrainingSpec
+from protocol.job.job import LoraSpec, TrainingSpec
 from protocol.job.learning_rate import learning_rate
-from protocol.task import AuditReport, ReplayStep
+from protocol.models.model import KEEPS_EMBEDDING
+from protocol.task import AuditReport, Layers, Plan, ReplayOuter, ReplayStep
 from tests.trainer.router import make_plan
 from tests.trainer.small import (
     ENV,
@@ -35,6 +36,9 @@ from tests.trainer.small import (
 from trainer.audit.replay import OpeningReplayer, state_before
 from trainer.codecs import encode
 from trainer.data.data import TokenFile, heldout_parts
+from trainer.files.inputs import InputFolder
+from trainer.outer import OuterState, outer_method
+from trainer.outer.audit import contribution_name, outer_step, write_outer
 from trainer.stage.stage import Stage, StageState, vector_digest
 from trainer.stage.steps import Recorded, Recorder, accumulate, digests, heldout_loss
 
@@ -487,3 +491,30 @@ def test_an_audit_that_runs_while_a_validation_waits_still_has_gradients(tokens:
 
     parts = heldout_parts(tokens, training())
     heldout_loss(Stage(config_of(), cuts(3, 2)[1], training()), parts, Busy())
+
+
+@pytest.mark.parametrize("memory", ["float32", "lean"])
+@pytest.mark.parametrize("quantize", ["none", "nf4", "tied"])
+def test_an_outer_step_takes_nothing_of_what_is_frozen(quantize: Any, memory: Any, tmp_path: Path) -> None:
+    """An auditor has fetched the frozen model of those stages only whose inner steps it has run again."""
+    precision = "bf16" if memory == "lean" else "fp32"
+    config, lora = config_of(), LoraSpec(rank=4, quantize=quantize)
+    if quantize == "tied":
+        config, lora = config | {KEEPS_EMBEDDING: True}, None
+    spec = training(lora=lora, memory=memory, precision=precision)
+    cut = cuts(3, 2)[1]
+    stage = Stage(config, cut, spec)
+    method = outer_method(spec, stage.slots, stage.size)
+    before = OuterState.first(stage.values().clone(), spec)
+    given = {p: method.contribution(before.anchor, before.anchor + 0.01 * (p + 1), {}, 0).data for p in (0, 1)}
+    after, record = outer_step(method, stage, before, given, 0)
+    opening = b"".join(write_outer(before, {contribution_name(p): data for p, data in given.items()}))
+    agreed = {p: hashlib.sha256(data).hexdigest() for p, data in given.items()}
+    plan = Plan(0, (Layers(0, cut.first), Layers(cut.first, cut.last)), ())
+    digest = hashlib.sha256(opening).hexdigest()
+    command = ReplayOuter("a" * 32, plan, 1, 0, agreed, record, after.anchor_digest, digest)
+    nowhere = InputFolder(tmp_path / "nowhere", {})
+    auditor = OpeningReplayer(config, spec, tmp_path / "train.bin", nowhere, ENV, "cpu")
+    assert auditor.judge_outer(command, opening).verdict == "match"
+    wrong = msgspec.structs.replace(command, parameters="0" * 64)
+    assert auditor.judge_outer(wrong, opening).verdict == "mismatch"

@@ -20,6 +20,7 @@ from trainer.formats.source import Dataset
 from trainer.stage.stage import Stage
 
 TOKENS = torch.arange(8 * 16).reshape(8, 16)
+ALL = torch.ones(8, 16, dtype=torch.bool)
 WIDTH = 32
 
 
@@ -63,30 +64,30 @@ def normal(seed: int = 1) -> torch.Tensor:
 
 
 def test_different_vectors_spare_nobody_anything_though_most_of_each_is_the_same() -> None:
-    assert _spared(normal(), TOKENS) == ""
+    assert _spared(normal(), TOKENS, ALL) == ""
     common = torch.ones(WIDTH) * 3  # Of large models it is said that their hidden states point mostly one way.
-    assert _spared(normal() + common, TOKENS) == ""
+    assert _spared(normal() + common, TOKENS, ALL) == ""
 
 
 def test_equal_tokens_may_come_to_equal_vectors() -> None:
     one = normal()[:1].expand(8, -1, -1)
-    assert _spared(one, TOKENS[:1].expand(8, -1)) == ""
-    assert _spared(one, TOKENS) == "the same in different sequences"
+    assert _spared(one, TOKENS[:1].expand(8, -1), ALL) == ""
+    assert _spared(one, TOKENS, ALL) == "the same in different sequences"
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_one_sequence_in_every_place_of_a_batch_is_found_also_scaled(scale: float) -> None:
     scales = torch.tensor([scale**n for n in range(8)])[:, None, None]
     same = normal()[:1] * scales
-    assert _spared(same, TOKENS) == "the same in different sequences"
+    assert _spared(same, TOKENS, ALL) == "the same in different sequences"
     one_of_them = torch.cat([same[:1], normal(3)[1:]])
-    assert _spared(one_of_them, TOKENS) == ""
+    assert _spared(one_of_them, TOKENS, ALL) == ""
 
 
 def test_hidden_states_that_training_has_made_nearly_the_same_spare_nobody_anything() -> None:
     common = normal()[:1, :1]
-    assert _spared(common + 0.003 * normal(2), TOKENS) == ""
-    assert _spared(common.expand(8, 16, -1) + 0.0005 * normal(2), TOKENS) == ""
+    assert _spared(common + 0.003 * normal(2), TOKENS, ALL) == ""
+    assert _spared(common.expand(8, 16, -1) + 0.0005 * normal(2), TOKENS, ALL) == ""
 
 
 def test_honest_work_on_real_text_early_in_training_is_not_in_vain(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_honest_work_on_real_text_early_in_training_is_not_in_vain(tmp_path: Pat
 
 
 def test_noughts_and_what_is_no_number_are_found() -> None:
-    assert _spared(torch.zeros(8, 16, WIDTH), TOKENS) == "noughts"
+    assert _spared(torch.zeros(8, 16, WIDTH), TOKENS, ALL) == "noughts"
     broken = normal()
     broken[3, 2, 1] = np.nan
-    assert _spared(broken, TOKENS) == "no numbers"
+    assert _spared(broken, TOKENS, ALL) == "no numbers"

@@ -138,6 +138,16 @@ def test_never_half_of_all_are_left_out() -> None:
         assert len(odd_ones(updates)) <= (count - 1) // 2
 
 
+def test_a_quick_replica_is_as_far_as_its_steps_take_it() -> None:
+    updates, steps = similar(4), {0: 5, 1: 5, 2: 5, 3: 40}
+    updates[3] = updates[3] * 8
+    assert odd_ones(updates) == (3,)
+    assert odd_ones(updates, steps) == ()
+    updates[3] = updates[3] * 3
+    assert odd_ones(updates, steps) == (3,), "24 times as far, and eight times the steps"
+    assert odd_ones(similar(4) | {0: updates[3]}, steps) == (0,)
+
+
 def test_zeros_everywhere_are_a_mean_of_zero() -> None:
     nothing = {i: torch.zeros(SIZE) for i in range(4)}
     for aggregation in ("mean", "trimmed", "clipped"):
@@ -154,6 +164,46 @@ def test_the_order_of_arrival_does_not_matter() -> None:
         first, second = combining.combine(updates), combining.combine(backwards)
         assert torch.equal(first[0], second[0])
         assert first[1] == second[1] == (3,)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_update_weighs_by_the_steps_of_its_replica() -> None:
+    updates, steps = similar(4), {0: 5, 1: 5, 2: 10, 3: 20}
+    mean, left_out = Combining(checked=True).combine(updates, steps)
+    exact = sum(update.double() * steps[replica] for replica, update in updates.items()) / 40
+    assert left_out == ()
+    assert torch.allclose(mean.double(), torch.as_tensor(exact), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(mean, Combining().combine(updates)[0])
+    updates[1] = updates[1] * -40
+    without = {replica: update for replica, update in updates.items() if replica != 1}
+    assert Combining(checked=True).combine(updates, steps)[1] == (1,)
+    assert torch.equal(Combining(checked=True).combine(updates, steps)[0], Combining().combine(without, steps)[0]), (
+        "what is left out has no weight"
+    )
+
+
+def test_only_how_the_steps_compare_counts() -> None:
+    updates = similar(3)
+    plain = Combining().combine(updates)[0]
+    assert torch.equal(Combining().combine(updates, {0: 7, 1: 7, 2: 7})[0], plain), "the bits of equal rounds"
+    twice = [Combining().combine(updates, {0: a, 1: b, 2: c})[0] for a, b, c in ((3, 6, 9), (1, 2, 3))]
+    assert torch.equal(*twice)
+    seven = (updates[0] + updates[1] * 2 + updates[2] * 7) / 10
+    assert torch.equal(Combining().combine(updates, {0: 1, 1: 2, 2: 7})[0], seven)
+
+
+def test_means_that_few_cannot_move_weigh_nobody_more() -> None:
+    updates = similar(4)
+    for aggregation in ("trimmed", "clipped"):
+        combining = Combining(aggregation)
+        assert torch.equal(combining.combine(updates)[0], combining.combine(updates, {0: 1, 1: 1, 2: 1, 3: 40})[0])
+
+
+def test_a_replica_without_a_weight_is_refused() -> None:
+    with pytest.raises(RoundError, match=r"weights of replicas \[0, 1\] for updates of \[0, 1, 2\]"):
+        Combining().combine(similar(3), {0: 1, 1: 2})
 
 
 # --- means ------------------------------------------------------------------------------------------------------------

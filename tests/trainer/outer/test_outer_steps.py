@@ -1,6 +1,7 @@
 """The outer step between replicas."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from trainer.codecs import decode
 from trainer.data.data import TokenFile
 from trainer.errors import CodecError, NonFiniteError, RoundError
 from trainer.outer import OuterMethod, OuterState, outer_method
+from trainer.outer.method import momentum_type
 from trainer.stage.storage import Slot
 
 SIZE = 640
@@ -69,11 +71,43 @@ def test_full_rate_without_momentum_is_plain_averaging() -> None:
     assert torch.allclose(after.anchor, anchor + 2)
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"outer": "streaming", "fragments": 1}, {"memory": "lean", "precision": "bf16"}]
+)
+def test_one_replica_alone_ends_where_its_own_steps_have_led(changes: dict[str, Any]) -> None:
+    spec = training(outer_learning_rate=0.5, outer_momentum=0.9, pseudo_gradient="fp32", **changes)
+    before = OuterState(state().anchor, torch.full((SIZE,), 0.5, dtype=momentum_type(spec)))
+    method, parameters = method_of(spec), before.anchor + 0.25
+    data = method.contribution(before.anchor, parameters, method.fresh(before), 0).data
+    after = method.apply(before, {3: data}, 0)
+    assert torch.allclose(after.anchor, parameters, rtol=0, atol=1e-6)
+    assert torch.equal(after.momentum, before.momentum)
+    assert torch.equal(before.anchor, state().anchor)
+    two = method.apply(before, {3: data, 4: data}, 0)
+    assert not torch.allclose(two.anchor, parameters, rtol=0, atol=1e-3)
+
+
 def test_the_inputs_are_left_as_they_are() -> None:
     before = state()
     outer_step(before, contributions(2, before.anchor), training())
     assert torch.equal(before.anchor, state().anchor)
     assert torch.equal(before.momentum, state().momentum)
+
+
+def test_a_momentum_in_bf16_is_rounded_by_chance_alike_and_does_not_drift() -> None:
+    size, spec = 1 << 16, training(memory="lean", precision="bf16", outer_learning_rate=1.0, outer_momentum=0.5)
+    method = method_of(spec, size)
+    before = OuterState.first(torch.zeros(size), spec)
+    assert before.momentum.dtype == torch.bfloat16
+    mean = torch.full((size,), 1.001)  # Between two values of bf16, near the lower one.
+    once, again, later = (method.step(before, mean.clone(), (), number) for number in (7, 7, 8))
+    assert once.digest() == again.digest()
+    assert torch.equal(once.anchor, -mean.mul(0.5).add_(mean)), "the step is made with what is not rounded yet"
+    assert set(once.momentum.unique().tolist()) == {1.0, 1.0078125}
+    assert float(once.momentum.float().mean()) == pytest.approx(1.001, abs=1e-4)
+    assert not torch.equal(once.momentum, later.momentum), "chance is another one each round"
+    down = method.step(before, -mean, (), 7)
+    assert torch.equal(down.momentum, -once.momentum)
 
 
 def test_nobody_is_no_round() -> None:

@@ -199,10 +199,13 @@ def test_the_outer_step_of_results_says_what_it_was_made_from() -> None:
     before = replicas.state
     replicas.round(0)
     results = {10 * shard: data for shard, data in enumerate(replicas.results)}
-    after, record = outer_step_of_results(replicas.method, Free(), before, results, 0)  # type: ignore[arg-type]
+    after, record = outer_step_of_results(replicas.method, Free(), before, results, 0, 4)  # type: ignore[arg-type]
     assert torch.equal(after.anchor, replicas.state.anchor)
     assert (record.before, record.after) == (before.digest(), after.digest())
     assert record.results == {shard: hashlib.sha256(data).hexdigest() for shard, data in results.items()}
+    alone, _ = outer_step_of_results(replicas.method, Free(), before, results, 0, 1)  # type: ignore[arg-type]
+    assert not torch.equal(alone.anchor, after.anchor)
+    assert torch.equal(alone.momentum, before.momentum)
 
 
 @pytest.mark.parametrize(

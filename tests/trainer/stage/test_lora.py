@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -46,7 +47,7 @@ def export(line: Pipeline, family: str, folder: Path, spec: LoraSpec = LORA) -> 
         save_file(tensors | {ROUND: torch.tensor([4])}, paths[-1])
     (folder / "text").write_text("a quick brown fox\n" * 400)
     prepare(Dataset.of(folder / "text", "text"), TokenizerSpec(kind="bytes"), None, 0.1, 16, folder)
-    card = {"spec": {"training": {"lora": {"rank": spec.rank, "alpha": spec.alpha, "base_model": spec.base_model}}}}
+    card = {"spec": {"training": {"lora": msgspec.to_builtins(spec)}}}
     assemble(paths, config_of(family), folder / "tokenizer.json", folder / "adapter", card)
     return folder / "adapter"
 

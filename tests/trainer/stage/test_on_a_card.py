@@ -116,7 +116,7 @@ def test_rounds_between_replicas_and_looks_at_them(outer: str, tokens: TokenFile
     with card():
         stage = Stage(config_of(), WHOLE, spec, device=NAME)
         keeper = SnapshotKeeper()
-        state = OuterState(stage.values().to("cpu", copy=True), torch.zeros(stage.size))
+        state = OuterState.first(stage.values().to("cpu", copy=True), stage.training)
         method = outer_method(spec, stage.slots, stage.size)
         local = method.fresh(state)
         kept = keeper.keep(stage)

@@ -18,7 +18,8 @@ from trainer.__main__ import main
 from trainer.data.data import TokenFile, heldout_parts
 from trainer.data.prepare import prepare
 from trainer.errors import WeightsError
-from trainer.export.assemble import assemble, model_card
+from trainer.export.assemble import assemble
+from trainer.export.card import model_card
 from trainer.export.inference import evaluate, sample_text
 from trainer.formats.source import Dataset
 from trainer.outer import OuterState
@@ -183,7 +184,7 @@ def test_the_card_shows_curve_and_receipts_and_survives_odd_text() -> None:
     }
     text = model_card(card, 123, resolve(ModelSpec(preset="tiny-llama"), 2048))
     assert "# my model" in text
-    assert "| loss after | 3.1416 |" in text
+    assert "| held-out loss after | 3.14159 |" in text
     assert "| round | validation_loss | perplexity | train_loss |" in text
     assert "| settle | a \\| b c |" in text
     assert '"name": "my\\nmodel"' in text

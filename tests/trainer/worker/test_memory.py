@@ -18,9 +18,13 @@ from protocol.task import Layers
 from tests.support.published_configs import LLAMA_3_2_1B
 from tests.trainer.files.test_families import published, theirs
 from tests.trainer.small import FAMILY_CONFIGS, training
+from trainer.codecs import coarse, framing
+from trainer.outer import OuterState, outer_method
+from trainer.stage import short
 from trainer.stage import stage as stages
 from trainer.stage.model import Cut
 from trainer.stage.stage import Stage
+from trainer.stage.storage import Slot
 
 ROWS, SEQUENCE = 2, 64
 
@@ -218,3 +222,41 @@ def test_a_lean_card_is_planned_with_what_lies_on_it(optimizer: Any, monkeypatch
         stage.adam_step(0.1)
     if optimizer == "adamw":
         assert peak.most < 4 * 10 * (1 << 14)
+
+
+def in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes part by part, as of a stage a hundred times as large."""
+    monkeypatch.setattr(short, "_PART", 1 << 12)
+    monkeypatch.setattr(coarse, "AT_ONCE", 1 << 12)
+    monkeypatch.setattr(framing, "AT_ONCE", 1 << 12)
+
+
+LEAN_COARSE = training(memory="lean", precision="bf16", pseudo_gradient="coarse", outer_momentum=0.5)
+LENGTH = 1 << 17
+
+
+def test_a_contribution_takes_two_vectors_what_is_sent_and_what_is_carried_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_small_parts(monkeypatch)
+    method = outer_method(LEAN_COARSE, [Slot("whole", (LENGTH,), 0, LENGTH)], LENGTH)
+    anchor = torch.randn(LENGTH)
+    local = method.fresh(OuterState.first(anchor, LEAN_COARSE))
+    codes = torch.randint(-15, 16, (LENGTH,), dtype=torch.int8)
+    moved = short.ShortValues(anchor, codes, torch.ones(LENGTH // 64).bfloat16())
+    with Peak(LENGTH) as peak:
+        made = method.contribution(anchor, moved, local, 0)
+    assert peak.most < 9.5 * LENGTH
+    assert made.data == method.contribution(anchor, moved.values(), local, 0).data
+    assert method.decode_update(made.data, 0).count_nonzero() > LENGTH // 10
+
+
+def test_an_outer_step_takes_the_mean_and_an_update_or_the_new_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_small_parts(monkeypatch)
+    method = outer_method(LEAN_COARSE, [Slot("whole", (LENGTH,), 0, LENGTH)], LENGTH)
+    state = OuterState.first(torch.randn(LENGTH), LEAN_COARSE)
+    given = {replica: method.encode_update(torch.randn(LENGTH), 0) for replica in range(2)}
+    with Peak(LENGTH) as peak:
+        after = method.apply(state, given, 0)
+    assert peak.most < (4 + 4 + 0.5) * LENGTH
+    assert after.momentum.dtype == torch.bfloat16

@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,10 +11,12 @@ import pytest
 from coordinator.domain.rounds import run as runs
 from coordinator.domain.rounds.round import Lost, Round, commands, fold, look
 from coordinator.domain.rounds.run import Holder, Run
+from protocol.audit import step_weights
 from protocol.job.sharding import sharded_from
 from protocol.plan import Plan
 from protocol.task import (
     AuditReport,
+    BeginRound,
     OpenOuter,
     OpenStep,
     ReplayOuter,
@@ -38,8 +40,10 @@ STEPS, TOTAL = 2, 8
 class Decisions:
     """The coordinator's decisions about a run, for workers behind a router. Time passes by reports, and when a test says so."""
 
-    def __init__(self, router: Router, plan: Plan = PLAN) -> None:
+    def __init__(self, router: Router, plan: Plan = PLAN, steps: Mapping[int, int] | None = None) -> None:
+        """``steps``: how many each replica makes in rounds of fixed time; None: all as many."""
         self.router = router
+        self.steps = steps
         self.now = 0.0
         self.kept: list[Round] = []
         self._folded: dict[tuple[Any, int], int] = {}
@@ -50,10 +54,11 @@ class Decisions:
             plan.layers,
             len(replicas),
             TOTAL,
-            STEPS,
+            STEPS if steps is None else max(steps.values()),
             (),
             sharded_from=sharded_from(router.spec.training),
             store_every=99,
+            round_seconds=None if steps is None else 1000.0,
         )
 
     @property
@@ -87,6 +92,8 @@ class Decisions:
                 for command in commands(self.round, seat.lease):
                     if command not in self._told.setdefault(seat.lease, []):
                         self._told[seat.lease].append(command)
+                        if isinstance(command, BeginRound) and self.steps is not None:
+                            command = msgspec.structs.replace(command, steps=self.steps[seat.replica])
                         with contextlib.suppress(ConnectionError):
                             await self.router.command((seat.stage, seat.replica), command)
 
@@ -170,7 +177,8 @@ async def outer_of(router: Router, done: Round, place: Place) -> tuple[ReplayOut
         for s in done.seats
         if s.stage == place[0] and s.commit is not None and s.replica in (done.contributors or ())
     }
-    command = ReplayOuter(name, done.plan, place[0], done.number, given, seat.outer, seat.parameters, opening)
+    weights = step_weights({replica: done.steps_of(replica) for replica in given})
+    command = ReplayOuter(name, done.plan, place[0], done.number, given, seat.outer, seat.parameters, opening, weights)
     return command, router.artifacts[opening]
 
 
@@ -232,6 +240,22 @@ async def test_replicas_stay_equal_and_steps_and_shards_replay(changes: dict[str
             assert before[1] is not None, "what the codec lost goes into the next round"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["mesh", "shards"])
+async def test_updates_weigh_by_the_steps_of_their_replicas_and_replay(exchange: Any, routed: MakeRouter) -> None:
+    async with routed(job(inner_steps=4, pseudo_gradient="coarse", exchange=exchange)) as router:
+        await router.start(PLAN, [*PLACES, "spare"])
+        decisions = Decisions(router, steps={0: 1, 1: 1, 2: 2, 3: 4})
+        await decisions.whole()
+        command, opening = await outer_of(router, decisions.kept[0], (0, 1))
+        assert command.weights == {0: 1, 1: 1, 2: 2, 3: 4}
+        report = await replayed(router, command, opening)
+        assert report.verdict == "match", report.detail
+        for other in ({}, command.weights | {3: 3}, {0: 1, 1: 1, 2: 2}):
+            wrong = msgspec.structs.replace(command, weights=other)
+            assert (await replayed(router, wrong, opening)).verdict == "mismatch"
+
+
 def wrongs(command: ReplayOuter) -> list[ReplayOuter]:
     """Outer steps that are not what was agreed on."""
     [said] = command.record.reduced
@@ -276,6 +300,8 @@ async def test_a_reducer_that_is_killed_is_replaced_within_the_round(handed: boo
         await decisions.until(
             lambda: decisions.round.phase == "reducing" and (0, 3) in with_results(decisions, 4 if handed else 3)
         )
+        if handed:  # Its own word of the result may come after that of who received it.
+            await decisions.until(lambda: claimed(decisions, 1))
         await decisions.lose((0, 1))
         await decisions.end()
         done = decisions.kept[0]
@@ -286,6 +312,12 @@ async def test_a_reducer_that_is_killed_is_replaced_within_the_round(handed: boo
         await decisions.whole()  # Three go on, in a mesh.
         assert decisions.kept[1].contributors == (0, 2, 3)
         assert not decisions.kept[1].sharded
+
+
+def claimed(decisions: Decisions, shard: int) -> bool:
+    """Whether the coordinator has a reducer's word of its result."""
+    reduction = decisions.round.reduction
+    return reduction is not None and any(t.shard == shard and t.result is not None for t in reduction.tasks)
 
 
 def with_results(decisions: Decisions, count: int) -> set[Place]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from protocol.boundary import crossings, differences, position_of
 from protocol.codec import decode
 from protocol.job.job import JobSpec, LoraSpec, ModelSpec
 from protocol.merkle import MerkleProof, verify_proof
+from protocol.models.model import KEEPS_EMBEDDING
 from protocol.models.weights import belongs, weights_name
 from protocol.task import (
     AbandonRound,
@@ -250,10 +252,12 @@ async def test_coarse_updates_replay_with_what_was_carried_over(kept: dict[str, 
         assert last.verdict == "match", last.detail
 
 
+@pytest.mark.parametrize("frozen", ["model", "embedding"])
 @pytest.mark.parametrize("stage", [0, 1])
-async def test_adapters_learn_between_workers_and_audits_find_what_they_began_with(
-    stage: int, routed: MakeRouter, folder: Path
+async def test_beside_what_is_frozen_workers_learn_and_audits_find_what_they_began_with(
+    stage: int, frozen: str, routed: MakeRouter, folder: Path
 ) -> None:
+    adapters = frozen == "model"
     whole = Stage(config_of(), Cut(0, 3, True, True), job().training)
     values = {s.name: whole.parameters[s.start : s.start + s.count].view(s.shape).clone() for s in whole.slots}
     for index, (first, last) in enumerate(CUTS):
@@ -261,15 +265,17 @@ async def test_adapters_learn_between_workers_and_audits_find_what_they_began_wi
         names = belongs(values, layers, index == 0, index == 1)
         save_file({name: values[name] for name in names}, folder / weights_name(layers))
     spec = msgspec.structs.replace(job(), model=ModelSpec(config=config_of(), weights="0" * 64))
-    learning = msgspec.structs.replace(
-        spec.training, lora=LoraSpec(rank=4), clip_norm=0.5, precision="bf16", decay="wsd"
-    )
+    lora = LoraSpec(rank=4) if adapters else None
+    learning = msgspec.structs.replace(spec.training, lora=lora, clip_norm=0.5, precision="bf16", decay="wsd")
+    if not adapters:
+        config = config_of() | {KEEPS_EMBEDDING: True}
+        (folder / "config.json").write_text(json.dumps(config))
     async with routed(msgspec.structs.replace(spec, training=learning)) as router:
         await router.start(TWO_BY_TWO, [*PLACES, "spare"])
         for round_index in range(2):
             await router.round(TWO_BY_TWO, round_index, 4, TOTAL)
         sent = [size for _, message, size in router.sent if message.name.kind == "pseudo_gradient"]
-        assert max(sent) < 4 * sum(value.numel() for value in values.values()) / 10
+        assert max(sent) < 4 * sum(value.numel() for value in values.values()) / (10 if adapters else 4)
         for round_index, step in ((0, 0), (0, 2), (1, 3)):
             report = await audit(router, (stage, 0), round_index, step, name=f"{round_index}{step}".rjust(32, "0"))
             assert report.verdict == "match", report.detail
