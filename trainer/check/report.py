@@ -28,13 +28,17 @@ from protocol.rest.dataset import (
 from trainer.check.foreign import Foreign
 from trainer.check.repeats import Repeats
 from trainer.check.sensitive import Hit, Scanner
+from trainer.check.talks import CheckedRow, Remark, TalkTokens
+from trainer.data.chat import ChatTemplate
 from trainer.data.encoded import DroppedCharacters, encoded
+from trainer.data.mixture import is_held_out
 from trainer.data.prepare import ending_of, make_tokenizer
-from trainer.data.text import numbered, pieces
+from trainer.data.text import first_talk, numbered, pieces
 from trainer.data.tokens import id_pieces
 from trainer.errors import DataError
 from trainer.formats.rows import DatasetRow
 from trainer.formats.source import Dataset
+from trainer.formats.talk import Preference
 
 BLOCK_BYTES = 1 << 20  # Of rows that are looked at together.
 COUNTED_BYTES = 16 << 20  # More text than this is not tokenised here: its tokens are worked out from so much of it.
@@ -53,6 +57,7 @@ FAULTS = {
     "no-field": "without the field",
     "bad-character": "half a character in it",
     "long-row": "too long",
+    "refused": "refused by the chat template",
 }
 Progress = Callable[[int], None]
 
@@ -86,8 +91,12 @@ def check(
     tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, read, TRAINED_CHARACTERS, called)
     end = EndTokenChoice(None) if form == "text" else ending_of(request.tokenizer, tokenizer, request.ends)
     named = called or (tokenizer_file.name if tokenizer_file else "the tokenizer")
+    tokens: _Tokens | TalkTokens = _Tokens(tokenizer, size, end.token, named)
+    if (talk := first_talk(skipping)) is not None:
+        template = ChatTemplate(tokenizer, request.tokenizer.settings, dataset.spec.learn, end.token, named)
+        tokens = TalkTokens(template, request.sequence, isinstance(talk, Preference))
     with Repeats(scratch) as equal, Repeats(scratch) as alike:
-        reader = _Reader(dataset, form, request, equal, alike, _Tokens(tokenizer, size, end.token, named))
+        reader = _Reader(dataset, form, request, equal, alike, tokens)
         reader.read(numbered(dataset), progress)
         progress(size)
         told = remarks(content, dataset.name, form)
@@ -108,18 +117,18 @@ class _Tokens:
     def exact(self) -> bool:
         return self._every == 1
 
-    def add(self, rows: list[tuple[int, bytes]], size: int) -> Iterator[tuple[int, str]]:
+    def add(self, rows: Sequence[CheckedRow], size: int) -> Iterator[Remark]:
         """Count those of a block; the rows of which the tokenizer leaves something out, and what."""
         if self._blocks % self._every == 0:
-            texts = [content.decode() for _, content in rows]
-            found = encoded(self._tokenizer, texts, self._called, [f"row {number:,}" for number, _ in rows])
+            texts = [row.content.decode() for row in rows]
+            found = encoded(self._tokenizer, texts, self._called, [f"row {row.number:,}" for row in rows])
             self._counted += sum(len(one) for one in found)
             if self._end is not None:
                 self._counted += sum(not len(one) or int(one[-1]) != self._end for one in found)
             self._looked += size
-            for (number, _), text in zip(rows, texts, strict=True):
+            for row, text in zip(rows, texts, strict=True):
                 if lost := self._dropped.first(text):
-                    yield number, lost
+                    yield "unknown", row.number, lost
         self._blocks += 1
 
     def of(self, size: int) -> int:
@@ -137,7 +146,7 @@ class _Reader:
         request: CheckRequest,
         equal: Repeats,
         alike: Repeats,
-        tokens: _Tokens,
+        tokens: _Tokens | TalkTokens,
     ) -> None:
         self._request, self._size, self._form = request, dataset.size, form
         self._name = f" of {dataset.name}"  # The report is of this file: each row need not say so.
@@ -149,7 +158,7 @@ class _Reader:
         self._scanner = Scanner()
         self._chance = random.Random(0)  # noqa: S311 - which rows are shown
         self._rows = self._usable = self._characters = self._bytes = self._longest = self._longest_row = 0
-        self._seen = self._last = self._current = 0
+        self._seen = self._last = self._documents = 0
         self._counts: Counter[str] = Counter()
         self._latest: dict[str, int] = {}
         self._places: defaultdict[str, list[Place]] = defaultdict(list)
@@ -158,7 +167,7 @@ class _Reader:
         self._samples: list[Place] = []
 
     def read(self, rows: Iterator[DatasetRow], progress: Progress) -> None:
-        block, held, read, told = list[tuple[int, bytes]](), 0, 0, 0
+        block, size, read, told = list[CheckedRow](), 0, 0, 0
         for row in rows:
             read += row.size
             self._rows = row.number
@@ -169,21 +178,25 @@ class _Reader:
             elif not row.text.strip():
                 self._note("empty", row.number, "")
                 self._characters += len(row.text) if self._plain else 0
+                self._documents += bool(row.text)
             else:
-                content = row.text.encode()
-                self._good(row.number, row.text, content)
-                block.append((row.number, content))
-                held += len(content)
-            if held >= BLOCK_BYTES:
-                self._block(block, held)
-                block, held = [], 0
+                held = not self._plain and is_held_out(self._documents, self._request.dataset.heldout)
+                entry = CheckedRow(row.number, row.text.encode(), row.talk, held)
+                self._documents += 1
+                self._good(entry, row.text)
+                block.append(entry)
+                size += len(entry.content)
+            if size >= BLOCK_BYTES:
+                self._block(block, size)
+                block, size = [], 0
             if read - told >= _PROGRESS_BYTES:
                 told = read
                 progress(read)
         if block:
-            self._block(block, held)
+            self._block(block, size)
 
-    def _good(self, number: int, text: str, content: bytes) -> None:
+    def _good(self, entry: CheckedRow, text: str) -> None:
+        number, content = entry.number, entry.content
         if control := first_control(text):
             self._note("control", number, f"the character {ord(control)} in it")
         self._foreign.good(text)
@@ -194,7 +207,7 @@ class _Reader:
         if len(text) > self._longest:
             self._longest, self._longest_row = len(text), number
         if not self._plain or len(text) >= MIN_LINE:
-            self._equal.add(number, content.strip())
+            self._equal.add(number, content.strip(), held=entry.held)
             alike = content.translate(_LETTERS, _UNLIKE)
             self._alike.add(number, alike if len(alike) >= MIN_LINE // 2 else content.strip())
         self._seen += 1
@@ -203,10 +216,10 @@ class _Reader:
         elif (at := self._chance.randrange(self._seen)) < MAX_SAMPLES:
             self._samples[at] = Place(number, untrusted(_shown(text)))
 
-    def _block(self, block: list[tuple[int, bytes]], size: int) -> None:
-        for number, lost in self._tokens.add(block, size):
-            self._note("unknown", number, lost)
-        for hit in self._scanner.scan(block):
+    def _block(self, block: list[CheckedRow], size: int) -> None:
+        for kind, number, shown in self._tokens.add(block, size):
+            self._note(kind, number, shown)
+        for hit in self._scanner.scan([(entry.number, entry.content) for entry in block]):
             self._hits[hit.kind.name] = hit
             self._note(hit.kind.name, hit.row, hit.shown)
 
@@ -221,9 +234,11 @@ class _Reader:
         tokens = self._tokens.of(self._bytes)
         self._readings = self._foreign.readings(self._counts["bad-encoding"])
         told = [Finding("format", "notice", untrusted(text), self._rows) for text in said]
-        if doubt:
+        talks = self._tokens if isinstance(self._tokens, TalkTokens) else None
+        if doubt and (talks is None or talks.pairs):  # Templates write their own ends.
             told.append(Finding("ends", "warning", untrusted(doubt), self._usable))
-        findings = [*told, *self._faults(), *self._sensitive(), *self._repeats(), *self._sizes(tokens)]
+        own = () if talks is None else self._of_talks(talks)
+        findings = [*told, *self._faults(), *own, *self._sensitive(), *self._repeats(), *self._sizes(tokens)]
         return DatasetReport(
             bytes=self._size,
             rows=self._rows,
@@ -235,8 +250,12 @@ class _Reader:
             vocabulary=vocabulary,
             findings=tuple(findings),
             samples=tuple(sorted(self._samples, key=lambda place: place.row)),
-            problem=self._problem(tokens),
+            problem=self._problem(tokens) or ("" if talks is None else self._problem_of_talks(talks)),
             format=self._form,
+            content="texts" if talks is None else talks.content,
+            learnt=None if talks is None else talks.learnt,
+            rendered=() if talks is None else talks.rendered,
+            rejected=() if talks is None else talks.rejected,
         )
 
     def _problem(self, tokens: int) -> str:
@@ -249,7 +268,7 @@ class _Reader:
             return "it has no rows, only what stands before them: bring a file with text in it"
         if self._usable == 0:
             return f"none of {self._rows:,} rows has text to train on: look at the field's name and the format"
-        if tokens <= 2 * self._request.sequence:
+        if tokens <= 2 * self._request.sequence and not isinstance(self._tokens, TalkTokens):
             return (
                 f"{tokens:,} tokens are too few for sequences of {self._request.sequence:,}, which need as many once more to be "
                 "held out: bring more text, or choose shorter sequences"
@@ -260,6 +279,41 @@ class _Reader:
                 return f"{rows}: {self._places['bad-character'][0].shown}"
             return f"{rows}: mend the file, or leave those rows out (dataset.faulty skip)"
         return ""
+
+    def _problem_of_talks(self, talks: TalkTokens) -> str:
+        if talks.bare:
+            if self._request.tokenizer.kind == "bytes":  # Nobody has said yet which one there will be.
+                return ""
+            return "conversations are written by a chat template, and the tokenizer has none: take that of the model's folder"
+        if talks.trained and talks.held:
+            return ""
+        if not talks.trained + talks.held:
+            ways = "look at who speaks, at the template and dataset.learn, and whether training.sequence is long enough"
+            return f"nothing of these conversations is learnt: {ways}"
+        few = f"{talks.trained + talks.held:,} of these conversations teach something, and"
+        which = "none of them is held out" if talks.trained else "all of them are held out"
+        return f"{few} {which}: bring more, or hold out another share (dataset.heldout)"
+
+    def _of_talks(self, talks: TalkTokens) -> Iterator[Finding]:
+        if talks.bare:
+            text = "conversations, for which this tokenizer has no chat template: their tokens are counted without one"
+            yield Finding("template", "warning", untrusted(text), talks.bare)
+        if talks.answers:
+            text = "two answers a prompt: an adapter with a weight of preferences (training.preference) learns which is better"
+            yield Finding("preferences", "notice", untrusted(text), self._usable)
+        if talks.changed:
+            text = (
+                "the chat template leaves out the thoughts of earlier turns when it is used: in training each turn is written as "
+                "when it was said"
+            )
+            yield Finding("thoughts", "notice", untrusted(text), self._usable)
+        if self._counts["cut"]:
+            text = f"longer than a sequence of {self._request.sequence:,} tokens: what lies beyond is cut off"
+            yield self._finding("cut", "warning", text)
+        if self._counts["unlearnt"]:
+            yield self._finding(
+                "unlearnt", "warning", "without anything that is learnt in the first sequence; left out"
+            )
 
     def _faults(self) -> Iterator[Finding]:
         skipped = self._request.dataset.faulty == "skip"
@@ -285,6 +339,10 @@ class _Reader:
     def _repeats(self) -> Iterator[Finding]:
         count, first = self._equal.found(MAX_PLACES)
         near, near_first = self._alike.found(MAX_PLACES)
+        leaked, leaked_first = self._equal.leaked(MAX_PLACES)
+        if leaked:
+            text = "held out and trained on, too, word for word: the held-out loss is of what was seen"
+            yield Finding("leak", "warning", untrusted(text), leaked, tuple(map(Place, leaked_first)))
         if count:
             severity: Severity = "warning" if count > SKIMMED_SHARE * self._usable else "notice"
             yield Finding(
@@ -301,7 +359,7 @@ class _Reader:
             yield Finding("near-duplicate", "notice", untrusted(text), near - count, places)
 
     def _sizes(self, tokens: int) -> Iterator[Finding]:
-        if tokens < FEW_TOKENS and self._usable:
+        if tokens < FEW_TOKENS and self._usable and not isinstance(self._tokens, TalkTokens):
             text = (
                 f"this is little text: {tokens:,} tokens, and a model learns few of them by rule and the rest by heart"
             )

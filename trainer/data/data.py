@@ -1,11 +1,13 @@
 """Token files and which tokens a step reads; free of torch, so that preparing data starts quickly.
 
-A token file is a plain array of little-endian uint32. What step ``t`` of replica ``p`` reads follows from (seed, t, p) and the
-job's settings alone: it does not depend on how many replicas live, on the cut into stages or on the machine.
+A token file is a plain array of little-endian uint32. One of conversations is marked (``trainer.data.marks``): windows of
+whole documents lie side by side in it. What step ``t`` of replica ``p`` reads follows from (seed, t, p) and the job's settings
+alone: it does not depend on how many replicas live, on the cut into stages or on the machine.
 """
 
 import hashlib
 import itertools
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -15,6 +17,7 @@ from common.encrypted_files import SealedFile
 from common.errors import SealedFileError
 from protocol.boundary import micro_count
 from protocol.job.job import TrainingSpec
+from trainer.data.marks import BEGINS, ids_of
 from trainer.errors import DataError
 from trainer.files.inputs import InputFile
 
@@ -22,7 +25,7 @@ TOKEN_BYTES = 4
 MAX_HELDOUT_TOKENS = 16_384  # Enough for a standard error of 0.02 nats; a validation stays far shorter than a round.
 
 Windows = NDArray[np.int64]
-"""Token windows ``[b, sequence + 1]``: inputs are all but the last column, labels all but the first."""
+"""Token windows ``[b, sequence + 1]``, with their marks: inputs are all but the last column, labels all but the first."""
 
 
 class TokenFile:
@@ -65,31 +68,40 @@ class TokenFile:
         """Windows of one inner step of one replica, and the digest of where they lie.
 
         Args:
-            sampling: ``random``, anywhere in the file; ``epochs``, see ``epoch_starts``.
+            sampling: ``random``, anywhere in a text, or any window of whole documents; ``epochs``, see ``epoch_starts``.
             shares: ``epochs``: parts that the windows are dealt in, one a replica; None: every replica reads them all.
         Raises:
             DataError: a token id beyond the vocabulary, or the file was changed.
         """
         if sampling == "epochs":
-            windows = (len(self) - 1) // self._sequence
-            starts = epoch_starts(seed, step, replica, batch, windows, shares or 1) * self._sequence
+            starts = epoch_starts(seed, step, replica, batch, self._side_by_side, shares or 1) * self._sequence
+        elif self._packed:
+            starts = sample_starts(seed, step, replica, batch, self._side_by_side) * self._sequence
         else:
             starts = sample_starts(seed, step, replica, batch, len(self) - self._sequence)
         return self._windows(starts), hashlib.sha256(starts.astype("<u8").tobytes()).hexdigest()
 
     def heldout(self) -> Windows:
         """Windows spread evenly over the file, at most ``MAX_HELDOUT_TOKENS`` tokens, the same on every machine."""
-        available = (len(self) - 1) // self._sequence
+        available = self._side_by_side
         wanted = max(1, min(available, MAX_HELDOUT_TOKENS // self._sequence))
         starts = np.array([i * available // wanted * self._sequence for i in range(wanted)], dtype=np.int64)
         return self._windows(starts)
 
+    @cached_property
+    def _packed(self) -> bool:
+        """Whether it has windows of whole documents."""
+        return bool(self._read(0, 1)[0] & BEGINS)
+
+    @property
+    def _side_by_side(self) -> int:
+        """Windows of the file that have no input in common."""
+        return (len(self) - 1) // self._sequence
+
     def _windows(self, starts: NDArray[np.int64]) -> Windows:
         windows = np.stack([self._read(at, at + self._sequence + 1) for at in starts.tolist()]).astype(np.int64)
-        if int(windows.max()) >= self._vocabulary:
-            raise DataError(
-                "bad-token", f"{self._name} holds token {int(windows.max())}, the vocabulary has {self._vocabulary:,}"
-            )
+        if (largest := int(ids_of(windows).max())) >= self._vocabulary:
+            raise DataError("bad-token", f"{self._name} holds token {largest}, the vocabulary has {self._vocabulary:,}")
         return windows
 
     def _read(self, first: int, last: int) -> NDArray[np.uint32]:

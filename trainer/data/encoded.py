@@ -34,9 +34,9 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[str], called: str, places: Seq
     """
     found: list[list[TokenIds]] = [[] for _ in texts]
     parts = ((index, part) for index, text in enumerate(texts) for part in _cut(text))
-    for batch in _batches(parts):
+    for batch in batches(parts):
         numbers, written = zip(*batch, strict=True)
-        made = _encodings(tokenizer, written, called, [places[number] for number in numbers])
+        made = encodings(tokenizer, written, called, [places[number] for number in numbers])
         for number, encoding in zip(numbers, made, strict=True):
             found[number].append(np.asarray(encoding.ids, np.uint32))
     return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in found]
@@ -53,7 +53,8 @@ def _cut(text: str) -> Iterator[str]:
     yield text[begin:]
 
 
-def _batches(parts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+def batches(parts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Numbered texts in parts of which the library may have each at once."""
     batch: list[tuple[int, str]] = []
     size = 0
     for part in parts:
@@ -66,9 +67,16 @@ def _batches(parts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]
         yield batch
 
 
-def _encodings(tokenizer: Tokenizer, texts: Sequence[str], called: str, places: Sequence[str]) -> list[Encoding]:
+def encodings(
+    tokenizer: Tokenizer, texts: Sequence[str], called: str, places: Sequence[str], *, special: bool = False
+) -> list[Encoding]:
+    """The tokens of texts with where each stands; arguments as of ``encoded``.
+
+    Args:
+        special: with what the tokenizer puts around a text.
+    """
     try:
-        found: list[Encoding] = tokenizer.encode_batch(texts, add_special_tokens=False)
+        found: list[Encoding] = tokenizer.encode_batch(texts, add_special_tokens=special)
     except Exception as error:  # The library raises plain Exception for whatever a tokenizer cannot do.
         LOG.warning("a tokenizer failed: %s", error)
         at = next((index for index, text in enumerate(texts) if not _encodes(tokenizer, text)), 0)

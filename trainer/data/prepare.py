@@ -7,20 +7,24 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from protocol.job.end_tokens import END_OF_TEXT, EndingError, EndTokenChoice, ending
-from protocol.job.job import TOKENISED, TokenizerSpec
+from protocol.job.job import TokenizerSpec
+from trainer.data.chat import ChatTemplate
 from trainer.data.data import TOKEN_BYTES
 from trainer.data.encoded import MOST_CHARACTERS, TokenIds, encoded
+from trainer.data.mixture import Mixture
+from trainer.data.talks import TalkCounts, write_talks
 from trainer.data.text import PIECE_CHARACTERS, pieces
 from trainer.data.tokens import PIECE_TOKENS, Ids, id_pieces
 from trainer.errors import DataError
 from trainer.formats.source import Dataset
+from trainer.formats.talk import Preference, Said
 
 BYTE_SPECIALS = (END_OF_TEXT, "<|begin|>", "<|pad|>")  # With 256 bytes a vocabulary of 259, as TokenizerSpec states.
 MAX_TOKENIZER_TRAINING_CHARACTERS = 64 << 20  # Merges hardly change beyond; keeps memory and minutes bounded.
@@ -43,6 +47,8 @@ class DatasetManifest:
     heldout_sha256: str
     end: str | None
     """The token after each document; None where they run into each other."""
+    talks: TalkCounts | None = None
+    """Of conversations: what became of them."""
 
 
 def prepare(
@@ -54,6 +60,9 @@ def prepare(
     out: Path,
     ends: Sequence[int] = (),
     called: str = "",
+    preference: bool = False,
+    more: Sequence[Dataset] = (),
+    judged: Dataset | None = None,
 ) -> DatasetManifest:
     """Write ``out``'s four files.
 
@@ -63,42 +72,41 @@ def prepare(
         sequence: tokens of a training sequence; both files hold at least one.
         ends: ids that the model's files name as ends.
         called: what its owner calls ``tokenizer_file``.
+        preference: the job learns which of two answers is preferred.
+        more: further datasets, of the same kind. judged: one that is held out, in place of a share of the others.
     Raises:
         DataError: the dataset or the tokenizer cannot be used. Nothing is left in ``out`` but what was there.
     """
-    total, form = dataset.size, dataset.format(dataset.look())
-    piece_characters = max(64, min(PIECE_CHARACTERS, int(total * heldout / 4)))
+    mixture = Mixture((dataset, *more), heldout, judged)
+    names = ", ".join(one.name for one in mixture.trained)
 
-    def read() -> Iterator[str]:
-        return pieces(dataset, piece_characters)
-
-    if form in TOKENISED and tokenizer.kind == "bpe":
-        raise DataError(
-            "missing-file",
-            f"a dataset of token ids ({form}) needs its own tokenizer: give tokenizer.kind file, or bytes",
-        )
-    made = make_tokenizer(tokenizer, tokenizer_file, read, called=called)
+    if mixture.tokenised and tokenizer.kind == "bpe":
+        ids = f"a dataset of token ids ({dataset.format(dataset.look())})"
+        raise DataError("missing-file", f"{ids} needs its own tokenizer: give tokenizer.kind file, or bytes")
+    _check_kind(mixture.talk, preference, names)
+    made = make_tokenizer(tokenizer, tokenizer_file, lambda: _text(mixture, heldout), called=called)
     end = ending_of(tokenizer, made, ends).token
     out.mkdir(parents=True, exist_ok=True)
     named = called or (tokenizer_file.name if tokenizer_file else "the tokenizer")
     writers = _Writer(out / "train.bin.part"), _Writer(out / "heldout.bin.part")
+    talks = None
     try:
-        if form in TOKENISED:
-            piece_tokens = max(64, min(PIECE_TOKENS, int(total * heldout / 16)))
-            ids = id_pieces(dataset, made.get_vocab_size(with_added_tokens=True), piece_tokens)
-            rows, characters = _copy(ids, heldout, *writers), 0
+        if mixture.talk is not None:
+            template = ChatTemplate(made, tokenizer.settings, dataset.spec.learn, end, named)
+            both = writers[0].write, writers[1].write
+            talks = write_talks(mixture, template, sequence, out, both, answers=preference)
+            rows, characters = talks.rows, talks.characters
+        elif mixture.tokenised:
+            rows, characters = _copy(mixture, heldout, made.get_vocab_size(with_added_tokens=True), *writers), 0
         else:
-            rows, characters = _tokenize(made, named, read(), None if form == "text" else end, heldout, *writers)
-        _check_lengths(dataset.name, sequence, *writers)
+            rows, characters = _tokenize(made, named, mixture, heldout, end, *writers)
+        _check_lengths(names, sequence, *writers)
     except BaseException:
         for writer in writers:
             writer.discard()
         raise
     train, held = writers
-    if tokenizer_file is None or tokenizer.kind != "file":
-        made.save(str(out / "tokenizer.json"))
-    elif tokenizer_file != out / "tokenizer.json":
-        shutil.copyfile(tokenizer_file, out / "tokenizer.json")
+    _keep(made, tokenizer_file if tokenizer.kind == "file" else None, out / "tokenizer.json")
     manifest = DatasetManifest(
         rows=rows,
         characters=characters,
@@ -110,9 +118,41 @@ def prepare(
         train_sha256=train.finish(),
         heldout_sha256=held.finish(),
         end=end,
+        talks=talks,
     )
-    (out / "manifest.json").write_text(json.dumps(vars(manifest), indent=1) + "\n")
+    (out / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1) + "\n")
     return manifest
+
+
+def _text(mixture: Mixture, heldout: float) -> Iterator[str]:
+    """What a tokenizer is made from."""
+    for one in mixture.trained:
+        yield from _pieces(one, heldout)
+
+
+def _keep(made: Tokenizer, file: Path | None, place: Path) -> None:
+    """Write a tokenizer; where it came as a file, that very file."""
+    if file is None:
+        made.save(str(place))
+    elif file != place:
+        shutil.copyfile(file, place)
+
+
+def _check_kind(talk: Said | None, preference: bool, name: str) -> None:
+    """Refuse rows with two answers where none is preferred, and others where one is."""
+    if isinstance(talk, Preference) and not preference:
+        raise DataError(
+            "preferences",
+            f"{name} has rows with a chosen and a rejected answer: give training.preference, with training.lora, to learn "
+            "which is preferred; or, where chosen has whole conversations to learn from, name it in dataset.text_field",
+        )
+    if preference and not isinstance(talk, Preference):
+        has = "texts" if talk is None else "one answer to each prompt"
+        raise DataError(
+            "no-preferences",
+            f"training.preference learns from rows with a chosen and a rejected answer, and {name} has {has}: name the columns "
+            "chosen and rejected, or leave training.preference out",
+        )
 
 
 class _Writer:
@@ -140,28 +180,39 @@ class _Writer:
         self._path.unlink(missing_ok=True)
 
 
+def _pieces(dataset: Dataset, heldout: float) -> Iterator[str]:
+    """So small that held-out ones come from all over a file."""
+    return pieces(dataset, max(64, min(PIECE_CHARACTERS, int(dataset.size * heldout / 4))))
+
+
 def _tokenize(
     tokenizer: Tokenizer,
     called: str,
-    texts: Iterator[str],
-    end: str | None,
+    mixture: Mixture,
     heldout: float,
+    end: str | None,
     train: _Writer,
     held: _Writer,
 ) -> tuple[int, int]:
-    """Encode all pieces, each with one ``end`` after it; returns rows and characters."""
-    every = max(2, round(1 / heldout))
-    closing = None if end is None else tokenizer.token_to_id(end)
+    """Encode all pieces, each document with one ``end`` after it; returns rows and characters."""
     rows = characters = 0
-    for batch in _batches(texts):
-        places = [f"document {rows + index:,}" for index in range(1, len(batch) + 1)]
-        for text, ids in zip(batch, encoded(tokenizer, batch, called, places), strict=True):
-            chosen = held if rows % every == every // 2 else train
-            chosen.write(ids)
-            if closing is not None and not (len(ids) and ids[-1] == closing):  # Some texts have their own end already.
-                chosen.write([closing])
-            rows += 1
-            characters += len(text)
+    for reading in mixture.passes():
+        runs_on = end is None or reading.dataset.format(reading.dataset.look()) == "text"
+        closing = None if runs_on else tokenizer.token_to_id(str(end))
+        number = 0
+        for batch in _batches(_pieces(reading.dataset, heldout)):
+            places = [f"document {number + index:,}" for index in range(1, len(batch) + 1)]
+            number += len(batch)
+            for text, ids in zip(batch, encoded(tokenizer, batch, called, places), strict=True):
+                taken = reading.place(text.encode())
+                if taken is None:
+                    continue
+                chosen = held if taken == "heldout" else train
+                chosen.write(ids)
+                if closing is not None and not (len(ids) and ids[-1] == closing):  # Some texts have their own end.
+                    chosen.write([closing])
+                rows += not reading.again
+                characters += len(text) * (not reading.again)
     if rows == 0:
         raise DataError("empty-dataset", "the dataset has no text in it: upload a file with text")
     return rows, characters
@@ -181,12 +232,15 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _copy(pieces_of_ids: Iterator[Ids], heldout: float, train: _Writer, held: _Writer) -> int:
+def _copy(mixture: Mixture, heldout: float, vocabulary: int, train: _Writer, held: _Writer) -> int:
     """Share tokenised pieces out, as they are; returns how many there were."""
-    every, count = max(2, round(1 / heldout)), 0
-    for ids in pieces_of_ids:
-        (held if count % every == every // 2 else train).write(ids)
-        count += 1
+    count = 0
+    for reading in mixture.passes():
+        piece_tokens = max(64, min(PIECE_TOKENS, int(reading.dataset.size * heldout / 16)))
+        for ids in id_pieces(reading.dataset, vocabulary, piece_tokens):
+            if taken := reading.place(ids.tobytes()):
+                (held if taken == "heldout" else train).write(ids)
+                count += not reading.again
     if count == 0:
         raise DataError("empty-dataset", "the dataset has no token ids in it: upload a file with ids")
     return count

@@ -9,11 +9,13 @@ from functools import partial
 
 from protocol.datasets.encodings import has_controls
 from protocol.datasets.file_formats import FileContent
+from protocol.job.job import TOKENISED
 from trainer.errors import DataError
 from trainer.formats.documents import RAW_BYTES, json_document, json_lines
 from trainer.formats.rows import DatasetRow, bad_encoding
 from trainer.formats.source import BLOCK, Dataset, SourceStream, opened, spooled
 from trainer.formats.tables import table_rows
+from trainer.formats.talk import Said
 
 PIECE_CHARACTERS = 16_384  # Small enough that held-out pieces come from all over the file.
 _LINE = 1 << 20  # A longer line is looked at in parts.
@@ -31,6 +33,23 @@ def pieces(dataset: Dataset, piece_characters: int = PIECE_CHARACTERS) -> Iterat
         blocks = _good(numbered(dataset)) if skips else _decoded(dataset, content)
         return _text(blocks, piece_characters)
     return filter(None, _good(numbered(dataset)) if skips else _strict(numbered(dataset)))
+
+
+def documents(dataset: Dataset) -> Iterator[DatasetRow]:
+    """The rows that are trained on, in order: texts and conversations, none empty; raises as ``pieces``."""
+    for row in numbered(dataset):
+        if isinstance(row.text, DataError) and dataset.spec.faulty == "refuse":
+            raise row.text
+        if isinstance(row.text, str) and row.text:
+            yield row
+
+
+def first_talk(dataset: Dataset) -> Said | None:
+    """The conversation that a dataset's first row that can be read is; None where it has texts. Raises where none can be read."""
+    if dataset.format(dataset.look()) in ("text", *TOKENISED):
+        return None
+    first = next((row for row in numbered(dataset) if isinstance(row.text, str) and row.text), None)
+    return None if first is None else first.talk
 
 
 def numbered(dataset: Dataset) -> Iterator[DatasetRow]:

@@ -49,7 +49,7 @@ def made(number: int, size: int, value: bytes, field: str, name: str, encoding: 
     is_text = value[:1] == b'"'
     text = _once(string_of(value, where, encoding), field, where) if is_text else text_of(value, field, where, encoding)
     unreadable = isinstance(text, DataError) and text.code == "bad-encoding"
-    return DatasetRow(number, size, text, _raw(value, field)[:RAW_BYTES] if unreadable else b"")
+    return DatasetRow.of(number, size, text, _raw(value, field)[:RAW_BYTES] if unreadable else b"")
 
 
 def _once(text: str | DataError, field: str, where: str) -> str | DataError:
@@ -62,7 +62,7 @@ def _once(text: str | DataError, field: str, where: str) -> str | DataError:
 def _raw(value: bytes, field: str) -> bytes:
     """The bytes of a row's text, whatever their encoding: Latin-1 has a character for each of them."""
     text = text_of(value.decode("latin-1").encode(), field, "", "utf-8")
-    return value if isinstance(text, DataError) else text.encode("latin-1", "replace")
+    return text.encode("latin-1", "replace") if isinstance(text, str) else value
 
 
 def json_document(

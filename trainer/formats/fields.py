@@ -11,7 +11,9 @@ import msgspec
 
 from protocol.datasets.field_names import found_name
 from trainer.errors import DataError
-from trainer.formats.rows import bad_encoding, conversation, half_character, no_field, no_text, not_json, too_deep
+from trainer.formats.conversations import talk_of
+from trainer.formats.rows import bad_encoding, half_character, no_field, no_text, not_json, too_deep
+from trainer.formats.talk import Said
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING: Final = msgspec.json.Decoder(str)
@@ -27,8 +29,8 @@ _KINDS: Final = {
 MAX_NAMES = 40  # Fields that are gathered for a message.
 
 
-def text_of(row: bytes, field: str, where: str, encoding: str = "utf-8") -> str | DataError:
-    """The text in a field of one row.
+def text_of(row: bytes, field: str, where: str, encoding: str = "utf-8") -> str | Said | DataError:
+    """The text in a field of one row, or its conversation.
 
     Args:
         row: one JSON object, in UTF-8.
@@ -59,7 +61,7 @@ def _walked(row: dict[str, msgspec.Raw], field: str) -> msgspec.Raw | None:
     return None
 
 
-def _patiently(row: bytes, field: str, where: str, encoding: str) -> str | DataError:
+def _patiently(row: bytes, field: str, where: str, encoding: str) -> str | Said | DataError:
     try:
         characters = row.decode()
     except UnicodeDecodeError as error:
@@ -72,7 +74,13 @@ def _patiently(row: bytes, field: str, where: str, encoding: str) -> str | DataE
         return too_deep(where)
     if characters.lstrip()[stop:].strip():
         return not_json(where, characters.lstrip(), stop)
-    return value_of(value, field, where)
+    found = value_of(value, field, where)
+    if isinstance(found, str | DataError):
+        return found
+    try:  # Its numbers count, as those of other rows do not.
+        return value_of(json.loads(characters, strict=False), field, where)
+    except ValueError:
+        return DataError("bad-row", f"{where} has a number of thousands of digits: leave it out, or write it as a text")
 
 
 def string_of(value: bytes, where: str, encoding: str) -> str | DataError:
@@ -90,21 +98,18 @@ def _broken_at(error: json.JSONDecodeError) -> int:
     return len(error.doc) if error.msg.startswith("Unterminated string") else error.pos
 
 
-def value_of(value: Any, field: str, where: str) -> str | DataError:
-    """The text in a field of a row that is read already."""
+def value_of(value: Any, field: str, where: str) -> str | Said | DataError:
+    """The text in a field of a row that is read already, or its conversation."""
     if not isinstance(value, dict):
         way = ', as pandas does with orient="records", lines=True' if isinstance(value, list) else ""
         what = f'{where} is {kind_of(value)}, not an object such as {{"text": "..."}}: write one there{way}'
         return DataError("bad-row", what)
     missing = object()
     text = _stepped(value, field, missing)
-    if (
-        text is missing
-        and (talk := next((name for name, one in value.items() if is_conversation(one)), None)) is not None
-    ):
-        return conversation(where, talk)
-    if is_conversation(text):
-        return conversation(where, field)
+    if text is missing and (talk := talk_of(value, field, where)) is not None:
+        return talk
+    if isinstance(text, list) and text and (talk := talk_of({**value, field: text}, field, where)) is not None:
+        return talk
     if text is missing:
         return no_field(where, field, sorted(names_of(value)))
     if text is None:
@@ -112,14 +117,6 @@ def value_of(value: Any, field: str, where: str) -> str | DataError:
     if not isinstance(text, str):
         return no_text(where, field, kind_of(text))
     return checked(text, where)
-
-
-def is_conversation(value: Any) -> bool:
-    """Whether a list is of messages: each has a text, and who says it."""
-    first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, dict) and (
-        ("role" in first and "content" in first) or ("from" in first and "value" in first)
-    )
 
 
 def checked(text: str, where: str) -> str | DataError:

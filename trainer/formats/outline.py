@@ -10,6 +10,7 @@ import msgspec
 
 from protocol.datasets.field_names import found_name
 from trainer.errors import DataError
+from trainer.formats.conversations import CHOSEN, COMPLETION, LISTS, PROMPT, REJECTED
 from trainer.formats.fields import text_of
 from trainer.formats.rows import shown
 from trainer.formats.scanner import JsonScanner, keys
@@ -54,7 +55,7 @@ class Outline:
         own = found_name(text_field, self.kinds)
         if own is not None and self.kinds[own] in ("texts", "object"):
             return own
-        if self._names_rows(text_field):
+        if self._names_rows(text_field) or (own is None and self._is_talk()):
             return None
         itself = (own is not None and self.kinds[own] == "text") or self._leads_to(text_field)
         lists = [key for key in self.kinds if self._has_rows(key, text_field, certain=itself)]
@@ -64,6 +65,13 @@ class Outline:
             ways = f"name one with its field, such as {lists[0][:40]}.{text_field}"
             raise DataError("bad-json", f"{name} has several lists of rows, {listed}: {ways}")
         return next(iter(named or lists), None)
+
+    def _is_talk(self) -> bool:
+        """Whether the object is a conversation, whose messages are no rows."""
+        if {PROMPT, COMPLETION} <= self.kinds.keys() or {CHOSEN, REJECTED} <= self.kinds.keys():
+            return True
+        firsts = (_loaded(self.firsts.get(key, b"")).keys() for key in LISTS)
+        return any({"role", "content"} <= keys or {"from", "value"} <= keys for keys in firsts)
 
     def is_by_name(self, text_field: str) -> bool:
         """Whether each member is a row, where none of them has rows.
@@ -165,9 +173,9 @@ def _strings(value: bytes | None) -> list[str]:
 
 
 def _has_text(row: bytes, text_field: str) -> bool:
-    """Whether an object has a text in the field, be it one that cannot be read."""
+    """Whether an object has a text in the field, be it one that cannot be read, or is a conversation."""
     found = text_of(row.decode("utf-8", "replace").encode(), text_field, "") if row[:1] == b"{" else None
-    return isinstance(found, str) or (found is not None and found.code == "bad-character")
+    return found.code == "bad-character" if isinstance(found, DataError) else found is not None
 
 
 def _loaded(row: bytes) -> dict[str, Any]:

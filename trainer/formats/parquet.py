@@ -4,12 +4,13 @@ A file's own sizes are read before anything is unpacked, row groups one after th
 bounded by the largest row group; what lies about its size meets the limits that this process runs under.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from protocol.datasets.field_names import found_name
 from trainer.errors import DataError
-from trainer.formats.rows import CHAT, MAX_ROW_BYTES, DatasetRow, bad_encoding, choices, long_row, place
+from trainer.formats.conversations import BESIDE, names_talk, talk_of, without_nulls
+from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, choices, long_row, place
 from trainer.formats.source import FREE_BYTES, MAX_DATASET_BYTES, MAX_RATIO
 
 MAX_GROUP_BYTES = 2 << 30  # Of the text's column, unpacked; writers make groups of 64 MB to 1 GB.
@@ -23,6 +24,8 @@ _DICTIONARIES = frozenset({"PLAIN_DICTIONARY", "RLE_DICTIONARY"})
 
 def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator[DatasetRow]:
     """The texts of a column in order, or of a field within a column of structs (``content.text``); nulls are empty.
+
+    Where there is none, and columns of conversations, those.
 
     Args:
         source: the file, to be read in any order.
@@ -41,9 +44,11 @@ def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator
     number, begun = 0, False
     try:
         with pq.ParquetFile(source, **limits) as file:
-            field = _check(name, file, field)
+            talks = _talks(file.schema_arrow, field)
+            field = field if talks else _check(name, file, field)
+            _check_groups(name, file, talks or [field])
             begun = True
-            for row in _rows(file, source, size, field, name):
+            for row in _rows(file, source, size, talks, field, name):
                 number = row.number
                 yield row
     except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
@@ -58,13 +63,17 @@ def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator
         raise DataError("bad-parquet", detail) from error
 
 
-def _rows(file: Any, source: BinaryIO, size: int, field: str, name: str) -> Iterator[DatasetRow]:
+def _rows(file: Any, source: BinaryIO, size: int, talks: list[str], field: str, name: str) -> Iterator[DatasetRow]:
+    """Of conversations in the columns ``talks``, or else of the texts of ``field``."""
     rows, held = max(1, file.metadata.num_rows), 0
     most = min(MAX_DATASET_BYTES, max(FREE_BYTES, MAX_RATIO * size))
     steps = [one.name for one in _path(list(file.schema_arrow), field)[1:]]
-    for number, value in enumerate(_values(file, source, field), 1):
+    for number, values in enumerate(_values(file, source, talks or [field]), 1):
         share = size * number // rows - size * (number - 1) // rows  # Whole numbers, which add up to it.
-        row = _row(number, share, value, steps, name)
+        if talks:
+            row = _talk(number, share, dict(zip(talks, values, strict=True)), field, name)
+        else:
+            row = _row(number, share, values[0], steps, name)
         held += len(row.text) if isinstance(row.text, str) else 0
         if held > most:
             detail = f"{name} unpacks to more than {most:,} characters, as text does not: upload it as JSON lines"
@@ -72,13 +81,30 @@ def _rows(file: Any, source: BinaryIO, size: int, field: str, name: str) -> Iter
         yield row
 
 
-def _values(file: Any, source: BinaryIO, field: str) -> Iterator[Any]:
+def _values(file: Any, source: BinaryIO, columns: list[str]) -> Iterator[tuple[Any, ...]]:
     """One row group after the other: asked for all of them at once, the library holds all of them."""
     for group in range(file.metadata.num_row_groups):
-        longest = max((_longest_repeated(source, chunk) for chunk in _chunks(file, group, field)), default=0)
+        longest = max((_longest_repeated(source, chunk) for chunk in _chunks(file, group, columns)), default=0)
         rows = max(1, min(_ROWS, MAX_BATCH_BYTES // max(1, longest)))
-        for batch in file.iter_batches(rows, row_groups=[group], columns=[field], use_threads=False):
-            yield from batch.column(0)
+        for batch in file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
+            found = [batch.column(0)] if len(columns) == 1 else [batch.column(one) for one in columns]
+            yield from zip(*found, strict=True)
+
+
+def _talk(number: int, size: int, values: Mapping[str, Any], field: str, name: str) -> DatasetRow:
+    where = place(number, name)
+    try:
+        row = {column: without_nulls(value.as_py()) for column, value in values.items()}
+    except UnicodeDecodeError as error:
+        return DatasetRow(number, size, bad_encoding(where, error, "utf-8"), bytes(error.object[:400]))
+    if all(value is None for value in row.values()):
+        return DatasetRow(number, size, "")
+    found = talk_of(row, field, where)
+    if found is None:
+        found = DataError("bad-row", f"{where} has no list of messages in {next(iter(row))!r}: write one there")
+    made = DatasetRow.of(number, size, found)
+    long = isinstance(made.text, str) and len(made.text) > MAX_ROW_BYTES
+    return DatasetRow(number, size, long_row(where)) if long else made
 
 
 def _longest_repeated(source: BinaryIO, chunk: Any) -> int:
@@ -121,23 +147,39 @@ def _check(name: str, file: Any, field: str) -> str:
     """See that a column can be read; its path as the file spells it."""
     path = _path_of(file.schema_arrow, field, name)
     kind, field = path[-1].type, ".".join(one.name for one in path)
-    if _is_conversation(kind):
-        raise DataError("bad-parquet", f"column {field!r} of {name} holds conversations: {CHAT}")
     if not _is_text(kind):
         raise DataError(
             "bad-parquet", f"column {field!r} of {name} holds {_words(kind)}, not text: name another column"
         )
-    for index in range(file.metadata.num_row_groups):
-        size = sum(chunk.total_uncompressed_size for chunk in _chunks(file, index, field))
-        if not 0 <= size <= MAX_GROUP_BYTES:
-            raise DataError("too-large", f"row group {index} of {name} unpacks to {size:,} bytes: write smaller groups")
     return field
 
 
-def _chunks(file: Any, index: int, field: str) -> Iterator[Any]:
+def _check_groups(name: str, file: Any, columns: list[str]) -> None:
+    for index in range(file.metadata.num_row_groups):
+        size = sum(chunk.total_uncompressed_size for chunk in _chunks(file, index, columns))
+        if not 0 <= size <= MAX_GROUP_BYTES:
+            raise DataError("too-large", f"row group {index} of {name} unpacks to {size:,} bytes: write smaller groups")
+
+
+def _chunks(file: Any, index: int, columns: list[str]) -> Iterator[Any]:
     group = file.metadata.row_group(index)
-    columns = (group.column(number) for number in range(group.num_columns))
-    return (column for column in columns if column.path_in_schema == field)
+    within = tuple(f"{one}." for one in columns)
+    found = (group.column(number) for number in range(group.num_columns))
+    return (one for one in found if one.path_in_schema in columns or one.path_in_schema.startswith(within))
+
+
+def _talks(schema: Any, field: str) -> list[str]:
+    """The columns that conversations are in, where no column has the texts."""
+    path = _path(list(schema), field)
+    if path and not _is_conversation(path[-1].type):
+        return []
+    beside = [name for name in BESIDE if name in schema.names]
+    if len(path) == 1:
+        return [path[0].name, *(name for name in beside if name != path[0].name)]
+    others = [one.name for one in schema if _is_conversation(one.type)]
+    if found := names_talk(list(schema.names), field):
+        return found
+    return [others[0], *beside] if others else []
 
 
 def _path_of(schema: Any, field: str, name: str) -> list[Any]:
@@ -150,8 +192,6 @@ def _path_of(schema: Any, field: str, name: str) -> list[Any]:
         raise DataError("bad-parquet", f"{name} has several columns {field!r}: give one of them another name")
     if path := _path(list(schema), field):
         return path
-    if talks := [one.name for one in schema if _is_conversation(one.type)]:
-        raise DataError("bad-parquet", f"column {talks[0]!r} of {name} holds conversations: {CHAT}")
     paths = _text_paths(schema, "")
     advice = choices(field, paths, "those with text are") if paths else "none of its columns holds text"
     raise DataError("bad-parquet", f"{name} has no column {field!r}: {advice}")

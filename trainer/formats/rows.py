@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from protocol.datasets.field_names import near_name, shown_name
 from trainer.errors import DataError
+from trainer.formats.talk import Said
 
 MAX_ROW_BYTES = 64 << 20  # One document; a whole book has 1 MB.
 NO_CHARACTER, HALF, CUT = "\udc80", "\ud800", "\ud840"
@@ -20,12 +21,21 @@ class DatasetRow:
 
     Attributes:
         raw: of a row whose characters cannot be read: its beginning.
+        talk: the conversation, or the two answers, that the row is; its text is what is said in it.
     """
 
     number: int
     size: int
     text: str | DataError
     raw: bytes = b""
+    talk: Said | None = None
+
+    @classmethod
+    def of(cls, number: int, size: int, found: "str | Said | DataError", raw: bytes = b"") -> "DatasetRow":
+        """The row that something was found in."""
+        if isinstance(found, str | DataError):
+            return cls(number, size, found, raw)
+        return cls(number, size, found.text(), raw, found)
 
 
 def place(number: int, name: str) -> str:
@@ -91,14 +101,6 @@ def no_text(where: str, field: str, what: str) -> DataError:
     return DataError(
         "bad-row", f"{where} has {what} in the field {field!r}, not text: name another field, or write text"
     )
-
-
-CHAT = "chat messages are not read yet, write each conversation as one text"
-
-
-def conversation(where: str, field: str) -> DataError:
-    """Messages with their roles where a text should be."""
-    return DataError("bad-row", f"{where} has a conversation in the field {field!r}, a list of messages: {CHAT}")
 
 
 def not_json(where: str, text: str, at: int, wanted: str = 'an object such as {"text": "..."}') -> DataError:

@@ -9,6 +9,7 @@ from protocol.datasets.field_names import found_name
 from protocol.datasets.file_formats import HEAD_BYTES, said_delimiter, table
 from protocol.datasets.table_quotes import quoted_rows, with_backslashes
 from trainer.errors import DataError
+from trainer.formats.conversations import CHOSEN, COMPLETION, PROMPT, REJECTED, names_talk, talk_of
 from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, choices, long_row, place
 from trainer.formats.source import SourceStream
 
@@ -36,12 +37,16 @@ def table_rows(stream: SourceStream, field: str, name: str, encoding: str) -> It
         raise DataError(header.code, f"the first line of {name} {header.detail}")
     if header is None:
         return
-    column, width = _column([title.strip() for title in header], field, name), len(header)
+    titles, width = [title.strip() for title in header], len(header)
+    talks = names_talk(titles, field)
+    column = -1 if talks else _column(titles, field, name)
     for number, record in enumerate(records, 1):
         if isinstance(record, DataError):
             yield DatasetRow(number, stream.since(), DataError(record.code, f"{place(number, name)} {record.detail}"))
         elif _is_blank(record):
             yield DatasetRow(number, stream.since(), "")
+        elif talks:
+            yield _talk(number, stream.since(), record, titles, talks, field, name, encoding)
         else:
             yield _row(number, stream.since(), record, column, width, name, encoding)
 
@@ -133,10 +138,7 @@ def _column(header: list[str], field: str, name: str) -> int:
 def _row(number: int, size: int, record: list[str], column: int, width: int, name: str, encoding: str) -> DatasetRow:
     where = place(number, name)
     if len(record) != width:
-        detail = (
-            f"{where} has {len(record):,} fields, the first line {width:,}: put texts that have the delimiter in quotes"
-        )
-        return DatasetRow(number, size, DataError("bad-row", detail))
+        return DatasetRow(number, size, _another_width(where, record, width))
     text = record[column]
     raw = text.encode("utf-8", "surrogateescape")
     try:
@@ -144,3 +146,29 @@ def _row(number: int, size: int, record: list[str], column: int, width: int, nam
     except UnicodeDecodeError as error:
         return DatasetRow(number, size, bad_encoding(where, error, encoding), raw[:RAW_BYTES])
     return DatasetRow(number, size, long_row(where) if len(raw) > MAX_ROW_BYTES else text)
+
+
+def _another_width(where: str, record: list[str], width: int) -> DataError:
+    advice = "put texts that have the delimiter in quotes"
+    return DataError("bad-row", f"{where} has {len(record):,} fields, the first line {width:,}: {advice}")
+
+
+def _talk(
+    number: int, size: int, record: list[str], titles: list[str], talks: list[str], field: str, name: str, encoding: str
+) -> DatasetRow:
+    """The conversation in some columns, of which lists are written as JSON."""
+    if len(record) != len(titles):
+        return DatasetRow(number, size, _another_width(place(number, name), record, len(titles)))
+    for column in talks:
+        single = _row(number, size, record, titles.index(column), len(titles), name, encoding)
+        if isinstance(single.text, DataError):
+            return single
+    row = {column: record[titles.index(column)] for column in talks if record[titles.index(column)]}
+    if not row:
+        return DatasetRow(number, size, "")
+    empty = (CHOSEN, REJECTED) if CHOSEN in talks else (PROMPT, COMPLETION) if PROMPT in talks else ()
+    found = talk_of({**dict.fromkeys(empty, ""), **row}, field, place(number, name))
+    wrong = DataError(
+        "bad-row", f"{place(number, name)} has no list of messages, as JSON, in {talks[0]!r}: write one there"
+    )
+    return DatasetRow.of(number, size, wrong if found is None else found)

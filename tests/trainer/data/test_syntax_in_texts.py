@@ -97,13 +97,13 @@ def test_the_library_of_tokenizers_gets_long_rows_in_parts(
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows * 3))
     dataset, spec = Dataset.of(tmp_path / "data.jsonl"), TokenizerSpec(kind, vocabulary=400)  # type: ignore[arg-type]
     given: list[int] = []
-    straight = encoded._encodings
+    straight = encoded.encodings
 
     def counted(tokenizer: Tokenizer, texts: list[str], *more: object) -> object:
         given.append(sum(map(len, texts)))
         return straight(tokenizer, texts, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(encoded, "_encodings", counted)
+    monkeypatch.setattr(encoded, "encodings", counted)
     found = {}
     for most in (1 << 22, 5_000):
         monkeypatch.setattr(encoded, "MOST_CHARACTERS", most)

@@ -1,0 +1,63 @@
+"""What is said in a row that is a conversation."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessages:
+    """Messages for a chat template.
+
+    Attributes:
+        given: of the messages, those of the prompt: nothing of them is learnt.
+        tools: JSON schemas of functions.
+        words: further variables of the template, such as ``enable_thinking``.
+    """
+
+    messages: list[dict[str, Any]]
+    given: int = 0
+    tools: list[Any] | None = None
+    words: Mapping[str, Any] | None = None
+
+    def text(self) -> str:
+        """All that is said, a line a message: for people, and to find what comes again."""
+        return "\n".join(f"{one['role']}: {_said(one)}" for one in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prompt and its completion, which no template touches: only the completion is learnt."""
+
+    prompt: str
+    completion: str
+
+    def text(self) -> str:
+        """Both, as they follow each other."""
+        return self.prompt + self.completion
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Two answers to one prompt, of which the chosen one is to become likelier than the rejected one."""
+
+    chosen: "Talk"
+    rejected: "Talk"
+
+    def text(self) -> str:
+        """Both, with their prompt."""
+        return f"{self.chosen.text()}\n{self.rejected.text()}"
+
+
+Talk = ChatMessages | Pair
+Said = Talk | Preference
+"""What a row can be beside a text."""
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content", "")
+    if isinstance(content, list):
+        content = " ".join(str(part.get("text", "")) for part in content)
+    calls = message.get("tool_calls")
+    return f"{content} {json.dumps(calls, ensure_ascii=False)}".strip() if calls else content
