@@ -11,10 +11,12 @@ two of them. Nonces are drawn by chance: a segment may be written again, after a
 Source: STREAM (Hoang, Reyhanitabar, Rogaway and Vizár, CRYPTO 2015), with nonces by chance.
 """
 
+import errno
 import os
 import struct
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -30,6 +32,7 @@ SEGMENT = 16 << 10
 OVERHEAD = 28
 WHOLE = SEGMENT + OVERHEAD
 RUN = 64  # Segments that are read at a time.
+LOOSE = 64  # Segments of a mosaic that wait in memory until they are full: a megabyte.
 _NONCE = 12
 _NUMBER = struct.Struct("<Q?")
 
@@ -198,12 +201,150 @@ class SealedWriter:
             del self._tail[:done]  # A disk that is full may have room later: what it did not take waits here.
 
     def _put(self, data: bytearray, *, is_last: bool) -> None:
-        nonce = os.urandom(_NONCE)
-        sealed = nonce + self._cipher.encrypt(nonce, bytes(data), _NUMBER.pack(self._segments, is_last))
         self._file.seek(self._segments * WHOLE)
-        if self._file.write(sealed) != len(sealed):
-            raise OSError(f"the disk took only a part of {self.path.name}: it is full")
+        _write(self._file, _sealed(self._cipher, data, self._segments, is_last), self.path.name)
         self._segments += 1
+
+
+class SealedPieces:
+    """Writes a file whose size is known, its pieces in any order. What is not finished is deleted when it is let go."""
+
+    def __init__(self, path: Path, key: bytes, size: int) -> None:
+        """Begin a file of ``size`` bytes; raises OSError where it cannot be."""
+        self.path = path
+        self.size = size
+        self._cipher = AESGCM(key)
+        self._last = max(size - 1, 0) // SEGMENT
+        self._file = path.open("wb", buffering=0)
+        self._lock = threading.Lock()
+        self._discard = weakref.finalize(self, _discard, self._file, path)
+        if not size:
+            self.write(b"", 0)
+
+    def write(self, data: bytes | memoryview, begin: int) -> None:
+        """Put a piece in its place.
+
+        Raises:
+            ValueError: it is not made of whole segments of this file. OSError: the disk does not take it.
+        """
+        end = begin + len(data)
+        if begin % SEGMENT or end > self.size or (end % SEGMENT and end != self.size):
+            raise ValueError(f"{self.path.name} has {self.size:,} bytes: {begin:,} to {end:,} are no segments of it")
+        view, first = memoryview(data), begin // SEGMENT
+        texts = [view[at : at + SEGMENT] for at in range(0, max(len(view), 1), SEGMENT)]
+        numbers = range(first, first + len(texts))
+        sealed = b"".join(
+            _sealed(self._cipher, text, number, number == self._last)
+            for number, text in zip(numbers, texts, strict=True)
+        )
+        with self._lock:
+            self._file.seek(first * WHOLE)
+            _write(self._file, sealed, self.path.name)
+
+    def finish(self) -> None:
+        """All pieces are there; the file stays."""
+        with self._lock:
+            self._discard.detach()
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Delete what is there."""
+        with self._lock:  # A thread that nobody waits for any more may be writing.
+            self._discard()
+
+
+class SealedMosaic:
+    """Writes a file whose size is known, any bytes in any order and as often as need be. What is there can be read meanwhile.
+
+    Segments that are not full wait in memory. Beyond ``LOOSE`` of them the oldest go to the disk and are read again for what
+    they lack. Any thread may write and read.
+    """
+
+    def __init__(self, path: Path, key: bytes, size: int) -> None:
+        """Begin a file of ``size`` bytes; raises OSError where it cannot be."""
+        self.path = path
+        self.size = size
+        self._cipher = AESGCM(key)
+        self._last = max(size - 1, 0) // SEGMENT
+        self._file = path.open("w+b", buffering=0)
+        self._close = weakref.finalize(self, self._file.close)
+        self._lock = threading.Lock()
+        self._on_disk = bytearray(self._last + 1)
+        self._loose: OrderedDict[int, bytearray] = OrderedDict()
+
+    def write(self, data: bytes | memoryview, begin: int) -> None:
+        """Put bytes in their place.
+
+        Raises:
+            ValueError: they lie outside the file, or it is finished. SealedFileError: somebody has changed what is there.
+            OSError: the disk does not take them.
+        """
+        end = begin + len(data)
+        if begin < 0 or end > self.size:
+            raise ValueError(f"{self.path.name} has {self.size:,} bytes, not {begin:,} to {end:,}")
+        view = memoryview(data)
+        with self._lock:
+            at = begin
+            while at < end:
+                number, inside = divmod(at, SEGMENT)
+                part = view[at - begin :][: SEGMENT - inside]
+                if len(part) == self._length(number):
+                    self._loose.pop(number, None)
+                    self._put(number, part)
+                else:
+                    self._segment(number)[inside : inside + len(part)] = part
+                at += len(part)
+            while len(self._loose) > LOOSE:
+                oldest = next(iter(self._loose))
+                self._put(oldest, self._loose[oldest])
+                del self._loose[oldest]
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Bytes ``begin <= i < end``, which were written before; what was not is zero. Raises as ``write``."""
+        if not 0 <= begin <= end <= self.size:
+            raise ValueError(f"{self.path.name} has {self.size:,} bytes, not {begin:,} to {end:,}")
+        found = bytearray()
+        with self._lock:
+            for number in range(begin // SEGMENT, -(-end // SEGMENT)):
+                text = self._loose[number] if number in self._loose else self._from_disk(number)
+                found += text[max(begin - number * SEGMENT, 0) : end - number * SEGMENT]
+        return bytes(found)
+
+    def finish(self) -> None:
+        """All is there; nothing can be written or read after that. Raises OSError where the disk does not take the rest."""
+        with self._lock:
+            for number in range(self._last + 1):
+                if number in self._loose or not self._on_disk[number]:
+                    self._put(number, self._loose[number] if number in self._loose else self._from_disk(number))
+            self._loose.clear()
+            self._close()
+
+    def abandon(self) -> None:
+        """Let go of a file that will not be finished, and delete it."""
+        with self._lock:
+            self._close()
+            self.path.unlink(missing_ok=True)
+
+    def _length(self, number: int) -> int:
+        return min(SEGMENT, self.size - number * SEGMENT)
+
+    def _segment(self, number: int) -> bytearray:
+        """A segment that is to be changed."""
+        if number not in self._loose:
+            self._loose[number] = bytearray(self._from_disk(number))
+        return self._loose[number]
+
+    def _from_disk(self, number: int) -> bytes:
+        if not self._on_disk[number]:
+            return bytes(self._length(number))
+        self._file.seek(number * WHOLE)
+        data = _whole_read(self._file, self._length(number) + OVERHEAD)
+        return _opened(self._cipher, data, number, number == self._last, self.path.name)
+
+    def _put(self, number: int, text: bytes | bytearray | memoryview) -> None:
+        self._file.seek(number * WHOLE)
+        _write(self._file, _sealed(self._cipher, text, number, number == self._last), self.path.name)
+        self._on_disk[number] = 1
 
 
 def seal(path: Path, key: bytes, data: bytes) -> None:
@@ -215,6 +356,21 @@ def seal(path: Path, key: bytes, data: bytes) -> None:
     except OSError:
         writer.abandon()
         raise
+
+
+def _discard(file: IO[bytes], path: Path) -> None:
+    file.close()
+    path.unlink(missing_ok=True)
+
+
+def _sealed(cipher: AESGCM, text: bytes | bytearray | memoryview, number: int, is_last: bool) -> bytes:
+    nonce = os.urandom(_NONCE)
+    return nonce + cipher.encrypt(nonce, text, _NUMBER.pack(number, is_last))
+
+
+def _write(file: IO[bytes], sealed: bytes, name: str) -> None:
+    if file.write(sealed) != len(sealed):
+        raise OSError(errno.ENOSPC, f"the disk took only a part of {name}: it is full")
 
 
 def _opened(cipher: AESGCM, data: bytes | memoryview, number: int, is_last: bool, name: str) -> bytes:

@@ -1,5 +1,6 @@
 """Files that are read with their key only: any part of them, and whatever was changed is found."""
 
+import itertools
 import random
 from pathlib import Path
 
@@ -7,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.encrypted_files import OVERHEAD, SEGMENT, WHOLE, SealedFile, SealedWriter, fresh_key, seal
+from common.encrypted_files import (
+    OVERHEAD,
+    SEGMENT,
+    WHOLE,
+    SealedFile,
+    SealedMosaic,
+    SealedPieces,
+    SealedWriter,
+    fresh_key,
+    seal,
+)
 from common.errors import SealedFileError
 
 SIZES = (0, 1, SEGMENT - 1, SEGMENT, SEGMENT + 1, 3 * SEGMENT, 3 * SEGMENT + 7)
@@ -170,3 +181,86 @@ def test_a_full_disk_loses_nothing_that_it_did_not_take(tmp_path: Path) -> None:
     writer.room = 10
     writer.finish()
     assert SealedFile(tmp_path / "file", key).read() == data
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pieces_in_any_order_make_the_file(tmp_path: Path, size: int) -> None:
+    key, path, data = fresh_key(), tmp_path / "file", some(size)
+    writer = SealedPieces(path, key, size)
+    places = list(range(0, size, SEGMENT))
+    random.Random(1).shuffle(places)
+    for begin in [*places, *places[:1]]:  # One that comes twice does no harm.
+        writer.write(data[begin : begin + SEGMENT], begin)
+    writer.finish()
+    assert SealedFile(path, key).read() == data
+
+
+@pytest.mark.parametrize(("begin", "length"), [(1, SEGMENT), (0, SEGMENT - 1), (SEGMENT, SEGMENT), (2 * SEGMENT, 1)])
+def test_a_piece_that_is_no_segment_of_the_file_is_refused(tmp_path: Path, begin: int, length: int) -> None:
+    writer = SealedPieces(tmp_path / "file", fresh_key(), SEGMENT + 10)
+    with pytest.raises(ValueError, match="no segments of it"):
+        writer.write(bytes(length), begin)
+    writer.write(bytes(10), SEGMENT)
+
+
+def test_a_file_whose_pieces_did_not_all_come_cannot_be_read(tmp_path: Path) -> None:
+    key, path = fresh_key(), tmp_path / "file"
+    writer = SealedPieces(path, key, 3 * SEGMENT)
+    writer.write(some(SEGMENT), 2 * SEGMENT)
+    writer.finish()
+    with pytest.raises(SealedFileError):
+        SealedFile(path, key).read()
+
+
+def test_pieces_that_nobody_finishes_leave_no_file(tmp_path: Path) -> None:
+    for _ in range(2):
+        writer = SealedPieces(tmp_path / "file", fresh_key(), SEGMENT)
+        writer.write(some(SEGMENT), 0)
+        del writer
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("loose", [0, 2, 64])
+def test_bytes_in_any_order_make_the_file_and_can_be_read_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, loose: int
+) -> None:
+    monkeypatch.setattr("common.encrypted_files.LOOSE", loose)
+    key, path, data, chance = fresh_key(), tmp_path / "file", some(size), random.Random(size)
+    writer = SealedMosaic(path, key, size)
+    cuts = sorted({0, size, *(chance.randrange(size + 1) for _ in range(12))})
+    places = list(itertools.pairwise(cuts))
+    chance.shuffle(places)
+    for begin, end in [*places, *places[:2]]:  # What comes twice does no harm.
+        writer.write(bytes(end - begin), begin)  # Nor does what was wrong at first.
+        writer.write(data[begin:end], begin)
+        assert writer.read(begin, end) == data[begin:end]
+    assert len(writer._loose) <= loose
+    assert writer.read(0, size) == data
+    writer.finish()
+    assert SealedFile(path, key).read() == data
+
+
+def test_a_mosaic_refuses_what_lies_outside_and_leaves_no_file_that_nobody_finished(tmp_path: Path) -> None:
+    writer = SealedMosaic(tmp_path / "file", fresh_key(), 100)
+    for begin, length in ((-1, 5), (90, 11), (101, 0)):
+        with pytest.raises(ValueError, match="has 100 bytes"):
+            writer.write(bytes(length), begin)
+    with pytest.raises(ValueError, match="has 100 bytes"):
+        writer.read(90, 101)
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="closed"):
+        writer.write(bytes(100), 0)
+
+
+def test_a_mosaic_that_was_changed_while_it_was_written_is_not_gone_on_with(tmp_path: Path) -> None:
+    writer = SealedMosaic(tmp_path / "file", fresh_key(), 3 * SEGMENT)
+    writer.write(some(3 * SEGMENT), 0)
+    with (tmp_path / "file").open("r+b") as file:
+        file.write(b"changed")
+    with pytest.raises(SealedFileError):
+        writer.write(b"a part of it", 5)
+    with pytest.raises(SealedFileError):
+        writer.read(0, 10)
+    assert writer.read(SEGMENT, 3 * SEGMENT) == some(3 * SEGMENT)[SEGMENT:]
