@@ -25,6 +25,7 @@ from coordinator.services.artifacts.datasets import (
 from protocol.models.families import FAMILY
 from protocol.models.model import STARTS_TIED, tensors_of
 from protocol.models.tensor_names import HEAD, Part, ways
+from protocol.models.text_part import AROUND
 from protocol.models.weights import MAX_INDEX_BYTES, IndexedTensor, WeightIndex
 
 _INFINITE = {
@@ -88,9 +89,11 @@ def check_fit(config: Mapping[str, Any], files: Sequence[tuple[str, Path]]) -> s
     if not beside:
         return ""
     hold, they = ("tensor", "it is") if len(beside) == 1 else ("tensors", "they are")
+    what = f"the weights hold {len(beside):,} {hold} that this model has not, {_named(beside)}: {they} left out"
     return (
-        f"the weights hold {len(beside):,} {hold} that this model has not, {_named(beside)}: {they} left out, "
-        "of training and of the finished folder"
+        f"{what} of training, and stay as they came"
+        if AROUND in config
+        else f"{what}, of training and of the finished folder"
     )
 
 

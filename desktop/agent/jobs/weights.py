@@ -1,20 +1,23 @@
-"""A stage's weights, fetched as byte ranges of the job's files and checked tensor by tensor; encrypted on the disk."""
+"""A stage's weights, fetched as byte ranges of the job's files and checked tensor by tensor; encrypted on the disk.
+
+Tensors that an earlier lease had are taken from the disk, as long as the cache keeps them. What peers of the job have comes from
+them (``weight_gathering``), and the rest from the coordinator.
+"""
 
 import asyncio
-import hashlib
-import os
-from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from common.encrypted_files import SealedWriter, fresh_key
+from common.encrypted_files import fresh_key
 from common.errors import SealedFileError
 from desktop.agent.base.log import LOG
-from desktop.agent.coordinator.artifacts import DAMAGED_TRIES, Artifacts
+from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.errors import ArtifactError
-from protocol.models.weights import MAX_INDEX_BYTES, Span, WeightIndex, belongs, header, spans, weights_name
+from desktop.agent.jobs.weight_exchange import Circle
+from desktop.agent.jobs.weight_gathering import Gathering
+from desktop.agent.jobs.weight_layout import TensorRun, WeightLayout
+from protocol.models.weights import MAX_INDEX_BYTES, WeightIndex, belongs, spans, weights_name
 from protocol.task import Layers, Plan
 
 
@@ -23,14 +26,17 @@ class StageWeights:
 
     Attributes:
         key: what all files that are laid out can be read with.
+        layouts: those files, and those that are still coming.
     """
 
-    def __init__(self, artifacts: Artifacts, index: str, folder: Path) -> None:
-        """Take weights from the index that is the artifact ``index``."""
+    def __init__(self, artifacts: Artifacts, index: str, folder: Path, circle: Circle | None = None) -> None:
+        """Take weights from the index that is the artifact ``index``; ``circle``: who else may have them."""
         self._artifacts = artifacts
         self._digest = index
         self._folder = folder
+        self._circle = circle
         self.key = fresh_key()
+        self.layouts: dict[Layers, WeightLayout] = {}
         self._lock = asyncio.Lock()
 
     async def lay_out(self, plan: Plan, stage: int) -> Path:
@@ -38,52 +44,78 @@ class StageWeights:
 
         Raises:
             ArtifactError: the index is malformed, or the coordinator keeps sending other bytes than it names.
+            OSError: the disk does not take it.
         """
         layers = plan.layers[stage]
         path = self._folder / weights_name(layers)
         async with self._lock:
             if not path.exists():
-                await self._fetch(layers, stage == 0, stage == len(plan.layers) - 1, path)
+                # Another seat here that is at the same weights leaves them in the cache.
+                async with self._artifacts.contents.turn(f"{self._digest} {path.name}"):
+                    await self._fetch(plan, stage, path)
         return path
 
-    async def _fetch(self, layers: Layers, is_first: bool, is_last: bool, path: Path) -> None:
-        index = await self._index()
-        wanted = spans(index, belongs(index.tensors, layers, is_first, is_last))
-        total = sum(span.end - span.begin for span in wanted)
-        LOG.info(
-            "fetching %s bytes of weights in %d ranges for layers %d to %d", f"{total:,}", len(wanted), *_pair(layers)
-        )
-        writer = SealedWriter(path.with_suffix(".part"), self.key)
+    async def _fetch(self, plan: Plan, stage: int, path: Path) -> None:
+        layers, index = plan.layers[stage], await self._index()
+        wanted = spans(index, belongs(index.tensors, layers, stage == 0, stage == len(plan.layers) - 1))
+        layout = await asyncio.to_thread(WeightLayout, index, wanted, path, self.key)
+        self.layouts[layers] = layout
         try:
-            writer.write(header(index, wanted))
-            for span in wanted:
-                await self._fetch_span(index, span, writer)
-            await asyncio.to_thread(writer.finish)
-        except BaseException:
-            writer.abandon()
-            raise
-        writer.path.chmod(0o444)
-        os.replace(writer.path, path)
-
-    async def _fetch_span(self, index: WeightIndex, span: Span, writer: SealedWriter) -> None:
-        at = writer.size
-        for _ in range(DAMAGED_TRIES):
-            check = _Check(index, span.names)
-
-            def take(data: bytes, check: "_Check" = check) -> None:
-                check.update(data)
-                writer.write(data)
-
-            await self._artifacts.fetch_range(index.files[span.file], span.begin, span.end, take)
-            wrong = check.first_wrong()
-            if wrong is None:
-                return
-            LOG.warning("tensor %s arrived damaged", wrong)
-            try:
-                await asyncio.to_thread(writer.rewind, at)
-            except SealedFileError as error:
+            await self._gather(layout, plan, stage)
+            await asyncio.to_thread(layout.finish)
+        except BaseException as error:
+            del self.layouts[layers]
+            layout.abandon()
+            if isinstance(error, SealedFileError):
                 raise ArtifactError(f"the weights cannot be laid out: {error}") from error
-        raise ArtifactError(f"the coordinator sent other bytes than tensor {wrong} has, {DAMAGED_TRIES} times")
+            raise
+        kept = await asyncio.to_thread(self._artifacts.adopt, path, self.key)
+        if kept is not None:
+            tensors = (index.tensors[name] for span in wanted for name in span.names)
+            self._artifacts.contents.note(kept, tensors, layout.begins)
+
+    async def _gather(self, layout: WeightLayout, plan: Plan, stage: int) -> None:
+        """Have all tensors: those on this disk first."""
+        for run in layout.runs():
+            await asyncio.to_thread(self._copy, layout, run)
+        layers, missing = plan.layers[stage], layout.runs()
+        whole = sum(unit.size for unit in layout.units)
+        lacking = sum(run.size for run in missing)
+        LOG.info(
+            "fetching %s of %s bytes of weights in %d parts for layers %d to %d",
+            f"{lacking:,}",
+            f"{whole:,}",
+            len(missing),
+            layers.first,
+            layers.last,
+        )
+        nodes = tuple(sorted({member.node for member in plan.members if member.stage == stage}))
+        gathering = Gathering(layout, layers, self._artifacts.fetch_range, self._circle, nodes)
+        await gathering.run()
+        if lacking and self._circle is not None:
+            LOG.info("of these weights %s bytes came from peers", f"{gathering.from_peers:,}")
+
+    def _copy(self, layout: WeightLayout, run: TensorRun) -> None:
+        """Take what this disk has of a run, tensor by tensor, where that is still what it was."""
+        contents = self._artifacts.contents
+        for name in run.span.names:
+            tensor = layout.index.tensors[name]
+            place = contents.find(tensor)
+            if place is None:
+                continue
+            (span,) = spans(layout.index, [name])
+            one = TensorRun(run.unit, span, run.offset + tensor.begin - run.span.begin)
+            done = 0
+
+            def take(data: bytes, one: TensorRun = one) -> None:
+                nonlocal done
+                layout.put(one, data, done)
+                done += len(data)
+
+            if contents.copy(tensor, place, take):
+                layout.have(one)
+            else:
+                LOG.warning("tensor %s was damaged on the disk: fetching it again", name)
 
     async def _index(self) -> WeightIndex:
         cached = await self._artifacts.fetch(self._digest)
@@ -96,39 +128,3 @@ class StageWeights:
         if any(not tensor.begin <= tensor.end or tensor.file >= len(index.files) for tensor in index.tensors.values()):
             raise ArtifactError("the index of the weights names places that cannot be")
         return index
-
-
-def _pair(layers: Layers) -> tuple[int, int]:
-    return layers.first, layers.last
-
-
-class _Check:
-    """Holds tensors that come one after the other against their digests."""
-
-    def __init__(self, index: WeightIndex, names: Sequence[str]) -> None:
-        self._coming = deque((name, index.tensors[name]) for name in names)
-        self._wrong: str | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self._hasher = hashlib.sha256()
-        self._left = self._coming[0][1].end - self._coming[0][1].begin if self._coming else 0
-
-    def update(self, data: bytes) -> None:
-        """Take the next bytes."""
-        view = memoryview(data)
-        while self._coming:
-            self._hasher.update(view[: self._left])
-            taken = min(len(view), self._left)
-            self._left, view = self._left - taken, view[taken:]
-            if self._left:
-                return
-            name, tensor = self._coming.popleft()
-            if self._wrong is None and self._hasher.hexdigest() != tensor.sha256:
-                self._wrong = name
-            self._begin()
-
-    def first_wrong(self) -> str | None:
-        """The first of the tensors that has not come, or whose digest is another than the index says."""
-        self.update(b"")
-        return self._wrong or next((name for name, _ in self._coming), None)

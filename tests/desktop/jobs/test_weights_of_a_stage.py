@@ -1,7 +1,9 @@
 """Weights fetched in ranges: only what a stage needs crosses, and nothing wrong is laid out."""
 
+import errno
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -93,13 +95,101 @@ async def test_a_middle_stage_fetches_its_layers_and_nothing_else(
 ) -> None:
     weights = StageWeights(artifacts, shards(coordinator, tmp_path, 1), tmp_path)
     path = await weights.lay_out(PLAN, 1)
-    ranges = [asked for _, _, asked in coordinator.requests if asked]
-    fetched = sum(int(b) - int(a) + 1 for a, b in (asked.removeprefix("bytes=").split("-") for asked in ranges))
-    assert fetched == sum(value.nbytes for value in (await laid_out(weights, 1)).values()) == 4 * 16 * 8 * 4
-    assert len(ranges) == 1
+    assert fetched(coordinator) == sum(value.nbytes for value in (await laid_out(weights, 1)).values()) == 2 * LAYER
+    assert sum(bool(asked) for _, _, asked in coordinator.requests) == 1
     before = len(coordinator.requests)
     assert await weights.lay_out(PLAN, 1) == path
     assert len(coordinator.requests) == before
+    await artifacts.aclose()
+
+
+def fetched(coordinator: Double, since: int = 0) -> int:
+    """Bytes of ranges that were asked for."""
+    ranges = [asked for _, _, asked in coordinator.requests[since:] if asked]
+    return sum(int(b) - int(a) + 1 for a, b in (asked.removeprefix("bytes=").split("-") for asked in ranges))
+
+
+async def begun_before(coordinator: Double, artifacts: Artifacts, folder: Path) -> str:
+    """The index of weights of which stage 1 was here for a lease that has ended."""
+    index = shards(coordinator, folder, 1)
+    (folder / "lease").mkdir()
+    await laid_out(StageWeights(artifacts, index, folder / "lease"), 1)
+    shutil.rmtree(folder / "lease")
+    return index
+
+
+OTHERS = Plan(0, (Layers(0, 3), Layers(3, 6)), ())
+LAYER = 2 * 16 * 8 * 4
+
+
+async def test_a_later_job_fetches_what_is_not_here_yet_and_no_more(
+    coordinator: Double, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    await begun_before(coordinator, artifacts, tmp_path)
+    before = len(coordinator.requests)
+    weights = StageWeights(artifacts, shards(coordinator, tmp_path, 3), tmp_path)  # Other files, of the same tensors.
+    part = load(SealedFile(await weights.lay_out(OTHERS, 0), weights.key).read())
+    assert len(part) == 3 * 2 + 1
+    assert all(np.array_equal(value, TENSORS[name]) for name, value in part.items())
+    assert fetched(coordinator, before) == 2 * LAYER + 50 * 8 * 4  # Layer 2 was here; 3 is of no use.
+    before = len(coordinator.requests)
+    (tmp_path / "third").mkdir()
+    again = StageWeights(artifacts, weights._digest, tmp_path / "third")
+    assert load(SealedFile(await again.lay_out(OTHERS, 0), again.key).read()).keys() == part.keys()
+    assert fetched(coordinator, before) == 0
+    await artifacts.aclose()
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone", "no room"])
+async def test_what_was_here_and_is_not_what_it_was_is_fetched_again(
+    coordinator: Double, artifacts: Artifacts, tmp_path: Path, damage: str
+) -> None:
+    index = await begun_before(coordinator, artifacts, tmp_path)
+    [kept] = (tmp_path / "cache").glob("weights-*")
+    match damage:
+        case "changed":
+            data = bytearray(kept.read_bytes())
+            data[len(data) // 2] ^= 1
+            kept.write_bytes(data)
+        case "gone":
+            kept.unlink()
+        case _:
+            artifacts.limit(1)
+            await artifacts.fetch(coordinator.store(b"something else"))
+            assert not kept.exists()
+    before = len(coordinator.requests)
+    part = await laid_out(StageWeights(artifacts, index, tmp_path), 1)
+    assert len(part) == 4
+    assert all(np.array_equal(value, TENSORS[name]) for name, value in part.items())
+    assert fetched(coordinator, before) == 2 * LAYER
+    await artifacts.aclose()
+
+
+async def test_what_is_kept_outlives_a_connection_but_not_the_process(
+    coordinator: Double, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    index = await begun_before(coordinator, artifacts, tmp_path)
+    for contents, missing in ((artifacts.contents, 0), (None, 2 * LAYER)):
+        before = len(coordinator.requests)
+        store = Artifacts(coordinator.url, tmp_path / "cache", SystemClock(), contents=contents)
+        store.authorise("token")
+        lease = tmp_path / str(missing)
+        lease.mkdir()
+        assert len(await laid_out(StageWeights(store, index, lease), 1)) == 4
+        assert fetched(coordinator, before) == missing
+        await store.aclose()
+    await artifacts.aclose()
+
+
+async def test_a_disk_without_links_keeps_nothing_and_works(
+    coordinator: Double, artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr("os.link", refuse)
+    assert len(await laid_out(StageWeights(artifacts, shards(coordinator, tmp_path, 1), tmp_path), 1)) == 4
+    assert [*(tmp_path / "cache").glob("weights-*")] == []
     await artifacts.aclose()
 
 
