@@ -13,6 +13,7 @@ from protocol.datasets.file_formats import recognise, remarks
 from trainer.data.text import numbered, pieces
 from trainer.errors import DataError
 from trainer.formats.source import Dataset
+from trainer.formats.talk import ChatMessages
 
 TEXTS = [f"Row {number}: the fox ran over {number * 7} hills" for number in range(40)]
 OPENAI = [{"role": "user", "content": TEXTS[0]}, {"role": "assistant", "content": TEXTS[1]}]
@@ -26,14 +27,11 @@ def parquet(path: Path, columns: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("field", ["text", "talk", "talk.content", "talk.0.content"])
 @pytest.mark.parametrize("talk", [OPENAI, SHAREGPT], ids=["roles", "from"])
-def test_conversations_are_told_as_that_whatever_field_is_named(talk: Any, field: str, tmp_path: Path) -> None:
+def test_conversations_are_found_whatever_field_is_named(talk: Any, field: str, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"id": "x", "talk": talk}) + "\n" for _ in TEXTS))
-    first = next(numbered(Dataset.of(tmp_path / "data.jsonl", text_field=field))).text
-    assert isinstance(first, DataError)
-    assert "has a conversation in the field 'talk', a list of messages: chat messages are not read yet" in first.detail
     stored = parquet(tmp_path / "data.parquet", {"id": ["x"], "talk": [talk]})
-    with pytest.raises(DataError, match=r"column 'talk' of .* holds conversations: chat messages are not"):
-        list(pieces(Dataset.of(stored, text_field=field)))
+    for path in (tmp_path / "data.jsonl", stored):
+        assert next(numbered(Dataset.of(path, text_field=field))).talk == ChatMessages(OPENAI)
 
 
 def test_a_row_with_a_text_beside_its_conversation_is_read(tmp_path: Path) -> None:
