@@ -1,10 +1,17 @@
-"""All figures of the coordinator in one place, in Prometheus' text form. No label ever carries an id.
+"""All figures of the coordinator in one place, in Prometheus' text form. No label ever carries an id, or what a stranger wrote.
 
-Source: Prometheus text exposition format 0.0.4.
+``prometheus_client`` writes them; it adds those of the process (``process_*``) where the system tells them, as Linux does.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 _COUNTERS: Mapping[str, str] = {
     "connections_total": "node connections accepted",
@@ -59,17 +66,43 @@ _COUNTERS: Mapping[str, str] = {
     "withdrawals_refused_total": "withdrawals that were asked for and not offered or not signed",
     "log_lines_dropped_total": "lines of jobs' logs that were too many to be stored",
     "store_away_total": "times that a loop or a node's report waited because the database did not answer",
+    "http_requests_total": "requests answered, by the kind of their route and the status",
 }
 
 _GAUGES: Mapping[str, str] = {
+    "build_info": "the version that runs; always 1",
+    "nodes": "nodes that are here, by what they do: busy, free, draining, paused by their owner, short of stake",
+    "auditors": "the operator's own auditors that the coordinator was told of, by whether they are here or away",
+    "jobs": "jobs, by their state",
+    "outbox_rows": "rows for the ledger that are queued, sent, or given up, of money or else records",
+    "outbox_oldest_seconds": "age of the oldest row for the ledger that is not over, of money or else records; 0: none waits",
     "looks_waiting": "opened steps that wait for one of the operator's auditors",
+    "looks_oldest_seconds": "since when a look is waited for, at the most; 0: none is",
     "links": "ends of links that live now, by the kind of their way",
     "relays": "relays, by whether they are handed out",
     "relay_allocations": "allocations that relays hold",
     "relay_rate_bytes_per_second": "bytes a second that relays say they relay now",
+    "uploaded_bytes": "bytes of files that accounts have uploaded",
+    "artifacts_used_bytes": "bytes in use where artifacts lie: of the bucket, or of the whole disk",
+    "artifacts_limit_bytes": "bytes that there may be where artifacts lie: of the bucket, or of the whole disk",
+    "disk_free_bytes": "bytes that the disk of the data folder has left",
+    "disk_bytes": "bytes of the disk of the data folder",
+    "backup_age_seconds": "since `cottage backup` last made a whole backup; nothing is told where it never did",
+    "database_up": "whether the database answered just now",
+    "ledger_up": "whether the ledger answered when it was last asked",
+    "wallet_lamports": "what the coordinator's wallet had for fees and rents when the ledger was last asked",
+    "wallet_tokens": "what the coordinator's wallet had in tokens when the ledger was last asked",
 }
 
 _HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
+    "http_request_seconds": (
+        "until an answer began, without connections that stay open, by the kind of the route",
+        (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+    ),
+    "loop_late_seconds": (
+        "how late the event loop came to what was due, looked at once a second",
+        (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+    ),
     "look_wait_seconds": (
         "from a draw until one of the operator's auditors had looked",
         (1, 5, 15, 60, 300, 900, 3600, 14400, 86400),
@@ -82,68 +115,78 @@ _HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
     ),
 }
 
-Gauges = Mapping[tuple[str, str], float]
-"""(name, labels as they are written) -> value."""
+_LABELS: Mapping[str, tuple[str, ...]] = {
+    "http_requests_total": ("route", "status"),
+    "http_request_seconds": ("route",),
+    "build_info": ("version",),
+    "nodes": ("state",),
+    "auditors": ("state",),
+    "jobs": ("state",),
+    "outbox_rows": ("part", "state"),
+    "outbox_oldest_seconds": ("part",),
+    "links": ("kind",),
+    "relays": ("state",),
+}
+"""What each may be told apart by: words of the coordinator's own, of which there are few."""
+
+Gauges = Mapping[tuple[str, ...], float]
+"""(name, values of its labels ...) -> value."""
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class _Histogram:
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
+class _Watched(Collector):
+    """Gauges, which are asked for when somebody looks."""
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def __init__(self) -> None:
+        self.sources: list[Callable[[], Gauges]] = []
 
-    def lines(self, name: str) -> list[str]:
-        lines: list[str] = []
-        total = 0
-        for bound, count in zip((*map(repr, map(float, self.bounds)), "+Inf"), self.counts, strict=True):
-            total += count
-            lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
-        return [*lines, f"{name}_sum {self.sum!r}", f"{name}_count {total}"]
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        found = {key: value for source in self.sources for key, value in source().items()}
+        for name, text in _GAUGES.items():
+            family = GaugeMetricFamily(f"cottage_{name}", text, labels=_LABELS.get(name, ()))
+            for (owner, *labels), value in found.items():
+                if owner == name:
+                    family.add_metric(labels, value)
+            yield family
 
 
 class Metrics:
     """Counters, histograms and gauges by name; a name that is not in the lists is a mistake and raises KeyError."""
 
     def __init__(self) -> None:
-        self._values = dict.fromkeys(_COUNTERS, 0)
-        self._histograms = {name: _Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
-        self._sources: list[Callable[[], Gauges]] = []
+        self._registry = registry = CollectorRegistry()
+        self._counters = {
+            name: Counter(f"cottage_{name}", text, _LABELS.get(name, ()), registry=registry)
+            for name, text in _COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(f"cottage_{name}", text, _LABELS.get(name, ()), buckets=bounds, registry=registry)
+            for name, (text, bounds) in _HISTOGRAMS.items()
+        }
+        self._watched = _Watched()
+        registry.register(self._watched)
+        ProcessCollector(registry=registry)
 
-    def count(self, name: str, by: int = 1) -> None:
+    def count(self, name: str, by: int = 1, labels: Sequence[str] = ()) -> None:
         """Add to a counter."""
-        self._values[name] += by
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(by)
 
-    def value(self, name: str) -> int:
-        """Where a counter stands."""
-        return self._values[name]
+    def value(self, name: str, labels: Sequence[str] = ()) -> int:
+        """Where a counter stands; one with labels that was never counted stands at 0."""
+        told = dict(zip(_LABELS.get(name, ()), labels, strict=True))
+        return int(self._registry.get_sample_value(f"cottage_{name}", told) or 0)
 
-    def observe(self, name: str, value: float) -> None:
+    def observe(self, name: str, value: float, labels: Sequence[str] = ()) -> None:
         """Put a value into its histogram."""
-        self._histograms[name].observe(value)
+        histogram = self._histograms[name]
+        (histogram.labels(*labels) if labels else histogram).observe(value)
 
     def watch(self, source: Callable[[], Gauges]) -> None:
         """Ask ``source`` for gauges whenever somebody looks."""
-        self._sources.append(source)
+        self._watched.sources.append(source)
 
     def text(self) -> str:
         """The exposition format, one metric after the other."""
-        lines: list[str] = []
-        for name, value in self._values.items():
-            lines += (*_head(name, _COUNTERS[name], "counter"), f"cottage_{name} {value}")
-        gauges = {key: value for source in self._sources for key, value in source().items()}
-        for name, text in _GAUGES.items():
-            lines += _head(name, text, "gauge")
-            for (owner, labels), level in gauges.items():
-                if owner == name:
-                    lines.append(f"cottage_{name}{{{labels}}} {level!r}" if labels else f"cottage_{name} {level!r}")
-        for name, histogram in self._histograms.items():
-            lines += (*_head(name, _HISTOGRAMS[name][0], "histogram"), *histogram.lines(f"cottage_{name}"))
-        return "\n".join(lines) + "\n"
-
-
-def _head(name: str, text: str, kind: str) -> tuple[str, str]:
-    return f"# HELP cottage_{name} {text}", f"# TYPE cottage_{name} {kind}"
+        return generate_latest(self._registry).decode()

@@ -15,19 +15,26 @@ from typing import Any
 
 _CASTAGNOLI = 0x82F63B78
 _MASK = 0xA282EAD8
-_TAGS = {"train_loss": "loss/train", "validation_loss": "loss/validation", "perplexity": "perplexity/validation"}
+_TAGS = {
+    "train_loss": "loss/train",
+    "validation_loss": "loss/validation",
+    "perplexity": "perplexity/validation",
+    "accuracy": "accuracy/validation",
+    "margin": "margin/validation",
+}
 EVENT_FILE = "events.out.tfevents.0.cottage"  # TensorBoard looks for "tfevents" in the name.
 METRICS_FILE = "metrics.jsonl"
 
 
-def write_curve(rounds: Sequence[Mapping[str, Any]], out: Path) -> None:
+def write_curve(rounds: Sequence[Mapping[str, Any]], out: Path, answers: bool = False) -> None:
     """Write ``metrics.jsonl`` and ``logs/events.out.tfevents…`` into a model's folder.
 
     Args:
         rounds: one row a round: ``round``, ``tokens``, perhaps ``time`` (Unix seconds), ``train_loss`` and ``validation_loss``
             in nats a token; a step of TensorBoard is a token.
+        answers: losses are of pairs of answers, and not of tokens; rows then have ``accuracy`` and ``margin``, too.
     """
-    rows = [with_perplexity(row) for row in rounds]
+    rows = [dict(row) if answers else with_perplexity(row) for row in rounds]
     (out / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     (out / "logs").mkdir(exist_ok=True)
     with (out / "logs" / EVENT_FILE).open("wb") as file:

@@ -31,7 +31,8 @@ addcdiv_ addcmul_ addmm all amax amin aminmax any arange baddbmm bitwise_and bit
 bitwise_left_shift_ bitwise_not bitwise_or bitwise_or_ bitwise_right_shift bitwise_right_shift_ bitwise_xor_ bmm cat
 clamp clamp_ clamp_min clone constant_pad_nd copy_ cos cumsum div div_ embedding embedding_dense_backward empty
 empty_like empty_strided eq erf exp fill_ floor_ full full_like ge gelu gelu_backward gt index index_add_ index_put
-index_put_ index_select le lerp lerp_ linalg_vector_norm logical_and logical_not logical_or lt masked_fill
+index_put_ index_select le lerp lerp_ linalg_vector_norm log_sigmoid_backward
+log_sigmoid_forward logical_and logical_not logical_or lt masked_fill
 masked_fill_ max maximum mean min minimum mm mul mul_ native_layer_norm native_layer_norm_backward ne neg
 new_empty new_full new_ones new_zeros nll_loss_backward nll_loss_forward nonzero ones ones_like pow pow_ reciprocal
 round rsqrt rsub scalar_tensor scatter scatter_ scatter_add scatter_add_ select_backward sigmoid

@@ -1,0 +1,190 @@
+"""Nodes in an operator's hands: looked for, drained, banned, and both taken back."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+import msgspec
+
+from common.untrusted_text import untrusted
+from coordinator.domain.lease import Lease
+from coordinator.errors import ConflictError, InvalidError, NotFoundError
+from coordinator.services.accounts.accounts import AccountService
+from coordinator.services.core.context import Context
+from coordinator.services.core.leases import Leases
+from coordinator.services.jobs.ports import ListWindow
+from coordinator.services.network.nodes import BY_OPERATOR, Nodes
+from coordinator.services.operation.ports import NodeQuery, NodeSlice, OrderedBy
+from coordinator.store.kinds import KINDS
+from coordinator.store.ports import Condition, Transaction, col
+from coordinator.store.records import NodeRecord
+from protocol.rest.admin import MAX_REASON, AdminLease, AdminNode, AdminNodeState, NodeOrder
+
+PAGE = 500  # Records read at a time while a text is looked for.
+MAX_LOOKED = 10_000  # Records that one answer looks through: some tenths of a second. The next one goes on there.
+TRIES = 3  # Of an order, where somebody else changes the same record meanwhile.
+
+
+class NodeOrders:
+    """Finds nodes, and does with them what an operator orders."""
+
+    def __init__(self, context: Context, leases: Leases, nodes: Nodes) -> None:
+        self._context = context
+        self._leases = leases
+        self._nodes = nodes
+        self._accounts = AccountService(context.store, context.clock)
+
+    async def find(self, asked: NodeQuery, window: ListWindow) -> NodeSlice:
+        """Nodes that fit, longest known first."""
+        where = self._where(asked.state)
+        if where is None:
+            return NodeSlice(())
+        text, after, looked = asked.text.casefold(), window.after, 0
+        size = PAGE if text else window.limit
+        records: list[NodeRecord] = []
+        while True:
+            async with self._context.store.transaction() as tx:
+                page = await tx.find(NodeRecord, *where, limit=size, after=after)
+            records += [record for record in page if _fits(record, asked.text, text)]
+            looked += len(page)
+            if len(page) < size or len(records) >= window.limit:
+                return NodeSlice(self._views(records[: window.limit]))
+            after = KINDS[NodeRecord].place_of(page[-1])
+            if looked >= MAX_LOOKED:
+                return NodeSlice(self._views(records), after)
+
+    async def one(self, node: str) -> AdminNode:
+        """One node.
+
+        Raises:
+            NotFoundError: it never was here.
+        """
+        async with self._context.store.transaction() as tx:
+            return self._views([await _known(tx, node)])[0]
+
+    async def order(self, node: str, order: NodeOrder, reason: str, by: OrderedBy) -> AdminNode:
+        """Do it, and write it into the trail; what is so already stays as it is, with the reason that it has.
+
+        A ban costs nothing that was verified, and no stake.
+
+        Raises:
+            NotFoundError: the node never was here.
+            InvalidError: a ban, or its end, without a reason.
+            ConflictError: its record changes all the time.
+        """
+        reason = untrusted(reason.strip(), MAX_REASON)
+        if order in ("ban", "unban") and not reason:
+            raise InvalidError(f"to {order} a node needs a reason: its owner reads it, and so does the trail", "reason")
+        for left in reversed(range(TRIES)):
+            try:
+                record, changed = await self._store(node, order, reason, by)
+            except ConflictError:
+                if not left:
+                    raise
+            else:
+                break
+        if changed:
+            self._take_over(record, order)
+        return self._views([record])[0]
+
+    async def _store(self, node: str, order: NodeOrder, reason: str, by: OrderedBy) -> tuple[NodeRecord, bool]:
+        async with self._context.store.transaction() as tx:
+            before = await _known(tx, node)
+            after = _after(before, order, reason)
+            if after == before:
+                return before, False
+            subject = f"{node}: {reason}" if reason else node
+            await self._accounts.note_within(tx, by.who, by.via, f"node.{order}", subject, by.address)
+            return await tx.update(after), True
+
+    def _take_over(self, record: NodeRecord, order: NodeOrder) -> None:
+        node = record.address
+        match order:
+            case "drain":
+                self._nodes.drain(node)
+            case "undrain":
+                self._nodes.undrain(node)
+            case "ban":
+                self._nodes.ban(node, record.reason)
+                self._leases.expire(lease.id for lease in self._leases.of_node(node))
+            case "unban":
+                self._nodes.unban(node)
+            case _:
+                assert_never(order)
+        self._context.bus.publish(node)
+
+    def _where(self, state: AdminNodeState | None) -> tuple[Condition, ...] | None:
+        """What the store can tell of who is meant; None: nobody."""
+        match state:
+            case None:
+                return ()
+            case "banned":
+                return (col(NodeRecord.banned).equals(True),)
+            case "draining":
+                return (col(NodeRecord.draining).equals(True),)
+            case "busy":
+                named = self._leases.busy()
+            case "online":
+                named = frozenset(session.node for session in self._nodes.sessions())
+            case _:
+                assert_never(state)
+        return (col(NodeRecord.address).in_(tuple(sorted(named))),) if named else None
+
+    def _views(self, records: Sequence[NodeRecord]) -> list[AdminNode]:
+        busy, held = self._leases.busy(), defaultdict[str, list[Lease]](list)
+        for lease in self._leases.live():
+            held[lease.node].append(lease)
+        return [self._view(record, record.address in busy, held) for record in records]
+
+    def _view(self, record: NodeRecord, busy: bool, held: Mapping[str, Sequence[Lease]]) -> AdminNode:
+        session, profile = self._nodes.session(record.address), record.profile
+        return AdminNode(
+            node=record.address,
+            payout=record.payout,
+            name=profile.name,
+            device=profile.device,
+            online=session is not None,
+            busy=busy,
+            draining=record.draining,
+            banned=record.banned,
+            reason=record.reason if record.banned else untrusted(""),
+            stake=record.stake,
+            earned=record.earned,
+            rounds=record.rounds,
+            faults=record.faults,
+            since=record.since,
+            seen=record.seen if session is None else self._context.clock.time(),
+            address="" if session is None else session.address,
+            leases=tuple(
+                AdminLease(one.job, one.stage, one.replica, one.state, one.granted)
+                for one in held.get(record.address, ())
+            ),
+            why_not=untrusted(self._nodes.lenders.why_not(record.address)),
+        )
+
+
+def _fits(record: NodeRecord, text: str, folded: str) -> bool:
+    begins = record.address.startswith(text) or record.payout.startswith(text)
+    return begins or folded in record.profile.name.casefold()
+
+
+def _after(record: NodeRecord, order: NodeOrder, reason: str) -> NodeRecord:
+    """The record as it is to be."""
+    match order:
+        case "drain" | "undrain":
+            return msgspec.structs.replace(record, draining=order == "drain")
+        case "ban":
+            return (
+                record if record.banned else msgspec.structs.replace(record, banned=True, reason=BY_OPERATOR + reason)
+            )
+        case "unban":
+            return msgspec.structs.replace(record, banned=False, reason="") if record.banned else record
+
+
+async def _known(tx: Transaction, node: str) -> NodeRecord:
+    found = await tx.find(NodeRecord, col(NodeRecord.address).equals(node))
+    if not found:
+        raise NotFoundError(
+            f"no node {node[:60]} has ever been here: `cottage admin nodes` and /admin list all", "node"
+        )
+    return found[0]

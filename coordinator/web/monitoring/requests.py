@@ -1,0 +1,69 @@
+"""How many requests there are, how they end and how long they take; and ``/metrics``, which says it.
+
+A request is told apart by the kind of its route, which is ours, and never by its path, which is a stranger's.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from common.clock import instant
+from coordinator.domain.account import Scope
+from coordinator.metrics import CONTENT_TYPE, Metrics
+from coordinator.web.auth import needs
+from coordinator.web.http import API, CLOSED
+from coordinator.web.monitoring.watchers import METRICS
+from coordinator.web.signal import PATH
+
+_STAYING: Final = frozenset({"node", "stream"})  # Connections that last as long as their other end likes.
+_PROBES: Final = ("/healthz", "/readyz", METRICS)
+_KINDS: Final = ((f"{API}/uploads", "upload"), (f"{API}/artifacts", "artifact"), (API, "api"), ("/static", "static"))
+
+
+def measured(metrics: Metrics) -> Middleware:
+    """What counts every request; it stands before all other middlewares, so that it sees what they answer."""
+
+    @web.middleware
+    async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
+        kind, began, status = kind_of(request), instant(), CLOSED
+        try:
+            response = await handler(request)
+            status = response.status
+        except web.HTTPException as error:
+            status = error.status
+            raise
+        finally:
+            metrics.count("http_requests_total", labels=(kind, str(status)))
+            if kind not in _STAYING:
+                metrics.observe("http_request_seconds", instant() - began, labels=(kind,))
+        return response
+
+    return measure
+
+
+def kind_of(request: web.Request) -> str:
+    """One of few words for where a request goes: ``none`` where there is nothing."""
+    resource = request.match_info.route.resource
+    place = "" if resource is None else resource.canonical
+    if not place:
+        return "none"
+    if place == PATH:
+        return "node"
+    if place in _PROBES:
+        return "probe"
+    if place.endswith("/stream"):
+        return "stream"
+    return next((kind for prefix, kind in _KINDS if place.startswith(prefix)), "page")
+
+
+def show_metrics(app: web.Application, metrics: Metrics, look: Callable[[], Awaitable[None]]) -> None:
+    """Add ``GET /metrics`` to ``app``. ``look``: brings up to date what is not counted as it happens."""
+
+    @needs(Scope.OPERATE)
+    async def answer(_request: web.Request) -> web.Response:
+        await look()
+        return web.Response(text=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    app.router.add_get(METRICS, answer)

@@ -1,0 +1,1 @@
+"""The operator's door: ``/api/v1/admin`` and the pages under ``/admin``."""
