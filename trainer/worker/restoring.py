@@ -13,10 +13,10 @@ from trainer.worker.round_record import RoundBeginning, read_outer_record, read_
 
 LOG = logging.getLogger("cottage.worker")
 
-Parts = dict[str, bytes]
+Parts = dict[str, bytes | bytearray]
 
 
-def restore(openings: OpeningService, stage: Stage, parts: Iterable[tuple[RestoredPart, bytes]]) -> int:
+def restore(openings: OpeningService, stage: Stage, parts: Iterable[tuple[RestoredPart, bytes | bytearray]]) -> int:
     """Keep what the records give of rounds and outer steps; returns how many of both.
 
     Args:

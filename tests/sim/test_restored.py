@@ -1,0 +1,118 @@
+"""A coordinator loses its disk long after its last backup: it asks its nodes and the ledger, and goes on where it was."""
+
+from collections import Counter
+from typing import cast
+
+import pytest
+
+from coordinator.domain.job import JobState
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.core.context import Context
+from coordinator.services.network.nodes import Nodes
+from coordinator.services.recovery.catching_up import CatchingUp
+from coordinator.services.recovery.job_records import RecordsSeal
+from coordinator.services.recovery.recall import NobodysLeases, Recall
+from coordinator.store.memory import MemoryStore
+from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
+from protocol.codec import decode
+from protocol.node import PROTOCOL, Hello, NodeMessage
+from tests.coordinator.fakes import COORDINATOR, COORDINATOR_KEY, FakeArtifacts, spec
+from tests.sim.test_everybody_leaves import calm, to_the_end, until_rounds
+from tests.sim.test_faults import check, gather_nodes, read, submit
+from tests.sim.world import HOST, NONCE, FaultyStore, SimNode, World
+from tests.support.seeds import seeds
+
+A_ROUND = 1024  # Tokens: two steps of two replicas.
+ROUNDS, BACKUP, DISASTER = 24, 3, 19
+
+
+def backup_of(world: World) -> MemoryStore:
+    """The database as it is now, and nothing that comes after."""
+    made = MemoryStore()
+    made._rows = {kind: dict(rows) for kind, rows in world.records._rows.items()}
+    made._numbers = dict(world.records._numbers)
+    return made
+
+
+async def restore(world: World, backup: MemoryStore) -> Recall:
+    """Another coordinator begins from a backup, with what nodes return and the ledger shows."""
+    world._fall()
+    world.records = backup
+    context = Context(world.config, world.clock, FaultyStore(backup, world), world.chance.randbytes)
+    work = CatchingUp(context, world.chain, cast(ArtifactStore, FakeArtifacts()))
+    nodes = Nodes(context, NobodysLeases(context), world.chain, COORDINATOR, lambda _node: (), COORDINATOR_KEY)
+    recall = Recall(context, nodes, RecordsSeal(COORDINATOR_KEY.seed), await work.at_work())
+    for node in world.nodes:
+        if node.up:
+            await ask(node, nodes, recall)
+    await work.run(recall.found)
+    return recall
+
+
+async def ask(node: SimNode, nodes: Nodes, recall: Recall) -> None:
+    """A node says what it keeps, and returns what is asked for."""
+    signature = node.key.sign("cottage-hello", NONCE, HOST.encode())
+    hello = Hello(PROTOCOL, node.key.address, node.payout, signature, node.profile, node.held())
+    node.session = session = await nodes.enter(hello, NONCE, HOST, node._receive, lambda _reason: node.cut())
+    await recall.begin(session, hello)
+    while node.inbox:
+        node.obey()
+        while node.out:
+            await recall.receive(session, decode(node.out.popleft(), NodeMessage))
+    recall.left(session)
+    node.cut()
+
+
+async def disaster(seed: int, nodes: int = 5, kept: int = ROUNDS) -> tuple[World, str, Counter[str]]:
+    """A world that has been restored; what its payees had been paid by then. ``kept``: entries until so many rounds are left."""
+    world = calm(seed, nodes)
+    world.chain.sees_paid = True
+    await gather_nodes(world)
+    job = await submit(world, 2, 2, spec(2, 2, tokens=ROUNDS * A_ROUND))
+    await until_rounds(world, job, BACKUP)
+    backup = backup_of(world)
+    await until_rounds(world, job, DISASTER)
+    for _ in range(world.chance.randrange(300)):
+        await world.turn()
+    paid = Counter(world.chain.escrows[job].paid)
+    for node in world.nodes:
+        node.records = {entry: data for entry, data in node.records.items() if entry.rounds <= kept}
+    await restore(world, backup)
+    return world, job, paid
+
+
+@pytest.mark.parametrize("seed", seeds(3, of=20))
+async def test_a_job_goes_on_where_its_nodes_are_and_nobody_is_paid_twice_or_punished(seed: int) -> None:
+    world, job, paid = await disaster(seed)
+    assert paid.total() > 0
+    before = [record for record in await read(world, RoundRecord, job) if record.state == "complete"]
+    assert len(before) >= DISASTER - 1, "what nodes kept has every round but the one that had just ended"
+    stored = await to_the_end(world, job)
+    await check(world, job, stored)
+    done = Counter(r.number for r in await read(world, RoundRecord, job) if r.state == "complete")
+    assert set(done.values()) == {1}, "no complete round was done again"
+    assert all(c.lease for c in await read(world, CommitRecord, job)), "whatever was paid is known by its share"
+    pots = [r.pot for r in await read(world, RoundRecord, job) if r.state == "complete" and r.steps]
+    assert max(pots) - min(pots) <= 1, "each round is worth what it was quoted at"
+    assert stored.state is JobState.SETTLED
+    async with world.records.transaction() as tx:
+        nodes = await tx.find(NodeRecord)
+    assert not any(node.banned for node in nodes)
+    earned = Counter({node.payout: node.earned for node in nodes})
+    assert +earned == +Counter(world.chain.escrows[job].paid)
+
+
+@pytest.mark.parametrize("kept", [0, 12])
+@pytest.mark.parametrize("seed", seeds(1, of=10))
+async def test_where_nodes_have_kept_little_or_nothing_the_books_are_those_of_the_ledger(seed: int, kept: int) -> None:
+    world, job, paid = await disaster(seed, kept=kept)
+    commits = await read(world, CommitRecord, job)
+    known: Counter[str] = Counter()
+    for commit in commits:
+        if commit.state == "verified" and commit.settlement is not None:
+            known[commit.payout] += commit.amount
+    assert not paid - known, "whatever the ledger has paid is in the books"
+    stored = await to_the_end(world, job)
+    await check(world, job, stored)
+    assert stored.state is JobState.SETTLED
+    assert stored.paid <= stored.quote.price
