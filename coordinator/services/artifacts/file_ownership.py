@@ -10,10 +10,10 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Job
 from coordinator.errors import FullError, NotFoundError
 from coordinator.services.accounts.budgets import ALL_SHARE, FILE_SHARE, MAX_FILES, MAX_FILES_OF_ALL
-from coordinator.store.ports import Store, col
+from coordinator.store.ports import Store, Transaction, col
 from coordinator.store.records import FileRecord
 from protocol.ids import Digest
-from protocol.job.job import JobSpec
+from protocol.job.job import JobSpec, datasets_of
 from protocol.rest.api import NewUpload
 
 MAX_SHOWN_NAME = 80  # Characters of a file's name in a message.
@@ -31,6 +31,7 @@ class FileOwnership:
         self._clock = clock
         self._disk = disk
         self._counted = -COUNT_S
+        self._known = {LOCAL_ACCOUNT}  # For good: they have trained a model.
         self._of_strangers = (0, 0)
 
     async def check_room(self, account_id: str, more: int, promised: int) -> None:
@@ -72,11 +73,10 @@ class FileOwnership:
         if self._clock.now() - self._counted >= COUNT_S:
             async with self._store.transaction() as tx:
                 held = await tx.sums(FileRecord, col(FileRecord.length), (col(FileRecord.account_id),))
-                known = {
-                    *await tx.sums(Job, col(Job.paid), (col(Job.account_id),), col(Job.paid) > 0),
-                    (LOCAL_ACCOUNT,),
-                }
-            found = [figures for account, figures in held.items() if account not in known]
+                for account in [str(account) for (account,) in held if account not in self._known]:
+                    if await tx.find(Job, col(Job.account_id).equals(account), col(Job.paid) > 0, limit=1):
+                        self._known.add(account)
+            found = [figures for (account,), figures in held.items() if account not in self._known]
             self._of_strangers = (sum(number for number, _ in found), sum(size for _, size in found))
             self._counted = self._clock.now()
         return self._of_strangers
@@ -110,16 +110,25 @@ class FileOwnership:
     async def name(self, account_id: str, artifact: Digest) -> str:
         """What an account calls a file of its own, fit for a message; empty where it has given it no name."""
         async with self._store.transaction() as tx:
-            found = await tx.find(
-                FileRecord, col(FileRecord.account_id).equals(account_id), col(FileRecord.artifact).equals(artifact)
-            )
-        name = found[0].name if found else ""
-        return "".join(character if character.isprintable() else "?" for character in name)[:MAX_SHOWN_NAME]
+            return await _name(tx, account_id, artifact)
+
+
+async def dataset_name(tx: Transaction, job: Job) -> str:
+    """What a job's owner calls its dataset; empty where it has no name."""
+    return await _name(tx, job.account_id, job.spec.dataset.artifact)
+
+
+async def _name(tx: Transaction, account_id: str, artifact: Digest) -> str:
+    found = await tx.find(
+        FileRecord, col(FileRecord.account_id).equals(account_id), col(FileRecord.artifact).equals(artifact)
+    )
+    name = found[0].name if found else ""
+    return "".join(character if character.isprintable() else "?" for character in name)[:MAX_SHOWN_NAME]
 
 
 def sources(spec: JobSpec) -> list[tuple[str, Digest]]:
     """The uploaded files that a job names: field and digest."""
-    found = [("dataset.artifact", spec.dataset.artifact)]
+    found = [(f"{field}.artifact", one.artifact) for field, one in datasets_of(spec)]
     found += [("model.weights", digest) for digest in spec.model.weight_files]
     found += [("tokenizer.file", spec.tokenizer.file)] if spec.tokenizer.file is not None else []
     return found

@@ -1,0 +1,100 @@
+"""A second coordinator on the same PostgreSQL database waits, and takes over when the first one ends or falls silent."""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from aiohttp import web
+
+from common.clock import Clock
+from common.own_folders import make_folder
+from coordinator.config import Config
+from coordinator.errors import StoreAwayError
+from coordinator.store.ownership import Ownership
+from protocol.identity import NodeKey
+
+LOOK_S = 0.25
+PATIENCE_S = 1.0  # A coordinator that was started anew after a clean end has its place at once.
+
+LOG = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def ownership_of(config: Config, clock: Clock) -> AsyncIterator[Ownership | None]:
+    """A coordinator's place on its database; None on SQLite, which no other machine reaches.
+
+    Raises:
+        StoreError: the database cannot be used.
+        KeyFileError: the coordinator's key cannot be read.
+    """
+    if not config.database.startswith("postgresql"):
+        yield None
+        return
+    make_folder(config.data)
+    address = NodeKey.load_or_generate(config.data / "coordinator.key").address
+    ownership = await Ownership.open(config.database, clock, address, _files(config))
+    try:
+        yield ownership
+    finally:
+        await ownership.close()
+
+
+async def wait(config: Config, ownership: Ownership, stopping: asyncio.Event) -> bool:
+    """Return True once this coordinator owns its database. Meanwhile its port answers that it stands by.
+
+    Returns:
+        False where it was asked to stop before.
+
+    Raises:
+        StoreError: it cannot take over from the one that is at work.
+    """
+    if await _taken(ownership, stopping, PATIENCE_S):
+        return True
+    LOG.warning("another coordinator works with this database, or did a moment ago: this one stands by")
+    app = web.Application()
+    app.router.add_get("/healthz", _alive)
+    app.router.add_route("*", "/{rest:.*}", _elsewhere)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, config.host, config.port).start()
+        return await _taken(ownership, stopping)
+    finally:
+        await runner.cleanup()
+
+
+async def _taken(ownership: Ownership, stopping: asyncio.Event, seconds: float = float("inf")) -> bool:
+    began = asyncio.get_running_loop().time()
+    while not stopping.is_set() and asyncio.get_running_loop().time() - began < seconds:
+        try:
+            if await ownership.take():
+                return True
+        except StoreAwayError as error:
+            LOG.warning("the database does not answer: %s", error.cause)
+        await asyncio.sleep(LOOK_S)
+    return False
+
+
+def _files(config: Config) -> str:
+    """Where artifacts lie, so that two coordinators know whether they have the same ones."""
+    if config.store is not None:
+        return config.store
+    path, name = config.data / "folder-id", secrets.token_hex(8)
+    draft = config.data / f".folder-id-{name}"
+    draft.write_text(name)
+    with suppress(FileExistsError):
+        os.link(draft, path)  # Whole, or not at all: another coordinator may look just now.
+    draft.unlink()
+    return f"the data folder {path.read_text().strip()}"
+
+
+async def _alive(_request: web.Request) -> web.Response:
+    return web.json_response({"status": "standby"})
+
+
+async def _elsewhere(_request: web.Request) -> web.Response:
+    text = "This coordinator stands by: another one is at work. Come back in a moment.\n"
+    return web.Response(status=503, text=text, headers={"Retry-After": "2"})

@@ -1,0 +1,200 @@
+"""One PostgreSQL database has one coordinator at work: who it is, and how another one takes over from it.
+
+A row says who works, and its ``beats`` grow while it does. Whoever has watched a row for ``STALE_S`` that stood still, with a
+database that answered all the while, takes it over; so no clock of two machines is compared, and a database that was away for a
+while costs nobody its place. ``fence`` grows with each owner. Every transaction of an owner reads it first, and so holds the
+table's lightest lock until its end. Taking over asks for the heaviest one: it waits for what is under way, and whatever begins
+later sees another fence and changes nothing. An owner that stands still with a transaction open has its connections ended.
+Source: fencing tokens, M. Kleppmann, "Designing Data-Intensive Applications" (2017), chapter 8; explicit locking, PostgreSQL's
+manual, 13.3.
+
+The table is made here and not by a migration: a newer version that waits must not change what an older one works with.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from common.clock import Clock
+from coordinator.errors import StoreAwayError, StoreError
+from coordinator.store.faults import UNUSABLE, answering, unusable
+
+STALE_S = 3.0  # A process that computes for a second or two on end keeps its place.
+BEAT_S = 0.5
+FREE_S = 2.0  # Who ends waits no longer for a database that is away: the next one finds that it stands still.
+
+LOG = logging.getLogger(__name__)
+
+_MAKE = """
+CREATE TABLE IF NOT EXISTS cottage_owner (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one), holder text NOT NULL DEFAULT '', fence bigint NOT NULL DEFAULT 0,
+    beats bigint NOT NULL DEFAULT 0, address text NOT NULL DEFAULT '', files text NOT NULL DEFAULT '')
+"""
+_FIRST = "INSERT INTO cottage_owner DEFAULT VALUES ON CONFLICT DO NOTHING"
+_LOOK = "SELECT holder, fence, beats, address, files FROM cottage_owner"
+_END_CONNECTIONS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = :name AND pid <> pg_backend_pid()
+"""
+_TAKE = """
+UPDATE cottage_owner SET holder = :holder, fence = fence + 1, beats = beats + 1, address = :address, files = :files
+WHERE fence = :fence AND beats = :beats
+"""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    holder: str
+    fence: int
+    beats: int
+    address: str
+    files: str
+
+
+class Ownership:
+    """This process and the database that it works with, or waits for.
+
+    Attributes:
+        fence: by which its transactions are known; 0 before it has ever been the owner.
+    """
+
+    def __init__(self, engine: AsyncEngine, clock: Clock, address: str, files: str) -> None:
+        """``address``: of the coordinator's key; ``files``: where its artifacts lie. Both are the same for all of them."""
+        self._engine, self._clock, self._address, self._files = engine, clock, address, files
+        self._holder = secrets.token_hex(8)
+        self._seen: _Seen | None = None
+        self._since = 0.0
+        self.fence = 0
+
+    @classmethod
+    async def open(cls, url: str, clock: Clock, address: str, files: str) -> "Ownership":
+        """Connect to PostgreSQL.
+
+        Raises:
+            StoreError: that is not possible; the text says why, and what to do.
+        """
+        try:
+            engine = create_async_engine(url, poolclass=NullPool)
+            try:
+                async with engine.begin() as connection:
+                    # Two that make it at the same time would fail, one of them.
+                    await connection.execute(text("SELECT pg_advisory_xact_lock(7073697)"))
+                    await connection.execute(text(_MAKE))
+                    await connection.execute(text(_FIRST))
+            except BaseException:
+                await engine.dispose()
+                raise
+        except UNUSABLE as error:
+            raise unusable(url, error) from error
+        return cls(engine, clock, address, files)
+
+    @property
+    def name(self) -> str:
+        """What connections of its transactions are called (``application_name``)."""
+        return _name(self._holder)
+
+    async def take(self) -> bool:
+        """Become the owner, if nobody is, or who was has stood still for long enough; to be tried again and again.
+
+        Raises:
+            StoreAwayError: the database does not answer.
+            StoreError: another coordinator is at work that this one cannot take over from: it has another key or other files.
+        """
+        try:
+            seen = await self._look()
+        except StoreAwayError:
+            self._seen = None  # Who is the owner may not have reached it either.
+            raise
+        now = self._clock.now()
+        if seen.holder and seen != self._seen:
+            if self._seen is not None:  # It lives.
+                self._compare(seen)
+            self._seen, self._since = seen, now
+            return False
+        if seen.holder and now - self._since < STALE_S:
+            return False
+        return await self._take(seen)
+
+    async def check(self, connection: AsyncConnection) -> None:
+        """See at the beginning of a transaction that this is the owner, and stay it until its end.
+
+        Raises:
+            StoreAwayError: it is not, any more.
+        """
+        if await connection.scalar(text("SELECT fence FROM cottage_owner")) != self.fence:
+            raise StoreAwayError("another coordinator has taken over")
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[asyncio.Event]:
+        """Stay the owner meanwhile; the event says that another one has taken over. At the end the next one need not wait."""
+        lost = asyncio.Event()
+        beating = asyncio.create_task(self._beat(lost), name="ownership")
+        try:
+            yield lost
+        finally:
+            beating.cancel()
+            with suppress(asyncio.CancelledError):
+                await beating
+            with suppress(StoreAwayError, TimeoutError):
+                async with asyncio.timeout(FREE_S):
+                    await self._execute("UPDATE cottage_owner SET holder = '' WHERE fence = :fence", fence=self.fence)
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._engine.dispose()
+
+    async def _beat(self, lost: asyncio.Event) -> None:
+        while True:
+            with suppress(StoreAwayError):
+                if not await self._execute("UPDATE cottage_owner SET beats = beats + 1 WHERE fence = :f", f=self.fence):
+                    LOG.warning("another coordinator has taken the database over: this one stands by")
+                    lost.set()
+                    return
+            await self._clock.sleep(BEAT_S)
+
+    async def _look(self) -> _Seen:
+        async with answering(), self._engine.connect() as connection:
+            return _Seen(*(await connection.execute(text(_LOOK))).one())
+
+    async def _take(self, seen: _Seen) -> bool:
+        self._seen = None
+        async with answering(), self._engine.begin() as connection:
+            if seen.holder:
+                await connection.execute(text(_END_CONNECTIONS), {"name": _name(seen.holder)})
+            await connection.execute(text("LOCK TABLE cottage_owner IN ACCESS EXCLUSIVE MODE"))
+            values = {"holder": self._holder, "address": self._address, "files": self._files}
+            taken = await connection.execute(text(_TAKE), values | {"fence": seen.fence, "beats": seen.beats})
+        if not taken.rowcount:
+            return False
+        self.fence = seen.fence + 1
+        if seen.holder:
+            LOG.warning("the coordinator that was at work has said nothing for %g s: this one takes over", STALE_S)
+        return True
+
+    async def _execute(self, statement: str, **values: int) -> bool:
+        """Whether it changed the row."""
+        async with answering(), self._engine.begin() as connection:
+            return bool((await connection.execute(text(statement), values)).rowcount)
+
+    def _compare(self, seen: _Seen) -> None:
+        if seen.address != self._address:
+            raise StoreError(
+                f"the coordinator {seen.address} works with this database, and this one has the key of {self._address}: "
+                "to stand by for it copy coordinator.key from its data folder; or name another database"
+            )
+        if seen.files != self._files:
+            raise StoreError(
+                f"the coordinator that works with this database has its files in {seen.files}, and this one in "
+                f"{self._files}: to stand by for it share its data folder, or name the same bucket with --store"
+            )
+
+
+def _name(holder: str) -> str:
+    return f"cottage {holder}"
