@@ -3,13 +3,16 @@
 ::
 
     cottage://join?at=https%3A%2F%2Fcottage.example&key=7Kq9…     opens the app
+    cottage://join?at=…&key=…&code=4vJ9…                          lets one machine in, where a network asks who comes
     https://cottage.example/join?key=7Kq9…                        the same as a page, on any device
     https://cottage.example                                       the address alone: whoever answers there is believed
 
 The key is what the coordinator has to prove when a node greets it, so whoever takes over the address is found out.
 """
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import parse_qsl, quote
 
@@ -20,6 +23,7 @@ from common.urls import MAX_URL, parse_url, parts
 SCHEME, WORD, PAGE = "cottage", "join", "/join"
 MAX_LINK = 3 * MAX_URL  # Each character of an address may be written as three.
 KEY_BYTES = 32
+_CODE = rf"[{base58.ALPHABET}]{{16,64}}"
 
 Fault = Literal["empty", "address", "word", "part", "twice", "missing", "key", "long"]
 """What is wrong with an invitation, for programs that have words of their own; ``part``: it holds what is not known here."""
@@ -27,21 +31,27 @@ Fault = Literal["empty", "address", "word", "part", "twice", "missing", "key", "
 
 @dataclass(frozen=True)
 class Invitation:
-    """``url``: of the coordinator, without a path; ``key``: base58 of 32 bytes, empty where none is asked for."""
+    """``url``: of the coordinator, without a path; ``key``: base58 of 32 bytes, empty where none is asked for.
+    ``code``: a secret that lets one machine in; empty: the invitation is for everybody."""
 
     url: str
     key: str = ""
+    code: str = field(default="", repr=False)
 
     @property
     def link(self) -> str:
         """As the app is called with it."""
-        key = f"&key={self.key}" if self.key else ""
-        return f"{SCHEME}://{WORD}?at={quote(self.url, safe='')}{key}"
+        return f"{SCHEME}://{WORD}?{self._said(at=quote(self.url, safe=''))}"
 
     @property
     def page(self) -> str:
         """As a page of the coordinator, which shows the link."""
-        return f"{self.url}{PAGE}{f'?key={self.key}' if self.key else ''}"
+        said = self._said()
+        return f"{self.url}{PAGE}{f'?{said}' if said else ''}"
+
+    def _said(self, **first: str) -> str:
+        said = first | {"key": self.key, "code": self.code}
+        return "&".join(f"{name}={value}" for name, value in said.items() if value)
 
 
 def is_link(text: str) -> bool:
@@ -75,7 +85,7 @@ def _of_link(text: str) -> Invitation:
     said = _parts(link.query)
     if not said.get("at"):
         raise InvitationError("the invitation names no address: copy the whole of it once more", "missing")
-    return Invitation(_address(said["at"]), _key(said.get("key", "")))
+    return Invitation(_address(said["at"]), *_secrets(said))
 
 
 def _of_page(text: str) -> Invitation:
@@ -84,7 +94,7 @@ def _of_page(text: str) -> Invitation:
     page = parts(text)
     if page.path.rstrip("/") != PAGE:
         return Invitation(url)
-    return Invitation(url, _key(_parts(page.query).get("key", "")))
+    return Invitation(url, *_secrets(_parts(page.query)))
 
 
 def _parts(query: str) -> dict[str, str]:
@@ -95,7 +105,7 @@ def _parts(query: str) -> dict[str, str]:
     said = dict(pairs)
     if len(said) < len(pairs):
         raise InvitationError("the invitation says the same thing twice: ask for another one", "twice")
-    if unknown := sorted(said.keys() - {"at", "key"}):
+    if unknown := sorted(said.keys() - {"at", "key", "code"}):
         shown = ascii(unknown[0][:40])
         raise InvitationError(f"the invitation holds {shown}, which this version does not know: update Cottage", "part")
     return said
@@ -106,6 +116,14 @@ def _address(text: str) -> str:
         return str(parse_url(text).with_path("").with_query(None))
     except UrlError as error:
         raise InvitationError(f"{error}, such as https://cottage.example", "address") from error
+
+
+def _secrets(said: Mapping[str, str]) -> tuple[str, str]:
+    """The key and the code."""
+    key, code = _key(said.get("key", "")), said.get("code", "")
+    if code and not re.fullmatch(_CODE, code):
+        raise InvitationError("the code in the invitation is damaged: copy the whole of it once more", "key")
+    return key, code
 
 
 def _key(text: str) -> str:

@@ -8,6 +8,7 @@ from common import base58
 from common.errors import InvitationError
 from common.invitations import MAX_LINK, Invitation, is_link, read
 
+CODE = "4vJ9dT3mVxXbq5rQ2nWgYh"
 KEY = "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo"
 AT = "https%3A%2F%2Fcottage.example"
 GOOD = {
@@ -16,6 +17,9 @@ GOOD = {
     f"  cottage://join?at={AT}\n": Invitation("https://cottage.example"),
     "cottage://join?at=http%3A%2F%2F%5B%3A%3A1%5D%3A8470": Invitation("http://[::1]:8470"),
     f"https://cottage.example/join?key={KEY}": Invitation("https://cottage.example", KEY),
+    f"cottage://join?at={AT}&key={KEY}&code={CODE}": Invitation("https://cottage.example", KEY, CODE),
+    f"https://cottage.example/join?key={KEY}&code={CODE}": Invitation("https://cottage.example", KEY, CODE),
+    f"cottage://join?code={CODE}&at={AT}": Invitation("https://cottage.example", "", CODE),
     "https://cottage.example/join/": Invitation("https://cottage.example"),
     "https://cottage.example": Invitation("https://cottage.example"),
     "https://cottage.example/network?online=1": Invitation("https://cottage.example"),
@@ -53,6 +57,11 @@ BAD = {
     f"cottage://join?at={AT}&key={KEY[:-3]}": "key",
     f"cottage://join?at={AT}&key={KEY}1": "key",
     f"https://cottage.example/join?key={KEY}{KEY}": "key",
+    f"cottage://join?at={AT}&code={CODE[:9]}": "key",
+    f"cottage://join?at={AT}&code={CODE}0": "key",
+    f"cottage://join?at={AT}&code={CODE * 4}": "key",
+    f"cottage://join?at={AT}&code={CODE}%0A": "key",
+    f"cottage://join?at={AT}&code={CODE}&code={CODE}": "twice",
     "cottage://join?at=" + "x" * MAX_LINK: "long",
 }
 

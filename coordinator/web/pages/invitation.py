@@ -4,7 +4,8 @@ import segno
 from aiohttp import web
 from markupsafe import Markup
 
-from common.invitations import Invitation
+from common.errors import InvitationError
+from common.invitations import Invitation, read
 from common.urls import is_loopback
 from coordinator.services.jobs import ports
 from coordinator.web.auth import public
@@ -29,16 +30,29 @@ class InvitationPage:
     async def page(self, request: web.Request) -> web.Response:
         """``key``: of the invitation that led here, which this coordinator may not hold."""
         view = await self._network.view()
-        invitation = Invitation((self._public_url or server_of(request)).rstrip("/"), view.coordinator)
+        url = (self._public_url or server_of(request)).rstrip("/")
+        invitation = Invitation(url, view.coordinator, _code_in(request))
         asked = request.query.get("key", "")[:60]
         return self._renderer.page(
             request,
             "join.html",
             invitation=invitation,
             picture=picture(invitation.page),
+            rule=view.who_may_lend,
             other=asked if asked and asked != view.coordinator else "",
             only_here=self._public_url is None and is_loopback(request.host),
         )
+
+
+def _code_in(request: web.Request) -> str:
+    """The code of the invitation that led here; one that is damaged is none.
+
+    It is shown to who has it already, in a page that no cache keeps.
+    """
+    try:
+        return read(f"cottage://join?at=http://localhost&code={request.query.get('code', '')[:200]}").code
+    except InvitationError:
+        return ""
 
 
 def picture(text: str) -> Markup:
