@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from coordinator.domain.audits.trust import Audit
-from coordinator.domain.job import Job, JobState
+from coordinator.domain.job import LIVE, Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.rounds.run import Base, Run
 from coordinator.store.ports import Store, Transaction
@@ -36,7 +36,8 @@ async def fill(store: Store, number: int, states: Sequence[JobState] = tuple(Job
 async def _insert(tx: Transaction, place: int, state: JobState) -> None:
     job, reason = f"{place:032x}", f"node {NODES[place % 4]} has gone"
     made = Job(job, f"job {place}", state, spec(), WALLET, True, float(place), 2.0, QUOTE, {}, {}, rounds_done=4)
-    await tx.insert(msgspec.structs.replace(made, reason=reason, paid=place, shared=True))
+    ended = None if state in LIVE else 2.0
+    await tx.insert(msgspec.structs.replace(made, reason=reason, paid=place, shared=True, ended=ended))
     run = Run((Layers(0, 4),), 2, 20, 2, (), base=Base(done=place % 5), checkpoints=(digest(place),) * (place % 2))
     await tx.insert(RunRecord(job, run))
     for seat in range(2 + place % 3):

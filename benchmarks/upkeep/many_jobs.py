@@ -1,0 +1,174 @@
+"""Every list and page of a coordinator whose database holds a million ended jobs of 1,000 nodes: real HTTP, its own process.
+
+    python -m benchmarks.upkeep.many_jobs [--jobs 1000000] [--repeats 100] [--beside 1000] [--keep FOLDER]
+
+A database is filled by SQL with copies of one job's rows: its run, lease, rounds, commits, audit, curve, timeline and what the
+ledger was told, all ended. One in a thousand is shared; one in ten thousand has an audit that failed. `cottage serve` then
+stands on it. The pages are those that links lead to from the first one, an example of each kind, and every list of the
+interface. The peer is the same coordinator with few jobs, in the same run. SQLite on a disk. Writes build/bench/many_jobs.json.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp import web
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.common import publish
+from ledger.local.rpc import Rpc
+from ledger.local.server import build_app
+from tests.coordinator.ended_jobs import filled
+from tests.ledger.world import World
+
+GOAL_MS = 100.0
+HOMES = 1_000
+START_S = 120.0
+LINK = re.compile(r'href="(/[^"#]*)"')
+PLACE = re.compile(r"[0-9a-f]{32}|[1-9A-HJ-NP-Za-km-z]{32,44}")
+NO_PAGE = re.compile(
+    r"^/(?:static|favicon|api/|login|sign-out|download/|docs)|/(?:events|stream|artifact|model|checkpoint)"
+)
+
+
+@contextlib.asynccontextmanager
+async def served(data: Path) -> AsyncIterator[str]:
+    """A coordinator on that folder, and the embedded ledger; its address."""
+    world, ready = World(), data.parent / "ready"
+    runner = web.AppRunner(build_app(Rpc(world.chain, world.genesis), lambda: None), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    words = ["--open", "--port", "0", "--data", str(data), "--ready-file", str(ready), "--no-own-auditor"]
+    command = [sys.executable, "-m", "coordinator.cli", "serve", *words, "--ledger-url", f"http://{host}:{port}"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=(data.parent / "log").open("w"))
+    try:
+        async with asyncio.timeout(START_S):
+            while not ready.exists():
+                assert process.returncode is None, (data.parent / "log").read_text()[-2000:]
+                await asyncio.sleep(0.1)
+        yield ready.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+        await runner.cleanup()
+        ready.unlink(missing_ok=True)
+
+
+def kind_of(path: str) -> str:
+    """A page's address with what it is about left open."""
+    parts = urlsplit(path)
+    query = "&".join(sorted(word.partition("=")[0] for word in parts.query.split("&") if word))
+    return PLACE.sub("*", parts.path) + (f"?{query}" if query else "")
+
+
+async def pages_of(http: aiohttp.ClientSession, url: str) -> dict[str, str]:
+    """An example of each kind of page that links lead to, and of each list of the interface."""
+    found: dict[str, str] = {"/": "/"}
+    waiting = deque(["/"])
+    while waiting:
+        async with http.get(url + waiting.popleft()) as answer:
+            text = await answer.text() if answer.content_type == "text/html" and answer.status == 200 else ""
+        for link in LINK.findall(text):
+            link = link.replace("&amp;", "&")
+            if not NO_PAGE.search(link) and kind_of(link) not in found:
+                found[kind_of(link)] = link
+                waiting.append(link)
+    return found | dict(_interface(await (await http.get(f"{url}/openapi.json")).json()))
+
+
+def _interface(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    base = urlsplit(document.get("servers", [{"url": ""}])[0]["url"]).path.rstrip("/")
+    for path, methods in document["paths"].items():
+        full = path if path.startswith("/api") else base + path
+        if "get" in methods and not NO_PAGE.search(full.removeprefix("/api")) and "{" not in full.replace("{job}", ""):
+            yield kind_of(full.replace("{job}", "0" * 32)), full.replace("{job}", f"{1:032x}")
+
+
+async def measured(http: aiohttp.ClientSession, url: str, repeats: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each page: median, and what all but one in a hundred take at most."""
+    found = {}
+    for kind, path in (await pages_of(http, url)).items():
+        times, status = [], 0
+        for number in range(repeats + 1):
+            began = time.perf_counter()
+            async with http.get(url + path) as answer:
+                await answer.read()
+                status = answer.status
+            times.append(1000 * (time.perf_counter() - began))
+            if number > 3 and sum(times) > 20_000:
+                break
+        times = sorted(times[1:])
+        found[kind] = {
+            "status": status,
+            "median_ms": round(statistics.median(times), 1),
+            "p99_ms": round(times[(len(times) * 99 - 1) // 100], 1),
+        }
+    return found
+
+
+def _shown(batches: range) -> Iterable[int]:
+    return track(batches, "filling the database", console=Console(stderr=True))
+
+
+async def figures(jobs: int, repeats: int, folder: Path) -> dict[str, dict[str, float]]:
+    """Of a coordinator with so many jobs; a folder that is filled already is taken as it is."""
+    data = folder / str(jobs)
+    if not (data / "coordinator.db").exists():
+        data.mkdir(parents=True, exist_ok=True)
+        await filled(data / "coordinator.db", jobs, HOMES, _shown)
+    async with served(data) as url, aiohttp.ClientSession() as http:
+        return await measured(http, url, repeats)
+
+
+def shown(many: dict[str, dict[str, float]], few: dict[str, dict[str, float]]) -> Table:
+    """For people, the slowest first."""
+    table = Table(title="milliseconds, and beside few jobs")
+    for name in ("", "status", "median", "p99", "p99 with few", "ratio"):
+        table.add_column(name, justify="right" if name else "left")
+    for kind, row in sorted(many.items(), key=lambda one: -one[1]["p99_ms"]):
+        other = few.get(kind, {}).get("p99_ms")
+        ratio = f"{row['p99_ms'] / other:.1f}" if other else ""
+        cells = (int(row["status"]), row["median_ms"], row["p99_ms"], other or "", ratio)
+        table.add_row(kind, *(str(cell) for cell in cells))
+    return table
+
+
+def main() -> None:
+    """Measure and publish."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1_000_000)
+    parser.add_argument("--beside", type=int, default=1_000)
+    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--keep", type=Path, help="fill databases in this folder, or take those that are there")
+    options = parser.parse_args()
+    folder = options.keep or Path(tempfile.mkdtemp())
+    try:
+        few = asyncio.run(figures(options.beside, options.repeats, folder))
+        many = asyncio.run(figures(options.jobs, options.repeats, folder))
+    finally:
+        if options.keep is None:
+            shutil.rmtree(folder)
+    Console(stderr=True).print(shown(many, few))
+    slow = {kind: row for kind, row in many.items() if row["p99_ms"] > GOAL_MS}
+    claim = f"with a million ended jobs every list and page takes at most {GOAL_MS:.0f} ms (p99)"
+    publish("many_jobs", claim, {"jobs": options.jobs, "slow": slow, "many": many, "few": few})
+
+
+if __name__ == "__main__":
+    main()
