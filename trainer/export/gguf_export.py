@@ -44,20 +44,24 @@ class GgufFamily:
 
     Attributes:
         arch: its name there.
-        activation: that is fixed there.
+        activations: what transformers may call the one that is fixed there.
         permuted: rows of queries and keys stand in pairs, not in halves, for its rotation.
         shifted: its norms are stored with the 1 that transformers adds to them.
         tied: its head is always the embedding.
+        transposed: its matrices are ``[in, out]`` in transformers, and ``[out, in]`` there.
+        mixed: query, key and value of a head stand together in one matrix, and there all queries come first.
         experts: its experts, of which each token asks some, stand in one tensor; what transformers calls their number.
         slides: it knows layers that see a part of the text only.
         layers: whether a layer of a config, by its number, is what it must be, where that is fixed.
     """
 
     arch: gguf.MODEL_ARCH
-    activation: str = "silu"
+    activations: tuple[str, ...] = ("silu",)
     permuted: bool = False
     shifted: bool = False
     tied: bool = False
+    transposed: bool = False
+    mixed: bool = False
     slides: bool = False
     experts: str | None = None
     layers: Callable[[Any, int], bool] = lambda _config, _layer: True
@@ -69,7 +73,8 @@ def _slides(every: int) -> Callable[[Any, int], bool]:
     return lambda config, layer: bool(config.layer_types[layer] == kinds[(layer + 1) % every != 0])
 
 
-_GELU = "gelu_pytorch_tanh"
+_GELU = ("gelu_pytorch_tanh", "gelu_new")
+_ANY_GELU = (*_GELU, "gelu")  # Of Pythia: llama.cpp takes the tanh for it, which is at most 0.0005 off.
 FAMILIES: Final[Mapping[str, GgufFamily]] = {
     "llama": GgufFamily(gguf.MODEL_ARCH.LLAMA, permuted=True),
     "mistral": GgufFamily(gguf.MODEL_ARCH.LLAMA, permuted=True),
@@ -88,9 +93,23 @@ FAMILIES: Final[Mapping[str, GgufFamily]] = {
         permuted=True,
         layers=lambda config, layer: bool(config.no_rope_layers[layer]) == ((layer + 1) % 4 != 0),
     ),
+    "granite": GgufFamily(gguf.MODEL_ARCH.GRANITE, permuted=True),
     "gemma2": GgufFamily(gguf.MODEL_ARCH.GEMMA2, _GELU, shifted=True, tied=True, slides=True, layers=_slides(2)),
     "gemma3_text": GgufFamily(gguf.MODEL_ARCH.GEMMA3, _GELU, shifted=True, slides=True, layers=_slides(6)),
+    "gpt_neox": GgufFamily(gguf.MODEL_ARCH.GPTNEOX, _ANY_GELU, mixed=True),
+    "gpt2": GgufFamily(gguf.MODEL_ARCH.GPT2, _GELU, transposed=True),
 }
+_SCALES: Final[Mapping[str, Callable[[gguf.GGUFWriter, float], None]]] = {
+    "attn_logit_softcapping": gguf.GGUFWriter.add_attn_logit_softcapping,
+    "final_logit_softcapping": gguf.GGUFWriter.add_final_logit_softcapping,
+    "embedding_multiplier": gguf.GGUFWriter.add_embedding_scale,
+    "attention_multiplier": gguf.GGUFWriter.add_attention_scale,
+    "residual_multiplier": gguf.GGUFWriter.add_residual_scale,
+    "logits_scaling": gguf.GGUFWriter.add_logit_scale,
+}
+"""By what a family multiplies or caps, where its config says so."""
+_COMPUTED: Final = re.compile(r".*(\.(attn|attention)\.(masked_)?bias|\.rotary_emb\.inv_freq)")
+"""Tables that older versions of transformers saved among the weights."""
 
 
 def write_gguf(folder: Path, out: Path, kind: str) -> int:
@@ -123,10 +142,13 @@ def write_gguf(folder: Path, out: Path, kind: str) -> int:
     for name, several in sorted(parts.items()):
         if name == "lm_head.weight" and (family.tied or config.tie_word_embeddings):
             continue
+        if _COMPUTED.fullmatch(name):
+            continue
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if known is None:
             raise _refusal(config, f"its tensor {name}")
-        shape = several[0].shape if len(several) == 1 else (len(several), *several[0].shape)
+        shape = tuple(several[0].shape[:: -1 if _is_transposed(name, family) else 1])
+        shape = shape if len(several) == 1 else (len(several), *shape)
         stored = _stored_as(shape, quantized)
         _announce(writer, known, shape, stored)
         planned.append((name, stored))
@@ -159,8 +181,9 @@ def _family(config: Any) -> GgufFamily:
             "no-gguf",
             f"GGUF is written of {known}, and this is {config.model_type}: llama.cpp's own convert_hf_to_gguf.py may know it",
         )
-    act = getattr(config, "hidden_activation", None) or config.hidden_act
-    if act != family.activation:
+    named = ("hidden_activation", "hidden_act", "activation_function")
+    act = next(found for key in named if (found := getattr(config, key, None)) is not None)
+    if act not in family.activations:
         raise _refusal(config, f"its activation {act}")
     if not all(family.layers(config, layer) for layer in range(config.num_hidden_layers)):
         raise _refusal(config, "the order of its layers")
@@ -168,6 +191,10 @@ def _family(config: Any) -> GgufFamily:
         raise _refusal(config, "experts whose shares do not add up to one")
     if family.tied and not config.tie_word_embeddings:
         raise _refusal(config, "a head that is not its embedding")
+    if not getattr(config, "scale_attn_weights", True):
+        raise _refusal(config, "scores of attention as they are")
+    if family.mixed and not config.attention_bias:
+        raise _refusal(config, "attention without biases")
     scale, head = getattr(config, "query_pre_attn_scalar", None), _head(config)
     if scale not in (None, head) and not (
         config.num_hidden_layers in (46, 62) and scale * config.num_attention_heads == config.hidden_size
@@ -195,12 +222,33 @@ def _add_shape(writer: gguf.GGUFWriter, config: Any, family: GgufFamily) -> None
     writer.add_context_length(context)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    writer.add_feed_forward_length(inner or 4 * config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.layer_norm_epsilon)
     writer.add_key_length(head)
     writer.add_value_length(head)
+    if hasattr(config, "rope_parameters"):
+        _add_rotation(writer, config, head)
+    if hasattr(config, "use_parallel_residual"):
+        writer.add_parallel_residual(config.use_parallel_residual)
+    if family.experts is not None:
+        writer.add_expert_count(getattr(config, family.experts))
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if hasattr(config, "moe_intermediate_size"):
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family.slides:
+        writer.add_sliding_window(int(config.sliding_window))
+    for key, add in _SCALES.items():
+        if (value := getattr(config, key, None)) is not None:
+            add(writer, value)
+
+
+def _add_rotation(writer: gguf.GGUFWriter, config: Any, head: int) -> None:
     rope = _rope(config)
     writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(rope["rope_theta"])
@@ -216,26 +264,14 @@ def _add_shape(writer: gguf.GGUFWriter, config: Any, family: GgufFamily) -> None
             writer.add_rope_scaling_factor(rope["factor"])
         case other:
             raise _refusal(config, f"its rotary scaling {other}")
-    if family.experts is not None:
-        writer.add_expert_count(getattr(config, family.experts))
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        if hasattr(config, "moe_intermediate_size"):
-            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if family.slides:
-        writer.add_sliding_window(int(config.sliding_window))
-        for add, key in (
-            (writer.add_attn_logit_softcapping, "attn_logit_softcapping"),
-            (writer.add_final_logit_softcapping, "final_logit_softcapping"),
-        ):
-            if (value := getattr(config, key, None)) is not None:
-                add(value)
     if (sliding := config.rope_parameters.get("sliding_attention")) is not None:
         writer.add_rope_freq_base_swa(sliding["rope_theta"])
 
 
 def _rope(config: Any) -> Mapping[str, Any]:
     """Of the layers that see everything."""
-    found: Mapping[str, Any] = config.rope_parameters.get("full_attention", config.rope_parameters)
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    found: Mapping[str, Any] = rope.get("full_attention", rope)
     return found
 
 
@@ -303,12 +339,21 @@ def _changed(name: str, values: Values, config: Any, family: GgufFamily) -> Valu
     """A tensor as llama.cpp computes with it."""
     if family.shifted and name.endswith("norm.weight"):
         return values + np.float32(1.0)
+    if _is_transposed(name, family):
+        return np.ascontiguousarray(values.T)
+    if family.mixed and ".query_key_value." in name:
+        parts = values.reshape(config.num_attention_heads, 3, -1, *values.shape[1:])
+        return np.ascontiguousarray(parts.swapaxes(0, 1)).reshape(values.shape)
     heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", None)}
     count = heads.get(name.split(".")[-2]) if family.permuted else None
     if count is None:
         return values
     halves = values.reshape(count, 2, values.shape[0] // count // 2, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _is_transposed(name: str, family: GgufFamily) -> bool:
+    return family.transposed and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
 
 
 def _stored_as(shape: tuple[int, ...], wanted: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:

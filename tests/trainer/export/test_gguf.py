@@ -97,6 +97,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": None,
         },
     ),
+    "GPT-2 of an inner width of its own": ("gpt2", {"n_inner": 96}),
+    "Pythia with one half after the other": ("gpt_neox", {"use_parallel_residual": False}),
     "a head of its own": ("gemma3_text", {"tie_word_embeddings": False}),
 }
 
@@ -153,7 +155,6 @@ def test_a_published_model_answers_as_before(tmp_path: Path, smollm2: Path) -> N
 @pytest.mark.parametrize(
     ("family", "changes", "says"),
     [
-        *((family, {}, f"and this is {family}") for family in FAMILY_CONFIGS if family not in FAMILIES),
         ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}, "the order of its layers"),
         ("gemma2", {"layer_types": ["full_attention"] * 3}, "the order of its layers"),
         ("gemma2", {"query_pre_attn_scalar": 7}, "its scale of attention 7"),
@@ -161,6 +162,9 @@ def test_a_published_model_answers_as_before(tmp_path: Path, smollm2: Path) -> N
         ("llama", {"hidden_act": "relu"}, "its activation relu"),
         ("qwen3_moe", {"norm_topk_prob": False}, "experts whose shares do not add up to one"),
         ("qwen3_moe", {"mlp_only_layers": [1]}, "the order of its layers"),
+        ("gpt2", {"activation_function": "relu"}, "its activation relu"),
+        ("gpt2", {"scale_attn_weights": False}, "scores of attention as they are"),
+        ("gpt_neox", {"attention_bias": False}, "attention without biases"),
     ],
 )
 def test_what_llama_cpp_would_compute_otherwise_is_refused(
@@ -170,6 +174,13 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(
     with pytest.raises(WeightsError, match=says):
         write_gguf(folder, tmp_path / "model.gguf", "f16")
     assert not (tmp_path / "model.gguf").exists()
+
+
+def test_a_family_without_a_row_is_told_with_those_that_have_one(tmp_path: Path) -> None:
+    assert FAMILIES.keys() == FAMILY_CONFIGS.keys(), "all that are trained"
+    (tmp_path / "config.json").write_text('{"model_type": "opt"}')
+    with pytest.raises(WeightsError, match="granite, .* and this is opt: .*convert_hf_to_gguf.py may know it"):
+        write_gguf(tmp_path, tmp_path / "model.gguf", "f16")
 
 
 @pytest.mark.parametrize(
