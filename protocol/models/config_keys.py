@@ -76,6 +76,10 @@ NUMBERS: Mapping[str, tuple[float, float]] = {
     "final_logit_softcapping": (0, 1e6),
     "attn_logit_softcapping": (0, 1e6),
     "router_aux_loss_coef": (0, 1e6),
+    "embedding_multiplier": (0, 1e6),
+    "attention_multiplier": (0, 1e6),
+    "residual_multiplier": (0, 1e6),
+    "logits_scaling": (0, 1e6),
 }
 _MAY_BE_ZERO = frozenset({"router_aux_loss_coef"})  # Then routers are left alone.
 INTEGERS: Mapping[str, tuple[int, int]] = {

@@ -1,6 +1,6 @@
 """The architectures that are trained here: what a Hugging Face config of each means in tensors and numbers. Without torch.
 
-Thirteen families of decoders. Each is cut into stages by giving transformers' own class fewer layers, so a family belongs in
+Fourteen families of decoders. Each is cut into stages by giving transformers' own class fewer layers, so a family belongs in
 this table when every layer has the same tensors and attention looks at nothing but the layer's input. What can be read off
 transformers' config classes, defaults above all, stands in ``protocol.models.hf_classes``, and what becomes of each key of a
 config in ``protocol.models.config_keys``.
@@ -134,6 +134,7 @@ FAMILY: Mapping[str, Family] = {
     "olmo2": Family(_ROPE, norms=("post_attention_layernorm", "post_feedforward_layernorm"), head_norms="all"),
     "phi3": Family(_ROPE | {"partial_rotary_factor"}, partial=1.0),
     "smollm3": Family(_ROPE),
+    "granite": Family(_ROPE),
     "gemma2": Family(_ROPE, activation="hidden_activation", norms=_AROUND, zero_centred=True),
     "gemma3_text": Family(
         _ROPE | {"rope_local_base_freq", "sliding_window_pattern"},

@@ -36,6 +36,7 @@ FAMILIES = (
     "smollm3",
     "gemma2",
     "gemma3_text",
+    "granite",
     "gpt_neox",
     "gpt2",
 )

@@ -67,6 +67,14 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "olmo2": LLAMA | {"model_type": "olmo2"},
     "phi3": LLAMA | {"model_type": "phi3", "sliding_window": 7},
     "smollm3": LLAMA | {"model_type": "smollm3", "no_rope_layers": [1, 0, 1]},
+    "granite": LLAMA
+    | {
+        "model_type": "granite",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.25,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+    },
     "gemma2": GEMMA | {"model_type": "gemma2"},
     "gemma3_text": GEMMA
     | {

@@ -101,6 +101,10 @@ def build_module(config: Mapping[str, Any], cut: Cut) -> tuple[nn.Module, ModelS
     if not cut.is_first:
         _replace(base, _EMBEDDINGS, nn.Identity())
         _replace(base, (_POSITIONS,), _NoPositions())
+        if hasattr(
+            base, "embedding_multiplier"
+        ):  # Granite's, of embeddings that the first stage has multiplied already.
+            base.embedding_multiplier = 1.0
     if not cut.is_last:
         _replace(base, _NORMS, nn.Identity())
         cast(Any, module).lm_head = nn.Identity()

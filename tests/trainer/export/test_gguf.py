@@ -179,7 +179,7 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(
 def test_a_family_without_a_row_is_told_with_those_that_have_one(tmp_path: Path) -> None:
     assert FAMILIES.keys() == FAMILY_CONFIGS.keys(), "all that are trained"
     (tmp_path / "config.json").write_text('{"model_type": "opt"}')
-    with pytest.raises(WeightsError, match="granite, .* and this is opt: .*convert_hf_to_gguf.py may know it"):
+    with pytest.raises(WeightsError, match=r"granite, .* and this is opt: .*convert_hf_to_gguf.py may know it"):
         write_gguf(tmp_path, tmp_path / "model.gguf", "f16")
 
 

@@ -1,4 +1,4 @@
-"""Thirteen architectures, in from Hugging Face files and out to them: what stages compute is what transformers computes."""
+"""Fourteen architectures, in from Hugging Face files and out to them: what stages compute is what transformers computes."""
 
 from pathlib import Path
 from typing import Any
