@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -37,6 +38,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> together.EngineInTurn | None:
     """``--dist loadgroup``: end-to-end tests beside one another, but for those that share an engine."""
     return together.EngineInTurn(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.fixture(autouse=True)
+def new_databases_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tests open databases, in this process."""
+    if (sql := sys.modules.get("coordinator.store.sql")) is not None:
+        from tests.support.new_databases import migrate_a_copy
+
+        monkeypatch.setattr(sql, "migrate", migrate_a_copy)
 
 
 @pytest.fixture(scope="session")

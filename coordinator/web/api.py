@@ -10,7 +10,6 @@ from aiohttp.typedefs import Handler
 from coordinator.errors import UnavailableError
 from coordinator.services.accounts.budgets import LOOKS, PRICES
 from coordinator.services.jobs import ports
-from coordinator.web import openapi
 from coordinator.web import pagination as pages
 from coordinator.web.auth import costs, principal, public, shared
 from coordinator.web.documents import own_origin, read_document
@@ -54,7 +53,7 @@ class Api:
         self._network = network
         self._market = market
         self._streams = streams
-        self._document: dict[str, Any] = {}
+        self._document: Callable[[], dict[str, Any]] = dict
 
     def routes(self) -> list[Route]:
         """Every route of these handlers."""
@@ -144,10 +143,9 @@ class Api:
             Route("GET", "/openapi.json", self.describe, "This document", dict[str, Any]),
         ]
 
-    def describe_with(self, routes: Sequence[Route], version: str) -> dict[str, Any]:
-        """Write the document that ``/openapi.json`` serves."""
-        self._document = openapi.document(routes, version)
-        return self._document
+    def describe_with(self, document: Callable[[], dict[str, Any]]) -> None:
+        """Take what ``/openapi.json`` serves."""
+        self._document = document
 
     @costs(PRICES)
     async def quote(self, request: web.Request) -> web.Response:
@@ -262,7 +260,7 @@ class Api:
     @public
     async def describe(self, _request: web.Request) -> web.Response:
         """GET /openapi.json."""
-        return answer(self._document)
+        return answer(self._document())
 
 
 def _part(read: Callable[[str, ports.ListWindow], Awaitable[Sequence[Any]]], pager: pages.Pager) -> Handler:

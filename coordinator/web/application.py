@@ -1,5 +1,7 @@
 """The door of the web layer: everything that the application answers over HTTP, except the nodes' WebSocket."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from aiohttp import web
@@ -7,6 +9,7 @@ from aiohttp import web
 from coordinator.services.artifacts.hub_models import HubModels
 from coordinator.services.jobs.idempotency import Replays
 from coordinator.version import release
+from coordinator.web import openapi
 from coordinator.web.accounts import AccountRoutes
 from coordinator.web.api import Api
 from coordinator.web.auth import Auth, principal, visitor
@@ -54,8 +57,8 @@ def setup(app: web.Application, services: Services, authorise: Authorise, auth: 
 
 def interface(
     services: Services, authorise: Authorise, auth: Auth, streams: Streams
-) -> tuple[dict[str, Any], list[Route]]:
-    """The REST interface: its OpenAPI document, and every route of it."""
+) -> tuple[Callable[[], dict[str, Any]], list[Route]]:
+    """The REST interface: its OpenAPI document, written when it is first asked for, and every route of it."""
     jobs, artifacts = services.jobs, services.artifacts
     api = Api(jobs, services.network, services.market, streams)
     routes = [
@@ -71,7 +74,9 @@ def interface(
         *OperationRoutes(services.operation).routes(),
         *InvitationRoutes(services.lenders, services.network, services.public_url).routes(),
     ]
-    return api.describe_with(routes, release()), routes
+    document = cache(lambda: openapi.document(routes, release()))
+    api.describe_with(document)
+    return document, routes
 
 
 def _reader(request: web.Request) -> str:

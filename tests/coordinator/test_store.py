@@ -1,7 +1,7 @@
 """One suite over every store, and the migrations of the SQL one."""
 
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from protocol.task import Layers, Traffic
 from tests.coordinator.fakes import WALLET, profile, spec
 from tests.coordinator.jobs.test_lifecycle import JOB
 from tests.ledger.world import World
+from tests.support.new_databases import migrate_a_copy
 from tests.support.postgres import needs_postgres
 
 
@@ -185,10 +186,22 @@ async def test_a_file_is_there_again_after_a_restart(tmp_path: Path) -> None:
     assert sqlite3.connect(tmp_path / "kept.db").execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def upgraded(path: Path) -> Connection:
+def upgraded(path: Path, by: Callable[[Connection], None] = migrate) -> Connection:
     connection = create_engine(f"sqlite:///{path}").connect()
-    migrate(connection)
+    by(connection)
     return connection
+
+
+def schema(connection: Connection) -> set[tuple[str, ...]]:
+    rows = connection.exec_driver_sql("SELECT type, name, tbl_name, sql FROM sqlite_master").all()
+    return {tuple(map(str, row)) for row in rows}
+
+
+def test_the_databases_of_tests_are_what_the_migrations_make(tmp_path: Path) -> None:
+    with upgraded(tmp_path / "m.db") as whole, upgraded(tmp_path / "c.db", migrate_a_copy) as copy:
+        assert schema(copy) == schema(whole)
+        migrate(copy)
+        assert schema(copy) == schema(whole), "nothing is missing"
 
 
 def test_the_migrations_make_the_tables_that_the_code_expects(tmp_path: Path) -> None:

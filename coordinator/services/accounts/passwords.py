@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import cache
 from typing import Final, TypeVar
 
 from argon2 import PasswordHasher
@@ -17,15 +18,23 @@ RETRY_S = 5.0  # As many as wait are hashed within it.
 
 T = TypeVar("T")
 
+_HASHER: Final = PasswordHasher()
+
+
+@cache
+def _nobodys(hasher: PasswordHasher) -> str:
+    """A hash to compare with where there is no account, so that it takes as long."""
+    return hasher.hash("nobody has this password")
+
 
 class Passwords:
     """``hasher``: tests bring a cheaper one."""
 
     def __init__(self, hasher: PasswordHasher | None = None) -> None:
-        self._hasher: Final = hasher or PasswordHasher()
+        self._hasher: Final = hasher or _HASHER
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
-        self._nobodys = self._hasher.hash("nobody has this password")
+        self._nobodys = _nobodys(self._hasher)
 
     async def hash(self, password: str) -> str:
         """The hash to keep, with its parameters and salt (PHC format).

@@ -5,6 +5,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -64,11 +65,7 @@ class Guides:
     def __init__(self, renderer: Renderer, folder: Path = DOCS_FOLDER) -> None:
         self._renderer = renderer
         self._folder = folder
-        files = shown(folder)
-        names = {path.relative_to(folder).as_posix(): path.stem for path in files} | {"reference/rest.md": "api"}
-        self._guides = [
-            _read(path, kind, path.relative_to(folder).parent.as_posix(), names) for path, kind in files.items()
-        ]
+        self._guides = _guides(folder)
         self._by_name = {guide.name: guide for guide in self._guides}
 
     def register(self, app: web.Application) -> None:
@@ -98,6 +95,14 @@ class Guides:
         if not _FILE.fullmatch(path.name) or not path.is_file():
             raise NotFoundError("there is no such picture: the list of documents has what there is")
         return web.FileResponse(path)
+
+
+@cache
+def _guides(folder: Path) -> tuple[Guide, ...]:
+    """All that are shown, in their order."""
+    files = shown(folder)
+    names = {path.relative_to(folder).as_posix(): path.stem for path in files} | {"reference/rest.md": "api"}
+    return tuple(_read(path, kind, path.relative_to(folder).parent.as_posix(), names) for path, kind in files.items())
 
 
 def _read(path: Path, kind: str, below: str, names: Mapping[str, str]) -> Guide:

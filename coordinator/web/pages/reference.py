@@ -1,6 +1,7 @@
 """The reference of the REST interface as a page, made from the OpenAPI document: readable without scripts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from aiohttp import web
@@ -46,17 +47,22 @@ class Reference:
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._values: dict[str, Any] = {}
+        self._document: Callable[[], Mapping[str, Any]] = dict
 
-    def show(self, document: Mapping[str, Any]) -> None:
-        """Draw this document."""
+    def show(self, document: Callable[[], Mapping[str, Any]]) -> None:
+        """Take the document that is drawn."""
+        self._document = document
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        document = self._document()
         named = {tag["name"]: tag for tag in document["tags"]}
         groups: dict[str, list[dict[str, Any]]] = {name: [] for name in named}
         for path, methods in document["paths"].items():
             for method, told in methods.items():
                 groups[told["tags"][0]].append(_operation(method, path, told))
         schemas = document["components"]["schemas"]
-        self._values = {
+        return {
             "document": document,
             "about": Markup(MarkdownIt("js-default").render(document["info"]["description"])),  # noqa: S704 - our own text
             "groups": [(named[name], found) for name, found in groups.items()],
