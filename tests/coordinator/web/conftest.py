@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
@@ -57,7 +58,13 @@ class OpenDoors:
 
 
 class House:
-    """A coordinator's web layer that can be stopped and started again on the same port and folder."""
+    """A coordinator's web layer that can be stopped and started again on the same port and folder.
+
+    Attributes:
+        document: of the interface, the same for all.
+    """
+
+    document: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, folder: Path, open_to_all: bool = True) -> None:
         self.folder = folder
@@ -126,8 +133,9 @@ class House:
         await site.start()
         assert site._server is not None
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-        async with aiohttp.ClientSession() as asking, asking.get(f"{self.url}/openapi.json") as answer:
-            self.document = await answer.json()
+        if not House.document:
+            async with aiohttp.ClientSession() as asking, asking.get(f"{self.url}/openapi.json") as answer:
+                House.document = await answer.json()
 
     async def stop(self) -> None:
         if self._runner is not None:
