@@ -141,6 +141,8 @@ class _Memory:
             value = wanted if len(wanted) > 1 else wanted[0]
             found = [record for record in found if of(record) == value]
         others = [condition for condition in where if condition.operator != "="]
+        if not others:
+            return found if isinstance(found, list) else list(found)
         return [record for record in found if all(_meets(record, condition) for condition in others)]
 
     def _all(self, kind: type[msgspec.Struct]) -> Iterable[msgspec.Struct]:

@@ -26,9 +26,10 @@ from coordinator.services.training.job_faults import too_many_at_once
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord
 from ledger import events as ledger_events
-from protocol.job.job import TOGETHER
+from protocol.job.job import TOGETHER, TrainingSpec
 from protocol.job.sharding import sharded_from
 from protocol.models.model import ModelShape, inspect_config
+from protocol.task import Layers
 
 MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
 FORGIVEN_S = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
@@ -46,13 +47,18 @@ def shape_of(work: UnitOfWork) -> ModelShape:
 def memory_needed(work: UnitOfWork) -> placement.Needed:
     """What each stage of a job's run takes."""
     assert work.run is not None
-    layers, training = work.run.layers, training_of(work.run, work.job.spec.training)
-    return placement.needed(shape_of(work), training, layers)
+    training = training_of(work.run, work.job.spec.training)
+    return _needed(msgspec.json.encode(work.job.config), training, work.run.layers)
 
 
 @lru_cache(maxsize=256)  # Jobs that are at work; each report of a node asks.
 def _shape(config: bytes) -> ModelShape:
     return inspect_config(msgspec.json.decode(config))
+
+
+@lru_cache(maxsize=256)
+def _needed(config: bytes, training: TrainingSpec, layers: tuple[Layers, ...]) -> placement.Needed:
+    return placement.needed(_shape(config), training, layers)
 
 
 class Staffing:
