@@ -71,6 +71,7 @@ __all__ = [
     "BeginRound",
     "BisectAnswer",
     "BisectQuery",
+    "ExpectPeers",
     "FailureCause",
     "KeptState",
     "Layers",
@@ -183,6 +184,15 @@ class ApplyRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="a
     weights: StepWeights = {}
 
 
+class ExpectPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="expect"):
+    """Nodes that begin at this stage with the next round: they may link already, and have the weights that the job starts from.
+
+    It takes the place of the one before, and is for the agent alone.
+    """
+
+    nodes: Annotated[tuple[NodeAddress, ...], Meta(max_length=MAX_REPLICAS)] = ()
+
+
 class StopTask(Told, frozen=True, forbid_unknown_fields=True, tag="stop"):
     """The task is over; the agent ends the worker and gives the lease back."""
 
@@ -201,6 +211,7 @@ TaskCommand = (
     | OpenOuter
     | ReplayOuter
     | BisectQuery
+    | ExpectPeers
     | StopTask
 )
 

@@ -16,6 +16,7 @@ from protocol.task import (
     ApplyRound,
     BeginRound,
     BisectQuery,
+    ExpectPeers,
     OpenOuter,
     OpenStep,
     ReduceRound,
@@ -61,7 +62,9 @@ def named_by(command: TaskCommand) -> tuple[Digest, ...]:
         case (ReplayStep() as replay) | ReplayAcross(replay=replay) | BisectQuery(replay=replay):
             stored = replay.anchor_in == "artifact" and replay.anchor is not None
             return (replay.opening, replay.anchor) if stored and replay.anchor is not None else (replay.opening,)
-        case ReduceRound() | ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf() | StopTask():
+        case ReduceRound() | ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf():
+            return ()
+        case ExpectPeers() | StopTask():
             return ()
         case _:
             assert_never(command)

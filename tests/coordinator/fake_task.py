@@ -16,6 +16,7 @@ from protocol.task import (
     AuditReport,
     BeginRound,
     BisectQuery,
+    ExpectPeers,
     LeafShown,
     OpeningMade,
     OpenOuter,
@@ -143,6 +144,8 @@ class FakeTask:
             case ReplayOuter():
                 right = self.shards.is_right(command, *self.peers.outers[command.opening])
                 return [AuditReport(command.audit, "match" if right and not self.accuse else "mismatch", "seen")]
+            case ExpectPeers():
+                return []  # It is for the agent.
 
     def _show_leaf(self, command: ShowLeaf) -> LeafShown:
         if self.lie == "mute":

@@ -31,7 +31,8 @@ from coordinator.services.core.logs import log_of
 from coordinator.store.ports import R, Transaction, col
 from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
 from ledger import events as ledger_events
-from protocol.task import Member, Plan, TaskCommand
+from protocol.models.weights import WEIGHT_INDEX
+from protocol.task import ExpectPeers, Member, Plan, TaskCommand
 
 Event = TypeVar("Event", bound=DomainEvent)
 
@@ -192,11 +193,21 @@ class UnitOfWork:
         if self.run is not None and self.run.round is not None:
             told += rounds.commands(self.run.round, lease)
         told += self.openings(lease)
+        told += self._expected(lease)
         node = self.leases[lease].node if lease in self.leases else None
         for record in self.disputes.values():
             sides = [side for side in SIDES if getattr(record.dispute, side) == node]
             told += [query for side in sides if (query := query_for(record.dispute, side)) is not None]
         return tuple(told)
+
+    def _expected(self, lease: str) -> tuple[ExpectPeers, ...]:
+        """Who comes to this seat's stage and is in no round yet, where that fetches weights: its peers have them."""
+        held = self.leases.get(lease)
+        if held is None or held.stage is None or self.run is None or WEIGHT_INDEX not in self.job.files:
+            return ()
+        known = {seat.lease for seat in self.run.round.seats} if self.run.round is not None else set()
+        coming = {one.node for one in self.leases.values() if one.stage == held.stage and one.id not in known}
+        return (ExpectPeers(tuple(sorted(coming - {held.node}))),)
 
     def openings(self, lease: str, anew: bool = False) -> tuple[TaskCommand, ...]:
         """What the holder of a lease must have been asked, by now, about audits; ``anew``: by another worker than before."""

@@ -102,12 +102,8 @@ class Peers:
         return self._network.stats() if self._network else {}
 
     def weights_for(self, job: str, node: str) -> list[StageWeights] | None:
-        """The weights of the leases here of a job whose plan names a node; None: there are none."""
-        bridges = [
-            bridge
-            for bridge in self._bridges.values()
-            if bridge.assign.job == job and any(member.node == node for member in bridge.plans.newest.members)
-        ]
+        """The weights of the leases here of a job that a node is of, or comes to; None: there are none."""
+        bridges = [bridge for bridge in self._bridges.values() if bridge.assign.job == job and bridge.plans.names(node)]
         return [bridge.weights for bridge in bridges if bridge.weights is not None] if bridges else None
 
     # --- out ------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Who may send what to whom: the plans a lease has been told, and what they say about a delivery. Pure."""
 
+from collections.abc import Iterable
 from enum import Enum
 
 from protocol.task import Plan
@@ -26,6 +27,7 @@ class Plans:
     def __init__(self, first: Plan) -> None:
         """Begin with the plan of ``Assign``."""
         self._by_epoch: dict[int, Plan] = {first.epoch: first}
+        self._expected: frozenset[str] = frozenset()
 
     @property
     def newest(self) -> Plan:
@@ -45,6 +47,14 @@ class Plans:
         for epoch in sorted(self._by_epoch)[:-KEPT_PLANS]:
             del self._by_epoch[epoch]
 
+    def expect(self, nodes: Iterable[str]) -> None:
+        """Take those that are on their way to this place's stage, and no others."""
+        self._expected = frozenset(nodes)
+
+    def names(self, node: str) -> bool:
+        """Whether a node has a place under the plan in force, or is on its way to one."""
+        return node in self._expected or any(member.node == node for member in self.newest.members)
+
     def node_of(self, epoch: int, stage: int, replica: int) -> str | None:
         """Where a payload of ``epoch`` goes; ``None`` when that epoch is over or nobody has the place.
 
@@ -55,11 +65,14 @@ class Plans:
         return self._by_epoch.get(epoch, self.newest).node_of(stage, replica)
 
     def neighbours(self, stage: int | None, replica: int | None) -> set[str]:
-        """The nodes that the holder of this place exchanges messages with: the next stages, and its own in other replicas."""
+        """The nodes that the holder of this place exchanges messages with: the next stages, and its own in other replicas.
+
+        Those too that come to its own stage.
+        """
         if stage is None or replica is None:
             return set()
         near = self.near(stage, replica)
-        return {member.node for member in self.newest.members if (member.stage, member.replica) in near}
+        return {m.node for m in self.newest.members if (m.stage, m.replica) in near} | self._expected
 
     def near(self, stage: int, replica: int) -> set[tuple[int, int]]:
         """Stage and replica of those neighbours."""

@@ -39,6 +39,7 @@ from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign, HeldLease, Report, WorkerKind
 from protocol.task import (
+    ExpectPeers,
     FailureCause,
     KeptState,
     LeafShown,
@@ -172,6 +173,9 @@ class HeldTask:
         """Queue a command for the worker; False: the queue is full, or a restored worker has nothing to do with it."""
         if self.restored is not None and not isinstance(body, OpenStep | OpenOuter | ShowLeaf):
             return False
+        if isinstance(body, ExpectPeers):
+            self.bridge.plans.expect(body.nodes)
+            return True
         if self._doubts is not None:
             self._doubts.told(body)
         return self.bridge.command(body)

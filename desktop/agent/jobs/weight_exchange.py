@@ -1,7 +1,7 @@
 """What agents of one job say to each other about the weights that it starts from: asking, and answering members only.
 
-Whoever asks is answered where a live lease here is of that very job, and its plan names the asker. What is given is read from the
-files that this job's leases have laid out, never from the cache, where other jobs' weights lie.
+Whoever asks is answered where a live lease here is of that very job, and its plan names the asker or the asker is expected. What
+is given is read from the files that this job's leases have laid out, never from the cache, where other jobs' weights lie.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class WeightExchange:
 
         Args:
             send: carries (peer, lane, header, payload) and returns when the peer has taken it.
-            leases: the weights of the leases here of a job (first) whose plan names a node (second); None: there are none.
+            leases: the weights of the leases here of a job (first) that a node (second) is of, or comes to; None: there are none.
         """
         self._send = send
         self._leases = leases

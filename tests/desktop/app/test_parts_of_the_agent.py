@@ -154,6 +154,18 @@ def test_neighbours_are_the_next_stages_and_the_same_stage_of_other_replicas() -
     assert plans.neighbours(None, None) == set()
 
 
+def test_who_is_expected_may_link_and_ask_and_speaks_for_nobody() -> None:
+    plans = Plans(plan_of((0, 0, A), (1, 0, B)))
+    plans.expect((C,))
+    assert plans.neighbours(0, 0) == {B, C}
+    assert plans.neighbours(None, None) == set(), "a spare has no links"
+    assert (plans.names(C), plans.names(B)) == (True, True)
+    assert plans.judge(C, header(0)) is RoutingVerdict.FOREIGN
+    assert plans.node_of(0, 1, 0) == B
+    plans.expect(())
+    assert (plans.names(C), plans.neighbours(0, 0)) == (False, {B})
+
+
 # --- reports ------------------------------------------------------------------------------------------------------------
 
 

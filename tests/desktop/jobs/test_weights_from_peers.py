@@ -23,7 +23,7 @@ from desktop.agent.jobs.weight_layout import beginners
 from desktop.agent.jobs.weights import StageWeights
 from protocol.models.weights import LEAST_UNIT, WEIGHT_INDEX, Span, Unit
 from protocol.node import Assign
-from protocol.task import BeginRound, Layers, Member, Plan, TaskReady
+from protocol.task import BeginRound, ExpectPeers, Layers, Member, Plan, TaskReady
 from protocol.weight_sharing import PREFIX, WeightsAsk, WeightsGive, bits, header, units_in
 from tests.desktop.app.test_agent_as_a_process import agent_program
 from tests.desktop.conftest import JOB, Running, StartAgent, assignment
@@ -145,6 +145,31 @@ async def test_who_has_died_holds_nobody_up_and_who_comes_later_takes_all_from_p
         await coordinator.until(lambda: coordinator.bodies(TaskReady, joined.lease), 60)
         assert laid_out_right([*leases, (joined, late)])
         assert fetched(coordinator) == 0
+
+
+async def test_who_joins_takes_all_from_peers_that_expect_it_and_nothing_once_they_do_not(
+    coordinator: Double, start_agent: StartAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = stored(coordinator, tmp_path / "model")
+    be_patient(monkeypatch)
+    async with AsyncExitStack() as stack:
+        first, second, late = [await stack.enter_async_context(start_agent(name)) for name in ("one", "two", "late")]
+        held = (first, second)
+        leases = await lent(coordinator, [*held], index, plan_for(*(node.address for node in held)))
+        await coordinator.until(lambda: len(coordinator.bodies(TaskReady)) == 2, 60)
+        coordinator.requests.clear()
+        for assign, node in leases:
+            await coordinator.command(node.address, assign, ExpectPeers((late.address,)))
+        joined = seat(coordinator, index, plan_for(first.address, second.address, late.address), 2)
+        await coordinator.assign(late.address, joined)
+        await coordinator.until(lambda: coordinator.bodies(TaskReady, joined.lease), 60)
+        assert laid_out_right([*leases, (joined, late)])
+        assert fetched(coordinator) == 0
+        assert all(node.agent._peers.weights_for(JOB, late.address) for node in held)
+        for assign, node in leases:
+            await coordinator.command(node.address, assign, ExpectPeers())
+        await coordinator.until(lambda: not any(node.agent._peers.weights_for(JOB, late.address) for node in held), 20)
+        await coordinator.until(lambda: not any(late.address in node.agent._peers._allowed for node in held), 20)
 
 
 @pytest.mark.long
