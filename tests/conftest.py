@@ -44,7 +44,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> together.
 def new_databases_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tests open databases, in this process."""
     if (sql := sys.modules.get("coordinator.store.sql")) is not None:
-        from tests.support.new_databases import migrate_a_copy
+        from tests.support.databases import migrate_a_copy
 
         monkeypatch.setattr(sql, "migrate", migrate_a_copy)
 

@@ -21,7 +21,7 @@ from cottage.demo.processes import DemoProcess
 from protocol.rest import api
 from tests.chaos.storm import ENDED, LOOPBACK, PRICE_PER_PETAFLOP, RETURN_S, STARTING_S, Storm
 from tests.support.addresses import free_port
-from tests.support.postgres import Postgres
+from tests.support.databases import Postgres
 
 Manner = Literal["killed", "frozen", "ended"]
 MANNERS: Sequence[Manner] = ("killed", "frozen", "ended")

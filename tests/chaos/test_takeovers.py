@@ -11,7 +11,7 @@ from coordinator.client import Client
 from ledger.money import Amount
 from tests.chaos.storm import Outcome, Weather
 from tests.chaos.takeovers import Takeovers
-from tests.support.postgres import needs_postgres
+from tests.support.databases import needs_postgres
 
 pytestmark = [pytest.mark.long, needs_postgres]
 

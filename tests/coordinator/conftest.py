@@ -63,7 +63,7 @@ from tests.coordinator.fakes import (
     Peers,
     profile,
 )
-from tests.support.postgres import Postgres
+from tests.support.databases import Postgres
 
 TURN_S, TURNS_OF_A_BEAT = 0.02, 8
 BUSY_S = 240.0  # On a machine that others keep busy.

@@ -16,7 +16,7 @@ from coordinator.store.ports import col
 from coordinator.store.records import EventRecord
 from coordinator.store.sql import SqlStore
 from protocol.identity import NodeKey
-from tests.support.postgres import Postgres, needs_postgres
+from tests.support.databases import Postgres, needs_postgres
 
 
 def data_of(folder: Path) -> Path:

@@ -26,7 +26,7 @@ from tests.coordinator.test_serve import line_with
 from tests.coordinator.test_serve import start as start_process
 from tests.support.addresses import free_port
 from tests.support.clock import VirtualClock
-from tests.support.postgres import Postgres, needs_postgres
+from tests.support.databases import Postgres, needs_postgres
 
 pytestmark = needs_postgres
 

@@ -28,8 +28,7 @@ from protocol.task import Layers, Traffic
 from tests.coordinator.fakes import WALLET, profile, spec
 from tests.coordinator.jobs.test_lifecycle import JOB
 from tests.ledger.world import World
-from tests.support.new_databases import migrate_a_copy
-from tests.support.postgres import needs_postgres
+from tests.support.databases import migrate_a_copy, needs_postgres
 
 
 @pytest.fixture(params=["memory", "sqlite in memory", "sqlite file", pytest.param("postgresql", marks=needs_postgres)])

@@ -30,7 +30,7 @@ from tests.coordinator.jobs.test_lifecycle import JOB
 from tests.coordinator.test_faults import ended, reached, start
 from tests.coordinator.test_serve import ledger_url as ledger_url
 from tests.coordinator.test_serve import start as start_process
-from tests.support.postgres import Postgres, needs_postgres
+from tests.support.databases import Postgres, needs_postgres
 from tests.support.seeds import seeds
 
 

@@ -25,7 +25,7 @@ from coordinator.store.records import InvitationRecord, TrailRecord
 from coordinator.store.sql import SqlStore
 from protocol.identity import NodeKey
 from protocol.rest.lending import LendingRule
-from tests.support.postgres import needs_postgres
+from tests.support.databases import needs_postgres
 
 NODE, OTHER, THIRD = (NodeKey(bytes([number]) * 32).address for number in (1, 2, 3))
 DAY_S = 86_400.0

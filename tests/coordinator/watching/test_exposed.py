@@ -34,7 +34,7 @@ from tests.coordinator.conftest import until
 from tests.coordinator.fakes import profile
 from tests.coordinator.jobs.test_lifecycle import JOB
 from tests.coordinator.watching.conftest import Watched, exposed, samples, watched
-from tests.support.postgres import Postgres, needs_postgres
+from tests.support.databases import Postgres, needs_postgres
 
 PROMTOOL = shutil.which("promtool")
 

@@ -1,4 +1,8 @@
-"""A private PostgreSQL, as Debian has it, in a folder of its own: reached over a Unix socket, and killed like a power cut."""
+"""A private PostgreSQL, as Debian has it, in a folder of its own: reached over a Unix socket, and killed like a power cut.
+
+And new SQLite databases as the migrations leave them, without running all of these for each: a coordinator's start is a test's
+most frequent step, and three dozen migrations took most of it.
+"""
 
 import os
 import pwd
@@ -7,10 +11,14 @@ import signal
 import subprocess
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 import psutil
 import pytest
+from sqlalchemy import Connection, create_engine, inspect
+
+from coordinator.store.sql import migrate
 
 START_S = 60.0
 PROGRAMS = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
@@ -99,3 +107,26 @@ class Postgres:
         return subprocess.run(
             [PROGRAMS / program, *words], user=self._user, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
+
+
+def migrate_a_copy(connection: Connection, to: str = "head") -> None:
+    """As ``coordinator.store.sql.migrate``; a new SQLite database gets what one had that was migrated before."""
+    if to == "head" and connection.dialect.name == "sqlite" and not inspect(connection).get_table_names():
+        for statement in _statements():
+            connection.exec_driver_sql(statement)
+        connection.commit()
+    else:
+        migrate(connection, to)
+
+
+@cache
+def _statements() -> tuple[str, ...]:
+    with create_engine("sqlite://").connect() as connection:
+        migrate(connection)
+        made = connection.exec_driver_sql(
+            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite!_%' ESCAPE '!' "
+            "ORDER BY type = 'index', rowid"
+        )
+        statements = [str(sql) for (sql,) in made]
+        version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()
+    return (*statements, f"INSERT INTO alembic_version VALUES ('{version}')")
