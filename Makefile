@@ -16,7 +16,7 @@ STAMP  := $(VENV)/.installed
 # Images of containers set it; thousands of processes would compile the same modules again, and each run every assertion.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long check lint bench fuzz bench-transport bench-training bench-utilisation chaos payouts soak desktop docs setup clean
+.PHONY: demo test test-long check lint types types-win32 types-darwin bench fuzz bench-transport bench-training bench-utilisation chaos payouts soak desktop docs setup clean
 
 demo: setup
 	$(BIN)/cottage demo --dir build/demo $(ARGS)
@@ -36,9 +36,14 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory -j 2 -O types types-win32 types-darwin
+
+# The names of one system, then of the two others that the program runs on.
+types:
 	$(BIN)/mypy
-	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 --no-warn-unreachable -p desktop.agent -p desktop.gui
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin --no-warn-unreachable -p desktop.agent -p desktop.gui
+
+types-win32 types-darwin: types-%:
+	$(BIN)/mypy --platform $* --cache-dir .mypy_cache/$* --no-warn-unreachable -p desktop.agent -p desktop.gui
 
 # All but those that take long or need root, which have a word of their own below.
 LONG := $(addprefix benchmarks/,links/home_links.py learning/training.py learning/adapters.py learning/finetune.py upkeep/chaos.py money/payouts.py links/utilisation.py upkeep/streams.py hostile/fuzz.py)
