@@ -16,7 +16,6 @@ from common.errors import BadAddressError, IceConfigError, KeyFileError, UrlErro
 from common.log_lines import JsonLines, log_to
 from common.options import decimal, host, network, port, whole
 from common.shutdown_signals import on_end
-from common.system_words import reason
 from common.terminal import complain, say
 from common.token_worth import TokenWorth
 from common.urls import is_loopback, parse_url, split
@@ -28,6 +27,7 @@ from coordinator.services.artifacts.bucket.address import parse_bucket
 from coordinator.services.artifacts.harness import offered
 from coordinator.services.network.lenders import read_lenders
 from coordinator.services.network.relays import check_relay_url
+from coordinator.settings import SettingError, add_identity, identity_of, secret_in
 from ledger.errors import AmountError, LedgerError
 from ledger.money import parse
 from protocol.codec import MessageError, convert
@@ -42,10 +42,6 @@ BYTES_PER_MEGABIT = 125_000
 EXIT_USAGE = 2
 EXIT_LEDGER = 4
 EXIT_DATA = 5
-
-
-class SettingError(Exception):
-    """Options that do not go together, or a file that they name cannot be used."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,6 +113,7 @@ def _config(options: argparse.Namespace) -> Config:
         open=_open(options),
         sign_up=not options.no_sign_up,
         public_url=options.public_url,
+        identity=identity_of(options),
         behind_proxy=options.behind_proxy,
         lease_seconds=options.lease_seconds,
         return_seconds=options.return_seconds,
@@ -204,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_lenders(parser)
     _add_auditors(parser)
     _add_sign_in(parser)
+    add_identity(parser)
     _add_relays(parser)
     _add_notices(parser)
     _add_evaluation(parser)
@@ -261,7 +259,10 @@ def _add_withdrawals(parser: argparse.ArgumentParser) -> None:
 
 def _add_lenders(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("lenders", "whose machines may work here; see docs/how-to/operate.md").add_argument
-    rule = "whoever comes, who was invited, or who is on the list of --lenders (%(default)s)"
+    rule = (
+        "whoever comes, who was invited, who is on the list of --lenders, or whom --identity-provider vouches for "
+        "(%(default)s)"
+    )
     add("--who-may-lend", choices=get_args(LendingRule), default="everybody", help=rule)
     listed = "who may lend, one a line: `node ADDRESS` or `owner ACCOUNT`; read again when it changes"
     add("--lenders", type=Path, metavar="FILE", help=listed)
@@ -274,7 +275,9 @@ def _lenders(options: argparse.Namespace) -> Path | None:
             raise SettingError("--who-may-lend listed needs --lenders FILE, which says who is on the list")
         return None
     if options.who_may_lend == "everybody":
-        raise SettingError("--lenders changes nothing while everybody may lend: add --who-may-lend invited, or listed")
+        raise SettingError(
+            "--lenders changes nothing while everybody may lend: add --who-may-lend invited, listed or verified"
+        )
     try:
         read_lenders(file)
     except LendersListError as error:
@@ -300,7 +303,11 @@ def _add_sign_in(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no sign-in: whoever reaches the port may do all; only on a loopback address",
     )
-    add("--no-sign-up", action="store_true", help="no accounts but those of `cottage accounts add`")
+    add(
+        "--no-sign-up",
+        action="store_true",
+        help="no accounts but those of `cottage accounts add`, and of people whom --identity-provider vouches for",
+    )
     add("--public-url", type=_public_url, metavar="URL", help="where browsers find it, such as https://cottage.example")
     add("--behind-proxy", action="store_true", help="believe the X-Forwarded-For and -Proto of the proxy in front")
 
@@ -373,7 +380,7 @@ def _mail(options: argparse.Namespace) -> MailConfig | None:
         raise SettingError(f"--smtp: {error}, such as mail.example.org:587") from error
     if "@" not in options.smtp_from:
         raise SettingError("--smtp-from is missing: name the address that mails are from")
-    password = _secret("--smtp-password-file", options.smtp_password_file) if options.smtp_password_file else ""
+    password = secret_in("--smtp-password-file", options.smtp_password_file) if options.smtp_password_file else ""
     security, user = options.smtp_security, options.smtp_user
     return MailConfig(host, port, options.smtp_from, security, user, password, options.public_url or "")
 
@@ -442,21 +449,11 @@ def _turn(options: argparse.Namespace) -> tuple[TurnRelay, ...]:
         raise SettingError(f"--stun was given {len(options.stun)} times: at most {MAX_URLS} are of use")
     found: dict[tuple[str, str], list[str]] = {}
     for url, file in zip(urls, files * len(urls) if len(files) == 1 else files, strict=False):
-        found.setdefault((parse_ice(url).host, _secret("--turn-secret-file", file)), []).append(url)
+        found.setdefault((parse_ice(url).host, secret_in("--turn-secret-file", file)), []).append(url)
     relays = tuple(TurnRelay(tuple(ways), secret) for (_, secret), ways in found.items())
     if len(relays) > MAX_RELAYS or any(len(relay.urls) > MAX_URLS for relay in relays):
         raise SettingError(f"--turn: at most {MAX_RELAYS} relays with {MAX_URLS} URLs each")
     return relays
-
-
-def _secret(option: str, file: Path) -> str:
-    try:
-        secret = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{option} {file} cannot be read: {reason(error)}") from error
-    if not secret:
-        raise SettingError(f"{option} {file} is empty: anyone could relay, or sign in")
-    return secret
 
 
 def _relay(text: str) -> str:

@@ -53,6 +53,21 @@ class MailConfig:
 
 
 @dataclass(frozen=True)
+class IdentityConfig:
+    """The organisation's identity provider, by which people sign in (OpenID Connect).
+
+    Attributes:
+        issuer: its name and address, character for character as it says it itself.
+        client: how it calls this coordinator.
+        secret: by which this coordinator proves that; empty: it has none, and PKCE has to do.
+    """
+
+    issuer: str
+    client: str
+    secret: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
 class Config:
     """Times in seconds, amounts in millionths of the token.
 
@@ -64,8 +79,9 @@ class Config:
         ledger_program, ledger_mint: None asks the ledger, which only the embedded one answers.
         test_wallet: the coordinator funds jobs without a submitter from a wallet of its own (embedded ledger only).
         open: no sign-in: whoever reaches the port is the built-in account; only on a loopback address.
-        sign_up: strangers may make accounts.
-        public_url: where browsers find the coordinator; wallets and passkeys sign for it.
+        sign_up: strangers may make accounts; whom the identity provider vouches for is none.
+        public_url: where browsers find the coordinator; wallets and passkeys sign for it, and the identity provider leads back.
+        identity: the identity provider that people may sign in through; None: there is none.
         own_auditor: one auditor runs beside the coordinator, where PyTorch is installed (``coordinator.ownauditor``).
         no_auditor: why none does.
         behind_proxy: a reverse proxy is in front, whose X-Forwarded-For and X-Forwarded-Proto are believed.
@@ -117,6 +133,7 @@ class Config:
     open: bool = False
     sign_up: bool = True
     public_url: str | None = None
+    identity: IdentityConfig | None = None
     own_auditor: bool = False
     no_auditor: str = ""
     behind_proxy: bool = False

@@ -353,7 +353,7 @@ class SessionRecord(Told, frozen=True):
 
     Attributes:
         id: SHA-256 of the cookie, in hexadecimal: who reads the table cannot sign in with it.
-        method: password, wallet or passkey.
+        method: password, wallet, passkey or identity.
         agent: what the browser calls itself.
     """
 
@@ -406,11 +406,18 @@ class InvitationRecord(Told, frozen=True):
 
 
 class CredentialRecord(msgspec.Struct, frozen=True):
-    """A wallet (``id``: its address) or a passkey (``id``: what the authenticator calls it) that signs an account in."""
+    """What signs an account in, beside its password.
+
+    Attributes:
+        id: of a wallet its address, of a passkey what the authenticator calls it, of an identity the SHA-256 of issuer and
+            subject.
+        public_key: what proves it; of an identity its issuer, which vouches in a key's place.
+        used: when it signed somebody in last.
+    """
 
     id: str
     account_id: str
-    kind: Literal["wallet", "passkey"]
+    kind: Literal["wallet", "passkey", "identity"]
     name: str
     public_key: bytes
     created: float
@@ -419,7 +426,7 @@ class CredentialRecord(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-ChallengeKind = Literal["wallet", "passkey", "new-passkey"]
+ChallengeKind = Literal["wallet", "passkey", "new-passkey", "identity", "new-identity"]
 
 
 class ChallengeRecord(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from coordinator.web.once import Once
 from coordinator.web.operation.invitations import InvitationRoutes
 from coordinator.web.operation.routes import OperationRoutes
 from coordinator.web.pages.account import AccountPages
+from coordinator.web.pages.identity import IdentityPages
 from coordinator.web.pages.site import Site
 from coordinator.web.route import Route, register
 from coordinator.web.services import Services
@@ -51,7 +52,9 @@ def setup(app: web.Application, services: Services, authorise: Authorise, auth: 
     site.reference.show(document)
     register(app, routes, Once(replays, lambda request: principal(request).account_id))
     site.register(app)
-    AccountPages(auth, site.renderer).register(app)
+    accounts = AccountPages(auth, site.renderer)
+    accounts.register(app)
+    IdentityPages(auth, accounts, site.renderer).register(app)
     app.on_shutdown.append(streams.close)
 
 

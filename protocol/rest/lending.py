@@ -7,7 +7,7 @@ from msgspec import Meta
 from common.untrusted_text import Told, Untrusted, View
 from protocol.ids import NodeAddress
 
-LendingRule = Literal["everybody", "invited", "listed"]
+LendingRule = Literal["everybody", "invited", "listed", "verified"]
 InvitationState = Literal["open", "used", "ended", "withdrawn"]
 
 
@@ -17,7 +17,7 @@ class LendersView(View, frozen=True):
     Attributes:
         min_stake: that each must have, beside the rule.
         nodes: how many the list names by their keys.
-        owners: accounts on the list that may invite their machines.
+        owners: accounts that may invite their machines: on the list, or vouched for and with machines here.
         unknown: names on the list of which there is no account, or one that is disabled.
         problem: why the list's file cannot be used now, so that the list of before counts; empty: it can.
     """
@@ -41,7 +41,8 @@ class InvitationView(View, frozen=True):
     """An invitation. ``link`` and ``page`` are there in the answer that makes it, and never again.
 
     Attributes:
-        by: who made it, as the account is called. ``owned``: it counts while that account is on the network's list.
+        by: who made it, as the account is called. ``owned``: it counts while that account is on the network's
+            list, or vouched for.
         node: that has used it.
         link: opens the app; ``page``: shows it on any device.
     """

@@ -107,15 +107,15 @@ class AccountService:
             await self._end_all(tx, account_id)
             await self._note(tx, account_id, account_id, "session", "password.changed", "", address)
 
-    # --- wallets and passkeys -----------------------------------------------------------------------------------------------
+    # --- wallets, passkeys and identities -----------------------------------------------------------------------------------
 
     async def credentials(self, account_id: str) -> Sequence[CredentialRecord]:
-        """Wallets and passkeys of an account."""
+        """Wallets, passkeys and identities of an account."""
         async with self._store.transaction() as tx:
             return await tx.find(CredentialRecord, col(CredentialRecord.account_id).equals(account_id))
 
     async def add_credential(self, record: CredentialRecord, address: str) -> None:
-        """Let a wallet or a passkey sign its account in.
+        """Let a wallet, a passkey or an identity sign its account in.
 
         Raises:
             ConflictError: it is some account's already, or there are too many.
@@ -129,7 +129,7 @@ class AccountService:
                 len(await tx.find(CredentialRecord, col(CredentialRecord.account_id).equals(record.account_id)))
                 >= MAX_CREDENTIALS
             ):
-                raise ConflictError(f"there are {MAX_CREDENTIALS} wallets and passkeys already: remove one first")
+                raise ConflictError(f"there are {MAX_CREDENTIALS} ways to sign in already: remove one first")
             await tx.insert(record)
             await self._note(
                 tx, record.account_id, record.account_id, "session", f"{record.kind}.added", record.name, address
@@ -142,7 +142,7 @@ class AccountService:
             await tx.update(msgspec.structs.replace(record, used=now, sign_count=sign_count))
 
     async def remove_credential(self, account_id: str, credential: str, address: str) -> None:
-        """A wallet or passkey signs in no more.
+        """A wallet, passkey or identity signs in no more.
 
         Raises:
             NotFoundError: this account has no such one.
@@ -152,7 +152,7 @@ class AccountService:
             held = await tx.find(CredentialRecord, col(CredentialRecord.account_id).equals(account_id))
             record = next((one for one in held if one.id == credential), None)
             if record is None:
-                raise NotFoundError("there is no such wallet or passkey", "credential")
+                raise NotFoundError("there is no such way to sign in", "credential")
             if len(held) == 1 and not (await tx.get(Account, account_id)).password:
                 raise ConflictError("it is the only way to sign in: set a password first")
             await tx.delete(record)

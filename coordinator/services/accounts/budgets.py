@@ -51,7 +51,7 @@ LOOKS = RateBudget("looks at the ledger", 60, 2, 600, 0.2)  # At an escrow; the 
 RATES = (CHANGES, PRICES, CHECKS, UPLOADS, TESTS, ADDRESSES, ANSWERS, LOOKS)
 
 MAX_KEYS = 50  # API keys of an account that are good; as many that are not stay to be recognised.
-MAX_CREDENTIALS = 20  # Wallets and passkeys of an account.
+MAX_CREDENTIALS = 20  # Wallets, passkeys and identities of an account.
 MAX_SESSIONS = 50  # Browsers of an account; one more ends the one that was used longest ago.
 MAX_TRAIL = 20_000  # Lines of an account's trail; beyond it the oldest go. That is 4 MB.
 MAX_NOTICES = 500  # Deliveries of an account that are remembered once they are over.

@@ -1,4 +1,4 @@
-"""Signing in: with a name and a password, or with a Solana wallet. Passkeys are in ``passkeys``.
+"""Signing in: with a name and a password, or with a Solana wallet. Passkeys are in ``passkeys``, identities in ``identities``.
 
 A wallet signs a text that names this coordinator and a nonce that is good once, so that what was signed for another site, or
 was signed before, opens nothing. Source of the text: Sign-In With Solana (Phantom, 2023), which follows EIP-4361.
@@ -19,7 +19,7 @@ from common.clock import Clock
 from common.errors import BadAddressError
 from coordinator.domain.account import Account, Role
 from coordinator.errors import ConflictError, ForbiddenError, FullError, TooManyError, UnauthorisedError
-from coordinator.services.accounts.accounts import AccountService
+from coordinator.services.accounts.accounts import MAX_NAME, AccountService
 from coordinator.services.accounts.budgets import MAX_ACCOUNTS
 from coordinator.services.accounts.challenges import CHALLENGE_S, Challenges
 from coordinator.services.accounts.passwords import Passwords
@@ -117,8 +117,17 @@ class SignIn:
             ForbiddenError: sign-up is closed, or it is the first account and the code is not the operator's.
             InvalidError: name or password out of bounds. ConflictError: the name is taken. TooManyError: slow down.
         """
-        role = await self._may_sign_up(code, address)
+        role = await self.may_sign_up(code, address)
         account = await self._accounts.create(name, role, await self._passwords.hash(password))
+        self._setup.forget()
+        return account
+
+    async def admit(self, name: str, role: Role) -> Account:
+        """A new account of this name, or of one like it where that is taken; ``role``: as ``may_sign_up`` has it."""
+        try:
+            account = await self._accounts.create(name, role)
+        except ConflictError:
+            account = await self._accounts.create(f"{name[: MAX_NAME - 5]} {secrets.token_hex(2)}", role)
         self._setup.forget()
         return account
 
@@ -173,13 +182,8 @@ class SignIn:
         if found:
             await self._accounts.used_credential(found[0])
             return await self._accounts.get(found[0].account_id)
-        role = await self._may_sign_up(answer.code, address)
-        name = f"{answer.address[:4]}…{answer.address[-4:]}"
-        try:
-            account = await self._accounts.create(name, role)
-        except ConflictError:
-            account = await self._accounts.create(f"{name} {secrets.token_hex(2)}", role)
-        self._setup.forget()
+        role = await self.may_sign_up(answer.code, address)
+        account = await self.admit(f"{answer.address[:4]}…{answer.address[-4:]}", role)
         await self._accounts.add_credential(_wallet(account, answer.address, key, self._clock.time()), address)
         return account
 
@@ -206,18 +210,37 @@ class SignIn:
             raise UnauthorisedError("the signature is not this wallet's: begin again") from error
         return key
 
-    async def _may_sign_up(self, code: str, address: str) -> Role:
-        if wait := self._sign_ups.take(f"from {address}"):
+    async def is_first(self, code: str) -> bool:
+        """Whether an account that is made now is the operator's.
+
+        Raises:
+            ForbiddenError: it would be, and ``code`` is not the operator's.
+        """
+        if not await self.needs_code():
+            return False
+        if not self._setup.matches(code):
+            raise ForbiddenError(
+                "the first account is the operator's: its code is in the log and in the file setup-code "
+                "of the coordinator's data folder",
+                "code",
+            )
+        return True
+
+    async def may_sign_up(self, code: str, address: str, vouched: bool = False, first: bool = False) -> Role:
+        """What somebody new may be.
+
+        Args:
+            vouched: by the identity provider, which knows them: no stranger, also where many have one address.
+            first: the operator's code was seen before.
+        Raises:
+            ForbiddenError: sign-up is closed, or it is the first account and the code is not the operator's.
+            TooManyError: slow down. FullError: there is no room.
+        """
+        if not vouched and (wait := self._sign_ups.take(f"from {address}")):
             raise TooManyError("many accounts were made from this address: try again later", wait)
-        if await self.needs_code():
-            if not self._setup.matches(code):
-                raise ForbiddenError(
-                    "the first account is the operator's: its code is in the log and in the file setup-code "
-                    "of the coordinator's data folder",
-                    "code",
-                )
+        if await (self.needs_code() if first else self.is_first(code)):
             return Role.OPERATOR
-        if not self._open_sign_up:
+        if not (self._open_sign_up or vouched):
             raise ForbiddenError("new accounts are made by this coordinator's operator: ask them")
         if wait := self._all_sign_ups.take(""):
             raise TooManyError("many accounts are being made here just now: try again later", wait)
@@ -226,7 +249,7 @@ class SignIn:
         return Role.SUBMITTER
 
     def may_try(self, *keys: str) -> None:
-        """Count a try to sign in, for a name (``name NAME``) and for an address (``from ADDRESS``).
+        """Count a try to sign in, for a name (``name NAME``) and for an address (``from ADDRESS``, ``identity from ADDRESS``).
 
         Raises:
             TooManyError: one of them has had its part.
@@ -234,6 +257,10 @@ class SignIn:
         waits = [self._tries.take(key) for key in keys]
         if wait := max(waits):
             raise TooManyError(f"too many tries: the next one is possible in {wait:.0f} s", wait)
+
+    def forgive(self, key: str) -> None:
+        """It was no guess."""
+        self._tries.forgive(key)
 
 
 def signed_text(challenge: WalletChallenge, address: str) -> str:

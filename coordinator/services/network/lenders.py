@@ -5,6 +5,7 @@
     everybody   whoever comes
     invited     who has used an invitation of the operator's; also who is on the list, where there is one
     listed      nodes on the list, and machines that an owner on the list has invited
+    verified    the same, and whoever signed in through the identity provider within a while is an owner, too
 
 What a node says of itself decides nothing: its key is proven, its wallet is not. So a list names keys, and accounts, whose owners
 hand each machine an invitation. A right that is taken back counts at once; seats go to others as those of a node that drains.
@@ -13,7 +14,7 @@ hand each machine an invitation. A right that is taken back counts at once; seat
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -23,14 +24,16 @@ import msgspec
 from common import base58
 from common.system_words import reason
 from common.untrusted_text import untrusted
+from common.urls import authority, parse_url
 from coordinator.domain.account import Account, Principal, Scope
 from coordinator.domain.lenders import MAX_BYTES, LendersList, LendersListError, parse_lenders
 from coordinator.errors import ConflictError, ForbiddenError, NotFoundError
 from coordinator.services.accounts.accounts import AccountService
+from coordinator.services.accounts.identities import SEEN_S
 from coordinator.services.core.context import Context
 from coordinator.services.operation.ports import OrderedBy
-from coordinator.store.ports import Condition, col
-from coordinator.store.records import InvitationRecord
+from coordinator.store.ports import Condition, Transaction, col
+from coordinator.store.records import CredentialRecord, InvitationRecord
 from protocol.rest.lending import InvitationState, InvitationView, LendersView, LendingRule
 
 CODE_BYTES: Final = 16  # Nobody guesses 2^128, however often they may try.
@@ -40,12 +43,21 @@ DAY_S = 86_400.0
 TRIES = 3  # Where two machines come with one invitation at a time, the second one reads what the first one wrote.
 _GONE = (0,)
 LOOK_S = 2.0  # Between two looks at the list's file and its owners' accounts.
+MAX_ASKED = 10_000  # Accounts in one question to the store.
 
 NOT_INVITED = "only computers that were invited may lend here: ask whoever runs this network for an invitation"
 ANOTHER = "ask whoever invited you for another one"
 TAKEN_BACK = f"the invitation of this computer was taken back: {ANOTHER}"
 OWNER_GONE = (
     "who invited this computer is not on this network's list any more: ask whoever runs this network to be put there"
+)
+NOT_VERIFIED = (
+    "only computers of people who sign in here through their organisation may lend: sign in on this network's page, "
+    "and open an invitation that you make there for this computer"
+)
+NOT_SEEN = (
+    f"who invited this computer has not signed in here through their organisation for {SEEN_S / DAY_S:.0f} days: "
+    "do so on this network's page, and it goes on"
 )
 
 LOG = logging.getLogger(__name__)
@@ -79,6 +91,8 @@ class Lenders:
         self._seen: tuple[int, ...] = ()  # At the last look.
         self._problem = ""
         self._owners: dict[str, str] = {}  # Accounts on the list that are good, by their ids, and how they are called.
+        # The same of accounts that the identity provider vouches for, once asked for.
+        self._verified: dict[str, str] = {}
         self._invited: dict[str, InvitationRecord] = {}  # By the node that has used it last.
 
     async def recover(self) -> None:
@@ -93,7 +107,7 @@ class Lenders:
         await self.look()
 
     async def look(self) -> None:
-        """Read the list where its file has changed, and which of its owners have accounts that are good.
+        """Read the list where its file has changed, and which owners have accounts that are good.
 
         While the file cannot be used, the list of before counts.
         """
@@ -109,7 +123,45 @@ class Lenders:
                 if names
                 else []
             )
+            asked = self._with_machines() | set(self._verified)
+            vouched = await self._vouched_for(tx, asked)
+        # Whoever came in the meantime was not asked for here.
+        self._verified = vouched | {one: name for one, name in self._verified.items() if one not in asked}
         self._owners = {account.id: account.key for account in found}
+
+    async def _vouched_for(self, tx: Transaction, accounts: Iterable[str]) -> dict[str, str]:
+        """Those of ``accounts`` that are good and signed in through the present provider within ``SEEN_S``, with their names."""
+        provider, asked = self._context.config.identity, sorted(accounts)
+        if self._rule != "verified" or provider is None:
+            return {}
+        since = self._context.clock.time() - SEEN_S
+        found: dict[str, str] = {}
+        for start in range(0, len(asked), MAX_ASKED):
+            seen = await tx.find(
+                CredentialRecord,
+                col(CredentialRecord.account_id).in_(tuple(asked[start : start + MAX_ASKED])),
+                col(CredentialRecord.kind).equals("identity"),
+                col(CredentialRecord.public_key).equals(provider.issuer.encode()),
+                col(CredentialRecord.used) > since,
+            )
+            ids = tuple({record.account_id for record in seen})
+            good = await tx.find(Account, col(Account.id).in_(ids), col(Account.disabled).equals(False)) if ids else []
+            found |= {account.id: account.name for account in good}
+        return found
+
+    def _with_machines(self) -> set[str]:
+        """Accounts that have invited a node here as owners."""
+        return {record.owner for record in self._invited.values() if record.owner}
+
+    def _is_owner(self, account: str) -> bool:
+        return account in self._owners or account in self._verified
+
+    async def _look_at(self, account: str) -> None:
+        """Whoever has just been vouched for does not wait."""
+        if self._rule != "verified":
+            return
+        async with self._context.store.transaction() as tx:
+            self._verified |= await self._vouched_for(tx, (account,))
 
     def _read(self, file: Path) -> None:
         """Read it where it was changed, and is the same at two looks: else it may be half of what somebody writes just now."""
@@ -145,6 +197,8 @@ class Lenders:
     def _stranger(self, node: str) -> str:
         if self._rule == "invited":
             return NOT_INVITED
+        if self._rule == "verified":
+            return NOT_VERIFIED
         return (
             f"only computers on this network's list may lend here: give whoever runs it this computer's key, {node}, "
             "or open an invitation of an owner on the list"
@@ -153,7 +207,7 @@ class Lenders:
     def _why_void(self, record: InvitationRecord, node: str) -> str:
         """Why what an invitation gives counts for nothing now."""
         if record.owner:
-            return "" if record.owner in self._owners else OWNER_GONE
+            return "" if self._is_owner(record.owner) else NOT_SEEN if self._rule == "verified" else OWNER_GONE
         return "" if self._rule == "invited" else self._stranger(node)
 
     async def enter(self, node: str, code: str) -> str:
@@ -183,6 +237,8 @@ class Lenders:
                 return f"the invitation was used by another computer, and each takes its own: {ANOTHER}"
             if record.withdrawn is not None:
                 return TAKEN_BACK
+            if record.owner:
+                self._verified |= await self._vouched_for(tx, (record.owner,))
             if why := self._why_void(record, node):
                 return why
             if record.node is None:
@@ -209,15 +265,16 @@ class Lenders:
 
         Raises:
             ConflictError: none is needed here, or too many are open.
-            ForbiddenError: who asks is neither the operator nor an owner on the list.
+            ForbiddenError: who asks is neither the operator nor an owner.
         """
         if self._rule == "everybody":
             raise ConflictError("everybody may lend here: the page /join has all that a computer needs")
         who, now = by.who, self._context.clock.time()
         await self.look()  # Whoever was just put on the list does not wait.
-        owner = who.account_id if who.account_id in self._owners else ""
-        if not owner and (Scope.OPERATE not in who.scopes or self._rule == "listed"):
-            raise ForbiddenError(f"only owners on the list may invite here: {_line_of(who)}")
+        await self._look_at(who.account_id)
+        owner = who.account_id if self._is_owner(who.account_id) else ""
+        if not owner and (Scope.OPERATE not in who.scopes or self._rule != "invited"):
+            raise ForbiddenError(self._why_no_owner(who))
         code = base58.encode(self._context.entropy(CODE_BYTES))
         identity = self._context.entropy(6).hex()
         shown = untrusted(" ".join(note.split()), 100)
@@ -234,6 +291,13 @@ class Lenders:
             subject = f"{identity}: {shown}" if shown else identity
             await self._accounts.note_within(tx, who, by.via, "invitation.made", subject, by.address)
         return self._shown(record, who.name), code
+
+    def _why_no_owner(self, who: Principal) -> str:
+        provider = self._context.config.identity
+        if self._rule == "verified" and provider is not None:
+            host = authority(parse_url(provider.issuer))
+            return f"only people who sign in through {host} may invite here: sign in with it, or add it on /account"
+        return f"only owners on the list may invite here: {_line_of(who)}"
 
     async def invitations(self, who: Principal) -> Sequence[InvitationView]:
         """As ``LendersPort.invitations``."""
@@ -295,18 +359,21 @@ class Lenders:
         """As ``LendersPort.view``."""
         here = set(self._owners.values())
         written = self._list.owners.items()
+        listed = {untrusted(name) for key, name in written if key in here}
+        verified = {untrusted(self._verified[one]) for one in self._with_machines() & self._verified.keys()}
         return LendersView(
             rule=self._rule,
             min_stake=self._context.config.min_stake,
             nodes=len(self._list.nodes),
-            owners=tuple(sorted(untrusted(name) for key, name in written if key in here)),
+            owners=tuple(sorted(listed | verified)),
             unknown=tuple(sorted(untrusted(name) for key, name in written if key not in here)),
             problem=untrusted(self._problem),
         )
 
-    def may_invite(self, who: Principal) -> bool:
+    async def may_invite(self, who: Principal) -> bool:
         """As ``LendersPort.may_invite``."""
-        return who.account_id in self._owners or (self._rule == "invited" and Scope.OPERATE in who.scopes)
+        await self._look_at(who.account_id)
+        return self._is_owner(who.account_id) or (self._rule == "invited" and Scope.OPERATE in who.scopes)
 
 
 def _state_of(record: InvitationRecord, now: float) -> InvitationState:

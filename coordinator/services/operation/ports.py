@@ -78,8 +78,8 @@ class LendersPort(Protocol):
     def view(self) -> LendersView:
         """The rule, and what the list says."""
 
-    def may_invite(self, who: Principal) -> bool:
-        """Whether it is the operator where invitations count, or an owner on the list."""
+    async def may_invite(self, who: Principal) -> bool:
+        """Whether it is the operator where invitations count, or an owner: on the list, or vouched for."""
 
     async def invite(self, note: str, days: int, by: OrderedBy) -> tuple[InvitationView, str]:
         """Make an invitation for one machine; with its code, which is kept nowhere. ``days``: until it ends unused."""

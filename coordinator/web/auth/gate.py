@@ -18,6 +18,8 @@ from coordinator.errors import ConflictError, ForbiddenError, TooManyError, Unau
 from coordinator.services.accounts.accounts import KEY_PREFIX, AccountService
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.accounts.challenges import Challenges
+from coordinator.services.accounts.identities import IdentitySignIn
+from coordinator.services.accounts.identity_provider import IdentityProvider
 from coordinator.services.accounts.passkeys import Passkeys
 from coordinator.services.accounts.passwords import Passwords
 from coordinator.services.accounts.signin import SetupCode, SignIn
@@ -58,6 +60,7 @@ class Auth:
         public_url: where browsers find it, which signatures are bound to; None: on this machine alone.
         behind_proxy: a reverse proxy says in X-Forwarded-For and -Proto who asks and how.
         budgets: what accounts may ask for, beside how often.
+        identities: those whom the organisation's identity provider vouches for; None: there is no such provider.
     """
 
     def __init__(
@@ -75,6 +78,10 @@ class Auth:
         self.setup = SetupCode(config.data / "setup-code")
         self.sign_in = SignIn(store, clock, self.accounts, challenges, self.setup, config.sign_up, passwords)
         self.passkeys = Passkeys(store, clock, self.accounts, challenges)
+        self.identities: IdentitySignIn | None = None
+        if config.identity is not None:
+            provider = IdentityProvider(clock, config.identity)
+            self.identities = IdentitySignIn(store, clock, self.accounts, challenges, self.sign_in, provider)
         self.open_to_all = config.open
         self.public_url = config.public_url
         self.behind_proxy = config.behind_proxy
@@ -91,7 +98,7 @@ class Auth:
             return _site(parse_url(self.public_url))
         if is_loopback(request.host):
             return _site(parse_url(f"{request.scheme}://{request.host}"))
-        raise UnavailableError("wallets and passkeys need --public-url, which this coordinator's operator has not set")
+        raise UnavailableError("this way to sign in needs --public-url, which this coordinator's operator has not set")
 
     async def note(self, request: web.Request, who: Principal | None, location: str) -> None:
         """Write what was done to a job into its account's trail. ``location``: where the answer leads to."""

@@ -70,7 +70,7 @@ class InvitationPages:
             status,
             lenders=self._lenders.view(),
             operates=Scope.OPERATE in who.scopes,
-            may_invite=self._lenders.may_invite(who),
+            may_invite=await self._lenders.may_invite(who),
             invitations=list(reversed(found))[:SHOWN],
             more=len(found) > SHOWN,
             lives=LIVES,

@@ -38,6 +38,7 @@ class AccountPages:
         self._auth = auth
         self._accounts = auth.accounts
         self._renderer = renderer
+        self._provider = "" if auth.identities is None else auth.identities.host
 
     def register(self, app: web.Application) -> None:
         """Add the pages to ``app``."""
@@ -78,7 +79,7 @@ class AccountPages:
             raise web.HTTPSeeOther(after(request.query.get("next")))
         if await self._auth.sign_in.needs_code():
             raise web.HTTPSeeOther("/sign-up")
-        return self._door(request, "sign_in.html", 200, {})
+        return self.door(request, "sign_in.html", 200, {})
 
     @public
     async def send_sign_in(self, request: web.Request) -> web.StreamResponse:
@@ -89,8 +90,8 @@ class AccountPages:
                 typed.get("name", ""), typed.get("password", ""), address_of(request)
             )
         except CottageError as error:
-            return self._door(request, "sign_in.html", error.status, typed, error)
-        return await self._enter(request, account.id, "password", after(typed.get("next")))
+            return self.door(request, "sign_in.html", error.status, typed, error)
+        return await self.enter(request, account.id, "password", after(typed.get("next")))
 
     @public
     async def sign_up(self, request: web.Request) -> web.StreamResponse:
@@ -98,7 +99,7 @@ class AccountPages:
         if visitor(request) is not None:
             raise web.HTTPSeeOther("/account")
         first = await self._auth.sign_in.needs_code()
-        return self._door(request, "sign_up.html", 200, {"code": request.query.get("code", "")[:100]}, first=first)
+        return self.door(request, "sign_up.html", 200, {"code": request.query.get("code", "")[:100]}, first=first)
 
     @public
     async def send_sign_up(self, request: web.Request) -> web.StreamResponse:
@@ -111,8 +112,8 @@ class AccountPages:
                 raise InvalidError("the two passwords differ: type the same one twice", "again")
             account = await self._auth.sign_in.sign_up(name, password, code, address_of(request))
         except CottageError as error:
-            return self._door(request, "sign_up.html", error.status, typed, error, first=first)
-        return await self._enter(request, account.id, "password", "/jobs" if not first else "/account")
+            return self.door(request, "sign_up.html", error.status, typed, error, first=first)
+        return await self.enter(request, account.id, "password", "/jobs" if not first else "/account")
 
     @needs(Scope.JOBS_READ)
     async def sign_out(self, request: web.Request) -> web.StreamResponse:
@@ -186,7 +187,7 @@ class AccountPages:
     @needs(Scope.ACCOUNT)
     async def account(self, request: web.Request) -> web.Response:
         """Everything about the account."""
-        return await self._show(request)
+        return await self.show(request)
 
     @needs(Scope.ACCOUNT)
     async def trail(self, request: web.Request) -> web.Response:
@@ -222,8 +223,8 @@ class AccountPages:
                 account, typed.get("old", ""), typed.get("password", ""), address_of(request)
             )
         except CottageError as error:
-            return await self._show(request, error.detail, error.status)
-        return await self._enter(request, who.account_id, "password", "/account")
+            return await self.show(request, error.detail, error.status)
+        return await self.enter(request, who.account_id, "password", "/account")
 
     @needs(Scope.ACCOUNT)
     async def new_key(self, request: web.Request) -> web.Response:
@@ -242,8 +243,8 @@ class AccountPages:
                 address_of(request),
             )
         except CottageError as error:
-            return await self._show(request, error.detail, error.status)
-        return await self._show(request, key=text)
+            return await self.show(request, error.detail, error.status)
+        return await self.show(request, key=text)
 
     @needs(Scope.ACCOUNT)
     async def revoke_key(self, request: web.Request) -> web.StreamResponse:
@@ -257,7 +258,7 @@ class AccountPages:
 
     @needs(Scope.ACCOUNT)
     async def remove_credential(self, request: web.Request) -> web.StreamResponse:
-        """A wallet or passkey signs in no more."""
+        """A wallet, passkey or identity signs in no more."""
         return await self._end(request, "credential", self._accounts.remove_credential, "ways")
 
     # --- helpers ------------------------------------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ class AccountPages:
         await end(principal(request).account_id, request.match_info[what], address_of(request))
         raise web.HTTPSeeOther(f"/account#{part}")
 
-    def _door(
+    def door(
         self,
         request: web.Request,
         page: str,
@@ -279,6 +280,7 @@ class AccountPages:
         error: CottageError | None = None,
         first: bool = False,
     ) -> web.Response:
+        """The page to sign in or up, with what was typed and what is wrong with it."""
         wanted = after(typed.get("next") or request.query.get("next"))
         shown = self._renderer.page(
             request,
@@ -289,12 +291,14 @@ class AccountPages:
             wanted=wanted,
             first=first,
             quoted=quote(wanted, safe=""),
+            provider=self._provider,
         )
         if error is not None:
             say_when(shown, error)
         return shown
 
-    async def _show(self, request: web.Request, problem: str = "", status: int = 200, key: str = "") -> web.Response:
+    async def show(self, request: web.Request, problem: str = "", status: int = 200, key: str = "") -> web.Response:
+        """The account's page. ``key``: a new API key's text."""
         who = principal(request)
         account_id, single = who.account_id, self._auth.open_to_all
         held = None if single else await self._accounts.get(account_id)
@@ -314,13 +318,14 @@ class AccountPages:
             lives=(("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "for ever")),
             operator=who.role is Role.OPERATOR,
             single=single,
+            provider=self._provider,
         )
 
-    async def _enter(self, request: web.Request, account_id: str, method: str, to: str) -> web.StreamResponse:
+    async def enter(self, request: web.Request, account_id: str, method: str, to: str) -> web.StreamResponse:
         """A new session under a new cookie: one that was there before is worth nothing afterwards."""
-        gone = web.HTTPSeeOther(to, headers={hdrs.CACHE_CONTROL: "no-store"})
+        gone = web.Response(status=303, headers={hdrs.LOCATION: to, hdrs.CACHE_CONTROL: "no-store"})
         await self._give_cookie(request, gone, account_id, method)
-        raise gone
+        return gone
 
     async def _enter_by_script(self, request: web.Request, account_id: str, method: str) -> web.Response:
         response = answer(Returned(after(request.query.get("next"))))

@@ -129,6 +129,7 @@ RULE_WORDS: Final = {
     "everybody": "Every computer may lend here.",
     "invited": "Only computers that were invited may lend here.",
     "listed": "Only computers on the operator's list, and those of owners on it, may lend here.",
+    "verified": "Only computers of people who sign in here through their organisation may lend here.",
 }
 INCIDENT_WORDS: Final = {
     "lost": "Nodes lost",

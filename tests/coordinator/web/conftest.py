@@ -66,7 +66,7 @@ class House:
 
     document: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, folder: Path, open_to_all: bool = True) -> None:
+    def __init__(self, folder: Path, open_to_all: bool = True, **settings: Any) -> None:
         self.folder = folder
         self.port = 0
         self.public_url: str | None = None
@@ -74,7 +74,7 @@ class House:
         self.cluster = Cluster(self.artifacts)
         self.market = Market(self.cluster)
         self.uploads = UploadService(folder / "uploads", self.artifacts)
-        config = Config(folder, "http://ledger.test", open=open_to_all)
+        config = Config(folder, "http://ledger.test", open=open_to_all, **settings)
         cheap = Passwords(PasswordHasher(1, 8, 1))
         self.store = MemoryStore()
         self.files = FileOwnership(self.store, SystemClock())
@@ -82,7 +82,12 @@ class House:
         self.accounts = self.auth.accounts
         self.operation = Operation(self.cluster, self.accounts)
         self.lenders = Lenders(
-            Context(replace(config, who_may_lend="invited"), SystemClock(), self.store, secrets.token_bytes)
+            Context(
+                replace(config, who_may_lend=settings.get("who_may_lend", "invited")),
+                SystemClock(),
+                self.store,
+                secrets.token_bytes,
+            )
         )
         self.app: web.Application | None = None
         self.ears = Ears()

@@ -1,0 +1,96 @@
+"""What settings of ``cottage serve`` have in common, and those of the identity provider. The rest are in ``cli``."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Final
+
+from common.errors import UrlError
+from common.system_words import reason
+from common.urls import is_loopback, parse_url
+from coordinator.config import IdentityConfig
+from coordinator.services.accounts.identity_provider import WELL_KNOWN, check_address
+
+SECRET: Final = "COTTAGE_IDENTITY_SECRET"  # noqa: S105 - where it is, and not what it is.
+MAX_CLIENT = 255
+
+
+class SettingError(Exception):
+    """Options that do not go together, or a file that they name cannot be used."""
+
+
+def secret_in(option: str, file: Path) -> str:
+    """The one line of a file.
+
+    Raises:
+        SettingError: it cannot be read, or is empty.
+    """
+    try:
+        secret = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{option} {file} cannot be read: {reason(error)}") from error
+    if not secret:
+        raise SettingError(f"{option} {file} is empty: anyone could relay, or sign in")
+    return secret
+
+
+def add_identity(parser: argparse.ArgumentParser) -> None:
+    """The settings of the identity provider."""
+    add = parser.add_argument_group(
+        "identity provider",
+        "people of an organisation sign in through it (OpenID Connect); see docs/how-to/accounts.md",
+    ).add_argument
+    issuer = "its issuer, such as https://id.example/realms/lab, below which /.well-known/openid-configuration is"
+    add("--identity-provider", type=_issuer, metavar="URL", help=issuer)
+    add("--identity-client", type=_client, metavar="ID", help="how it calls this coordinator: the client ID")
+    secret = f"the client's secret, else in {SECRET}; without one the client is public, and PKCE has to do"
+    add("--identity-secret", type=Path, metavar="FILE", help=secret)
+
+
+def identity_of(options: argparse.Namespace) -> IdentityConfig | None:
+    """The identity provider that the options name; None: they name none.
+
+    Raises:
+        SettingError: a part of it is missing, or nobody could come back from there.
+    """
+    issuer, client, file = options.identity_provider, options.identity_client, options.identity_secret
+    if issuer is None:
+        if client is not None or file is not None:
+            given = "--identity-client" if client is not None else "--identity-secret"
+            raise SettingError(
+                f"{given} changes nothing without --identity-provider URL, which says whose client it is"
+            )
+        if options.who_may_lend == "verified":
+            raise SettingError("--who-may-lend verified needs --identity-provider URL, which says whom it vouches for")
+        return None
+    if client is None:
+        raise SettingError(
+            "--identity-client is missing: make a client there, with the redirect address "
+            f"{options.public_url or 'https://cottage.example'}/sign-in/identity, and name its ID"
+        )
+    if options.open:
+        raise SettingError("--identity-provider with --open: where nobody signs in it changes nothing; leave one out")
+    if options.public_url is None and (options.behind_proxy or not is_loopback(options.host)):
+        raise SettingError("--identity-provider needs --public-url: the provider leads browsers back to that address")
+    secret = os.environ.get(SECRET, "").strip() if file is None else secret_in("--identity-secret", file)
+    return IdentityConfig(issuer, client, secret)
+
+
+def _issuer(text: str) -> str:
+    """Kept as it was typed, since providers compare it character for character."""
+    try:
+        check_address(text)
+        url = parse_url(text)
+    except UrlError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if url.query_string or url.fragment or "?" in text or "#" in text:
+        raise argparse.ArgumentTypeError(f"{text} is no issuer: it has no ? and no # in it")
+    if url.path.endswith(WELL_KNOWN):
+        raise argparse.ArgumentTypeError(f"{text} is the address of its metadata: leave {WELL_KNOWN} out")
+    return text
+
+
+def _client(text: str) -> str:
+    if not 1 <= len(text) <= MAX_CLIENT or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no client ID: copy it as the provider shows it")
+    return text

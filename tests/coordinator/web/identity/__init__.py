@@ -1,0 +1,1 @@
+"""Signing in through an identity provider: honest ones, and one that lies as it is told."""
