@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from coordinator import cli
+from coordinator.config import IdentityConfig
 
 GOOD = """
 [relay]
@@ -105,6 +106,77 @@ def test_a_rule_without_what_it_needs_is_told(
 ) -> None:
     assert cli.main(["--config", written(tmp_path, GOOD + text), "--check-config"]) == cli.EXIT_USAGE
     assert says in capsys.readouterr().err
+
+
+SIGNED_IN = GOOD.replace("open = true\n", "")
+PROVIDER = 'identity-provider = "https://id.example/realms/lab"\nidentity-client = "cottage"\n'
+
+
+def test_an_identity_provider_is_read_from_the_file_and_its_secret_from_where_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("kept in a file\n")
+
+    def read(text: str = "") -> IdentityConfig | None:
+        file = written(tmp_path, SIGNED_IN + PROVIDER + text)
+        return cli._config(cli._parser().parse_args(["--config", file])).identity
+
+    issuer = "https://id.example/realms/lab"
+    assert read() == IdentityConfig(issuer, "cottage"), "a public client has none"
+    assert read(f'identity-secret = "{secret}"\n') == IdentityConfig(issuer, "cottage", "kept in a file")
+    monkeypatch.setenv("COTTAGE_IDENTITY_SECRET", "of the environment")
+    found = read()
+    assert found == IdentityConfig(issuer, "cottage", "of the environment")
+    assert "environment" not in repr(found)
+    assert read(f'identity-secret = "{secret}"\n') == IdentityConfig(issuer, "cottage", "kept in a file")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            SIGNED_IN + 'identity-client = "cottage"\n',
+            "--identity-client changes nothing without --identity-provider URL",
+        ),
+        (SIGNED_IN + 'identity-secret = "file"\n', "--identity-secret changes nothing without --identity-provider URL"),
+        (SIGNED_IN + PROVIDER.partition("\n")[0], "redirect address https://cottage.example/sign-in/identity"),
+        (
+            SIGNED_IN + PROVIDER.partition("\n")[0] + '\npublic-url = "https://lab.example"\n',
+            "redirect address https://lab.example/sign-in/identity",
+        ),
+        (SIGNED_IN + PROVIDER + 'host = "0.0.0.0"\n', "--identity-provider needs --public-url"),
+        (SIGNED_IN + PROVIDER + "behind-proxy = true\n", "--identity-provider needs --public-url"),
+        (
+            SIGNED_IN + PROVIDER + 'identity-secret = "none"\n',
+            "--identity-secret none cannot be read: there is no such file",
+        ),
+        (GOOD + PROVIDER, "--identity-provider with --open"),
+        (SIGNED_IN + 'who-may-lend = "verified"\n', "--who-may-lend verified needs --identity-provider URL"),
+    ],
+)
+def test_an_identity_provider_without_what_it_needs_is_told(
+    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["--config", written(tmp_path, text), "--check-config"]) == cli.EXIT_USAGE
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://id.example", "is not https://"),
+        ("id.example", "https://HOST"),
+        ("https://id.example?x=1", "it has no ? and no # in it"),
+        ("https://id.example#", "it has no ? and no # in it"),
+        ("https://id.example/.well-known/openid-configuration", "leave /.well-known/openid-configuration out"),
+    ],
+)
+def test_an_issuer_that_cannot_be_one_is_told(url: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*TYPED, "--identity-provider", url, "--identity-client", "cottage", "--check-config"])
+    assert says in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ MAX_KEYS = 100  # Of a provider; the largest publish ten.
 RSA_BITS = (2_048, 8_192)  # NIST SP 800-131A; above it a check takes longer than a stranger should cost.
 LEEWAY_S = 60.0  # Between two machines' clocks.
 MAX_AGE_S = 600.0  # It was made for this sign-in, which ends after five minutes.
-MAX_SUBJECT = 255  # OpenID Connect Core, section 2.
+MAX_SUBJECT = 255  # Characters, of ASCII: OpenID Connect Core, section 2.
 
 PublicKey = RSAKey | ECKey | OKPKey
 
@@ -97,7 +97,7 @@ def read_token(token: str, keys: Sequence[PublicKey], issuer: str, client: str, 
     said, subject = claims.get("nonce"), claims.get("sub")
     if not isinstance(said, str) or not secrets.compare_digest(said.encode("utf-8", "replace"), nonce.encode()):
         raise _refused("is for another sign-in")
-    if not isinstance(subject, str) or not 1 <= len(subject) <= MAX_SUBJECT:
+    if not isinstance(subject, str) or not 1 <= len(subject) <= MAX_SUBJECT or not subject.isascii():
         raise _refused("does not say who signed in")
     return Identity(issuer, subject, name_in(claims))
 

@@ -3,25 +3,34 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from common.clock import SystemClock
-from coordinator.config import Config
+from coordinator.config import Config, IdentityConfig
 from coordinator.domain.account import LOCAL_PRINCIPAL, ROLE_SCOPES, Account, Principal, Role
 from coordinator.domain.lenders import MAX_LINES, MAX_OWNERS, LendersList, LendersListError, parse_lenders
 from coordinator.errors import ConflictError, ForbiddenError, NotFoundError
 from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.accounts.expiry import Forgetting
+from coordinator.services.accounts.identities import SEEN_S
 from coordinator.services.core.context import Context
 from coordinator.services.network import lenders as module
-from coordinator.services.network.lenders import NOT_INVITED, OWNER_GONE, TAKEN_BACK, Lenders, read_lenders
+from coordinator.services.network.lenders import (
+    NOT_INVITED,
+    NOT_SEEN,
+    NOT_VERIFIED,
+    OWNER_GONE,
+    TAKEN_BACK,
+    Lenders,
+    read_lenders,
+)
 from coordinator.services.operation.ports import OrderedBy
 from coordinator.store.memory import MemoryStore
-from coordinator.store.ports import Store, col
-from coordinator.store.records import InvitationRecord, TrailRecord
+from coordinator.store.ports import Store, Transaction, col
+from coordinator.store.records import CredentialRecord, InvitationRecord, TrailRecord
 from coordinator.store.sql import SqlStore
 from protocol.identity import NodeKey
 from protocol.rest.lending import LendingRule
@@ -29,6 +38,7 @@ from tests.support.databases import needs_postgres
 
 NODE, OTHER, THIRD = (NodeKey(bytes([number]) * 32).address for number in (1, 2, 3))
 DAY_S = 86_400.0
+ISSUER = "https://id.example/realms/lab"
 Made = Callable[..., Awaitable[Lenders]]
 EVERY = ["memory", "sqlite", pytest.param("postgresql", marks=needs_postgres)]
 over_every_store = pytest.mark.parametrize("store", EVERY, indirect=True)
@@ -64,9 +74,9 @@ def clock() -> Later:
 def made(store: Store, clock: Later, tmp_path: Path) -> Made:
     """A coordinator's lenders over one store, as after each start."""
 
-    async def make(rule: LendingRule, text: str | None = None) -> Lenders:
+    async def make(rule: LendingRule, text: str | None = None, issuer: str = ISSUER) -> Lenders:
         file = None if text is None else written(tmp_path, text)
-        config = Config(tmp_path, "", who_may_lend=rule, lenders=file)
+        config = Config(tmp_path, "", who_may_lend=rule, lenders=file, identity=IdentityConfig(issuer, "cottage"))
         found = Lenders(Context(config, clock, store, secrets.token_bytes))
         await found.recover()
         return found
@@ -352,3 +362,133 @@ async def test_an_owner_that_nobody_uses_keeps_the_account_that_the_list_names(m
     await Forgetting(Context(Config(Path(), ""), clock, store, secrets.token_bytes), lambda _: False).look()
     async with store.transaction() as tx:
         assert await tx.find(Account, col(Account.id).equals(ada.who.account_id))
+
+
+# --- people whom the identity provider vouches for --------------------------------------------------------------------------
+
+
+async def seen(store: Store, who: OrderedBy, at: float, issuer: str = ISSUER, kind: str = "identity") -> None:
+    """The provider vouches for an account at this time."""
+    identity = f"{issuer} {who.who.name}"
+    record = CredentialRecord(identity, who.who.account_id, kind, "", issuer.encode(), at, used=at)  # type: ignore[arg-type]
+    async with store.transaction() as tx:
+        if found := await tx.find(CredentialRecord, col(CredentialRecord.id).equals(identity)):
+            await tx.delete(found[0])
+        await tx.insert(record)
+
+
+@over_every_store
+async def test_whom_the_provider_vouches_for_invites_machines_that_lend_while_it_does(
+    made: Made, store: Store, clock: Later
+) -> None:
+    ada, bob, eve = [await member(store, name) for name in ("Ada", "bob", "eve")]
+    root = await member(store, "root2", Role.OPERATOR)
+    lenders = await made("verified")
+    assert lenders.why_not(NODE) == NOT_VERIFIED
+    await seen(store, ada, clock.time())
+    await seen(store, bob, clock.time(), issuer="https://evil.example")
+    await seen(store, eve, clock.time(), kind="wallet")
+    for who in (bob, eve, root, OPERATOR):
+        assert not await lenders.may_invite(who.who)
+        with pytest.raises(ForbiddenError, match=r"only people who sign in through id\.example may invite here"):
+            await lenders.invite("", 7, who)
+    assert await lenders.may_invite(ada.who)
+    one, code = await lenders.invite("laptop", 7, ada)
+    assert one.owned
+    lenders = await made("verified")
+    assert await lenders.enter(NODE, code) == "", "also after a restart, before anybody has looked"
+    await lenders.look()
+    assert (lenders.why_not(NODE), lenders.view().owners) == ("", ("Ada",))
+    lenders = await made("verified")
+    assert lenders.why_not(NODE) == "", "and after another one"
+    clock.more = SEEN_S + 1
+    await lenders.look()
+    assert (lenders.why_not(NODE), lenders.view().owners) == (NOT_SEEN, ())
+    with pytest.raises(ForbiddenError):
+        await lenders.invite("", 7, ada)
+    await seen(store, ada, clock.time())
+    await lenders.look()
+    assert lenders.why_not(NODE) == "", "whoever signs in again goes on without another invitation"
+
+
+async def test_who_is_disabled_or_gives_the_identity_away_lends_no_more(made: Made, store: Store, clock: Later) -> None:
+    ada, bob = await member(store, "ada"), await member(store, "bob")
+    lenders, accounts = await made("verified"), AccountService(store, SystemClock())
+    for who, node in ((ada, NODE), (bob, OTHER)):
+        await seen(store, who, clock.time())
+        assert await lenders.enter(node, (await lenders.invite("", 7, who))[1]) == ""
+    await accounts.change(ada.who.account_id, "account.disabled", disabled=True)
+    await accounts.set_password(bob.who.account_id, "hash", "")
+    (record,) = await accounts.credentials(bob.who.account_id)
+    await accounts.remove_credential(bob.who.account_id, record.id, "")
+    await lenders.look()
+    assert {lenders.why_not(node) for node in (NODE, OTHER)} == {NOT_SEEN}
+
+
+async def test_an_invitation_of_somebody_who_left_is_not_used_any_more(made: Made, store: Store, clock: Later) -> None:
+    ada = await member(store, "ada")
+    lenders = await made("verified")
+    await seen(store, ada, clock.time())
+    _, code = await lenders.invite("", 365, ada)
+    clock.more = SEEN_S + 1
+    await lenders.look()
+    assert await lenders.enter(NODE, code) == NOT_SEEN
+    assert (await lenders.invitations(LOCAL_PRINCIPAL))[0].state == "open", "it is used up by nobody"
+
+
+async def test_another_provider_s_word_counts_no_more(made: Made, store: Store, clock: Later) -> None:
+    ada = await member(store, "ada")
+    lenders = await made("verified")
+    await seen(store, ada, clock.time())
+    assert await lenders.enter(NODE, (await lenders.invite("", 7, ada))[1]) == ""
+    lenders = await made("verified", issuer="https://other.example")
+    assert lenders.why_not(NODE) == NOT_SEEN
+
+
+async def test_a_list_counts_beside_the_provider_s_word(made: Made, store: Store, clock: Later, tmp_path: Path) -> None:
+    ada, guest = await member(store, "ada"), await member(store, "guest")
+    lenders = await made("verified", f"node {THIRD}\nowner guest\n")
+    await seen(store, ada, clock.time())
+    assert await lenders.enter(THIRD, "") == ""
+    for who, node in ((ada, NODE), (guest, OTHER)):
+        assert await lenders.enter(node, (await lenders.invite("", 7, who))[1]) == ""
+    assert lenders.view().owners == ("ada", "guest")
+    written(tmp_path, "# nobody\n")
+    await settled(lenders)
+    assert [lenders.why_not(node) for node in (NODE, OTHER, THIRD)] == ["", NOT_SEEN, NOT_VERIFIED]
+
+
+async def test_many_accounts_are_asked_for_in_parts(
+    made: Made, store: Store, clock: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_ASKED", 2)
+    lenders, nodes = await made("verified"), [NodeKey(bytes([number]) * 32).address for number in range(10, 15)]
+    for node in nodes:
+        who = await member(store, node[:8])
+        await seen(store, who, clock.time())
+        assert await lenders.enter(node, (await lenders.invite("", 7, who))[1]) == ""
+    await lenders.look()
+    assert [lenders.why_not(node) for node in nodes] == [""] * 5
+
+
+async def test_who_comes_while_the_accounts_are_looked_at_is_not_sent_away(
+    made: Made, store: Store, clock: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = await member(store, "ada"), await member(store, "bob")
+    lenders = await made("verified")
+    for who, node in ((ada, NODE), (bob, OTHER)):
+        await seen(store, who, clock.time())
+        assert await lenders.enter(node, (await lenders.invite("", 7, who))[1]) == ""
+    bobs, asked = lenders._invited.pop(OTHER), lenders._vouched_for
+    lenders._verified.pop(bob.who.account_id)
+
+    async def slow(tx: Transaction, accounts: Iterable[str]) -> dict[str, str]:
+        found = await asked(tx, accounts)
+        assert bob.who.account_id not in found
+        lenders._invited[OTHER] = bobs  # As ``enter`` does it.
+        lenders._verified[bob.who.account_id] = "bob"
+        return found
+
+    monkeypatch.setattr(lenders, "_vouched_for", slow)
+    await lenders.look()
+    assert [lenders.why_not(node) for node in (NODE, OTHER)] == ["", ""]

@@ -14,12 +14,13 @@ import pytest
 
 from common.clock import SystemClock
 from common.invitations import read
-from coordinator.config import Config
+from coordinator.config import Config, IdentityConfig
 from coordinator.domain.account import Principal, Role, Scope
 from coordinator.services.accounts.accounts import AccountService
-from coordinator.services.network.lenders import NOT_INVITED
+from coordinator.services.accounts.identities import SEEN_S
+from coordinator.services.network.lenders import NOT_INVITED, NOT_SEEN, NOT_VERIFIED
 from coordinator.services.network.nodes import NOT_ADMITTED_S
-from coordinator.store.records import NodeRecord
+from coordinator.store.records import CredentialRecord, NodeRecord
 from protocol.codec import decode, encode
 from protocol.identity import NodeKey
 from protocol.node import CoordinatorMessage, Refused, Welcome
@@ -199,3 +200,31 @@ async def test_rights_are_given_and_taken_back_without_a_restart(gate: Opening) 
             assert node.refused.retry_seconds == NOT_ADMITTED_S
             told = await here.ask("GET", f"admin/nodes/{node.key.address}")
             assert (told["online"], told["why_not"]) == (False, node.refused.reason)
+
+
+async def test_a_person_of_the_organisation_lends_until_nobody_has_seen_them_for_a_while(gate: Opening) -> None:
+    provider = IdentityConfig("https://id.example", "cottage")
+    async with gate("verified", identity=provider) as here:
+        assert await here.refused(KEYS[1]) == NOT_VERIFIED
+        assert (await here.ask("GET", "network"))["who_may_lend"] == "verified"
+        async with here.http.get(here.url("/network"), headers={"Accept": "text/html"}) as page:
+            assert (
+                "Only computers of people who sign in here through their organisation may lend here."
+                in await page.text()
+            )
+        await here.ask("POST", "invitations", "ada", 403, json={})
+        store = here.house.parts.context.store
+        ada, now = await AccountService(store, SystemClock()).by_name("ada"), time.time()
+        record = CredentialRecord("ada", ada.id, "identity", "ada", b"https://id.example", now, used=now)
+        async with store.transaction() as tx:
+            await tx.insert(record)
+        _, code = await here.invite("ada")
+        assert isinstance(await here.knock(KEYS[1], code), Welcome)
+        async with nodes(here.house, 1) as (node,):
+            assert (await here.ask("GET", "admin/lenders"))["owners"] == ["ada"]
+            async with store.transaction() as tx:
+                (kept,) = await tx.find(CredentialRecord)
+                await tx.update(msgspec.structs.replace(kept, used=now - SEEN_S))
+            await until(lambda: node.closed)
+            assert node.refused is not None
+            assert node.refused.reason == NOT_SEEN

@@ -11,7 +11,7 @@ from urllib.parse import unquote_plus, urlencode
 
 from aiohttp import BasicAuth, web
 from joserfc import jwt
-from joserfc.jwk import OctKey, RSAKey
+from joserfc.jwk import RSAKey
 
 CLIENT = "cottage"
 Claims = dict[str, Any]
@@ -67,6 +67,17 @@ class Provider:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    def code(self, nonce: str, verifier: str, redirect: str) -> str:
+        """The code of somebody who signed in, without a browser."""
+        digest = hashlib.sha256(verifier.encode()).digest()
+        challenge = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        return self._kept({"nonce": nonce, "code_challenge": challenge, "redirect_uri": redirect})
+
+    def _kept(self, asked: dict[str, str]) -> str:
+        code = secrets.token_hex(8)
+        self._codes[code] = asked
+        return code
+
     @property
     def public(self) -> dict[str, Any]:
         return {"keys": [key.as_dict(private=False) for key in self.keys]}
@@ -104,8 +115,7 @@ class Provider:
         assert (asked["response_type"], asked["client_id"], asked["code_challenge_method"]) == ("code", CLIENT, "S256")
         assert "openid" in asked["scope"].split()
         self.begun.append(asked)
-        code = secrets.token_hex(8)
-        self._codes[code] = asked
+        code = self._kept(asked)
         answer = self.brings({"code": code, "state": asked["state"], "iss": self.issuer})
         return web.Response(status=302, headers={"Location": f"{asked['redirect_uri']}?{urlencode(answer)}"})
 
@@ -144,9 +154,3 @@ class Provider:
     async def _userinfo(self, request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == "Bearer of-ada"
         return web.json_response(self.told)
-
-
-def oct_of(key: RSAKey) -> OctKey:
-    """The public key's text as a secret: whoever believes the token's algorithm takes what everybody may read for one."""
-    text = base64.urlsafe_b64encode(key.as_pem(private=False)).decode().rstrip("=")
-    return OctKey.import_key({"kty": "oct", "k": text})

@@ -1,6 +1,7 @@
 """What a provider, a thief or a stranger may send in place of a sign-in: each is refused in one sentence, and changes nothing."""
 
 import base64
+import hmac
 import json
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from coordinator.web.auth.gate import SESSION_COOKIE
 from coordinator.web.pages.identity import COOKIE
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.identity.conftest import arrive, back, signed_in, there
-from tests.coordinator.web.identity.provider import Claims, Provider, oct_of
+from tests.coordinator.web.identity.provider import Claims, Provider
 from tests.coordinator.web.test_signin import post
 
 OTHER = RSAKey.generate_key(2048, {"kid": "one"})
@@ -83,7 +84,9 @@ def by_hand(header: Claims, **claims: Any) -> Forge:
 
 
 def by_what_is_public(true: Claims, key: RSAKey) -> str:
-    return jwt.encode({"alg": "HS256", "kid": "one"}, true, oct_of(key), algorithms=["HS256"])
+    """The public key's text as a secret: whoever believes the token's own algorithm takes what everybody may read for one."""
+    text = in_parts(b'{"alg":"HS256","kid":"one"}', json.dumps(true).encode())
+    return f"{text}.{in_parts(hmac.digest(key.as_pem(private=False), text.encode(), 'sha256'))}"
 
 
 def by(key: RSAKey, **header: Any) -> Forge:
@@ -122,6 +125,7 @@ def deep(_true: Claims, _key: RSAKey) -> str:
         (changed(sub=""), "does not say who"),
         (changed(sub=7), "does not say who"),
         (changed(sub="x" * 256), "does not say who"),
+        (by_hand({}, sub="\ud800"), "does not say who"),
         (unsigned, "is signed by 'none', which does not count here"),
         (by_what_is_public, "is signed by 'HS256', which does not count here"),
         (by(OTHER), "has a signature that is not the provider's"),
@@ -129,7 +133,7 @@ def deep(_true: Claims, _key: RSAKey) -> str:
         (by_hand({"crit": ["exp"], "exp": 1}), "cannot be read"),
         (by_hand({"crit": ["b64"], "b64": False}), "cannot be read"),
         (by_hand({"alg": ["RS256"]}), "which does not count here"),
-        (by_hand({"kid": ["one"]}), "cannot be read"),
+        (by_hand({"kid": ["one"]}), "does not publish"),
         (lambda _true, _key: "no token", "cannot be read"),
         (lambda _true, _key: "ä.b.c", "cannot be read"),
         (lambda _true, _key: "", "cannot be read"),
