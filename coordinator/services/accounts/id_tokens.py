@@ -37,7 +37,7 @@ class UnknownKeyError(UnauthorisedError):
     """The token names a key that is not among those that are known; the provider may have a new one."""
 
 
-class Identity(Told, frozen=True):
+class ProvenIdentity(Told, frozen=True):
     """Somebody whom a provider vouches for.
 
     Attributes:
@@ -79,7 +79,9 @@ def _key(data: object) -> PublicKey | None:
     return key if isinstance(key, RSAKey | ECKey | OKPKey) else None
 
 
-def read_token(token: str, keys: Sequence[PublicKey], issuer: str, client: str, nonce: str, now: float) -> Identity:
+def read_token(
+    token: str, keys: Sequence[PublicKey], issuer: str, client: str, nonce: str, now: float
+) -> ProvenIdentity:
     """Whom a token vouches for.
 
     Args:
@@ -99,7 +101,7 @@ def read_token(token: str, keys: Sequence[PublicKey], issuer: str, client: str, 
         raise _refused("is for another sign-in")
     if not isinstance(subject, str) or not 1 <= len(subject) <= MAX_SUBJECT or not subject.isascii():
         raise _refused("does not say who signed in")
-    return Identity(issuer, subject, name_in(claims))
+    return ProvenIdentity(issuer, subject, name_in(claims))
 
 
 def name_in(claims: Mapping[str, Any]) -> Untrusted:

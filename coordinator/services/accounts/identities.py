@@ -18,7 +18,7 @@ from coordinator.domain.account import Account
 from coordinator.errors import ForbiddenError, UnauthorisedError
 from coordinator.services.accounts.accounts import MAX_NAME, AccountService
 from coordinator.services.accounts.challenges import Challenges
-from coordinator.services.accounts.id_tokens import Identity
+from coordinator.services.accounts.id_tokens import ProvenIdentity
 from coordinator.services.accounts.identity_provider import IdentityProvider, refusal_words
 from coordinator.services.accounts.signin import SignIn
 from coordinator.store.ports import Store, col
@@ -142,7 +142,7 @@ class IdentitySignIn:
 
     async def _proven(
         self, answer: ProviderAnswer, browser: str, kind: ChallengeKind, account_id: str
-    ) -> tuple[Identity, BegunSignIn]:
+    ) -> tuple[ProvenIdentity, BegunSignIn]:
         """Whom the provider vouches for, once the answer is to what this browser began."""
         if not _SECRET.fullmatch(browser) or not _SECRET.fullmatch(answer.state):
             raise UnauthorisedError("this browser has begun no sign-in here: begin it again")
@@ -163,21 +163,21 @@ class IdentitySignIn:
         await self._accounts.used_credential(record)
         return account
 
-    async def _new(self, identity: Identity, begun: BegunSignIn, address: str) -> Account:
+    async def _new(self, identity: ProvenIdentity, begun: BegunSignIn, address: str) -> Account:
         role = await self._sign_in.may_sign_up("", address, vouched=True, first=begun.first)
         shown = identity.name[:MAX_NAME] or f"somebody {credential_id(identity)[:6]}"
         account = await self._sign_in.admit(shown, role)
         await self._accounts.add_credential(self._record(account, identity), address)
         return account
 
-    def _record(self, account: Account, identity: Identity) -> CredentialRecord:
+    def _record(self, account: Account, identity: ProvenIdentity) -> CredentialRecord:
         now = self._clock.time()
         shown = untrusted(f"{identity.name or identity.subject} at {self.host}", 100)
         issuer = identity.issuer.encode()
         return CredentialRecord(credential_id(identity), account.id, "identity", shown, issuer, now, used=now)
 
 
-def credential_id(identity: Identity) -> str:
+def credential_id(identity: ProvenIdentity) -> str:
     """The name of an identity here; issuer and subject cannot run into each other."""
     return hashlib.sha256(msgspec.json.encode((identity.issuer, identity.subject))).hexdigest()
 

@@ -24,7 +24,14 @@ from common.untrusted_text import untrusted
 from common.urls import authority, is_loopback, parse_url
 from coordinator.config import IdentityConfig
 from coordinator.errors import TooManyError, UnauthorisedError, UnavailableError
-from coordinator.services.accounts.id_tokens import Identity, PublicKey, UnknownKeyError, name_in, read_keys, read_token
+from coordinator.services.accounts.id_tokens import (
+    ProvenIdentity,
+    PublicKey,
+    UnknownKeyError,
+    name_in,
+    read_keys,
+    read_token,
+)
 
 WELL_KNOWN: Final = "/.well-known/openid-configuration"
 SCOPE: Final = "openid profile email"
@@ -116,7 +123,7 @@ class IdentityProvider:
         if issuer != self.issuer and (always or issuer is not None):
             raise UnauthorisedError(f"this answer is not from {self.host}: begin again")
 
-    async def identify(self, code: str, redirect: str, nonce: str, verifier: str) -> Identity:
+    async def identify(self, code: str, redirect: str, nonce: str, verifier: str) -> ProvenIdentity:
         """Whom a code stands for.
 
         Raises:
@@ -136,7 +143,7 @@ class IdentityProvider:
                 return identity
             return await self._named(identity, metadata.userinfo_endpoint, tokens.access_token)
 
-    def _read(self, token: str, keys: Sequence[PublicKey], nonce: str) -> Identity:
+    def _read(self, token: str, keys: Sequence[PublicKey], nonce: str) -> ProvenIdentity:
         return read_token(token, keys, self.issuer, self._config.client, nonce, self._clock.time())
 
     async def _exchange(self, metadata: ProviderMetadata, code: str, redirect: str, verifier: str) -> _Tokens:
@@ -163,7 +170,7 @@ class IdentityProvider:
         except (ValueError, RecursionError) as error:
             raise self._useless("tokens", "it does not say who signed in") from error
 
-    async def _named(self, identity: Identity, endpoint: str, token: str) -> Identity:
+    async def _named(self, identity: ProvenIdentity, endpoint: str, token: str) -> ProvenIdentity:
         """With the name that the provider tells in another answer only (OpenID Connect Core, section 5.3); else without."""
         try:
             status, body = await self._ask("GET", endpoint, {hdrs.AUTHORIZATION: f"Bearer {token}"})

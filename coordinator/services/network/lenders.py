@@ -56,8 +56,8 @@ NOT_VERIFIED = (
     "and open an invitation that you make there for this computer"
 )
 NOT_SEEN = (
-    f"who invited this computer has not signed in here through their organisation for {SEEN_S / DAY_S:.0f} days: "
-    "do so on this network's page, and it goes on"
+    "nobody vouches now for who invited this computer: they sign in on this network's page through their organisation, "
+    f"at least every {SEEN_S / DAY_S:.0f} days"
 )
 
 LOG = logging.getLogger(__name__)

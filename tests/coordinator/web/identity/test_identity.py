@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from coordinator.domain.account import LOCAL_ACCOUNT, Role
-from coordinator.services.accounts.id_tokens import Identity
+from coordinator.services.accounts.id_tokens import ProvenIdentity
 from coordinator.services.accounts.identities import credential_id
 from coordinator.services.accounts.signin import SIGN_UPS, TRIES
 from coordinator.store.records import CredentialRecord
@@ -63,7 +63,7 @@ async def test_a_person_of_a_real_provider_signs_in_and_comes_back_as_the_same(
     account = await house.accounts.by_name("grace hopper")
     (record,) = await identities_of(house, account.id)
     assert (record.id, record.name) == (
-        credential_id(Identity(known, "grace")),
+        credential_id(ProvenIdentity(known, "grace")),
         f"Grace Hopper at {urlsplit(known).netloc}",
     )
     assert [line.action for line in await house.accounts.trail(account.id, None, 9)] == [

@@ -32,9 +32,7 @@ async def looked_at(page: Any, name: str) -> None:
         assert await page.evaluate(FAULTS, None) == [], f"{name} {width} {scheme}"
 
 
-async def test_a_person_signs_in_by_a_click_without_scripts(
-    chromium: Any, opened: Opened, provider: Provider
-) -> None:
+async def test_a_person_signs_in_by_a_click_without_scripts(chromium: Any, opened: Opened, provider: Provider) -> None:
     house = await opened(provider.issuer, sign_up=False)
     seen = await visit(chromium, house, "/jobs", java_script_enabled=False)
     assert "/sign-in" in seen.page.url

@@ -9,7 +9,7 @@ from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from coordinator.config import IdentityConfig
 from coordinator.errors import CottageError, TooManyError, UnauthorisedError
-from coordinator.services.accounts.id_tokens import Identity, UnknownKeyError, read_keys, read_token
+from coordinator.services.accounts.id_tokens import ProvenIdentity, UnknownKeyError, read_keys, read_token
 from coordinator.services.accounts.identity_provider import ANEW_S, AT_A_TIME, KEPT_S, IdentityProvider
 from tests.coordinator.web.identity.provider import CLIENT, Provider
 from tests.support.clock import VirtualClock
@@ -27,7 +27,7 @@ class Visitor:
         provider.clock = self.clock.time
         self.provider = IdentityProvider(self.clock, IdentityConfig(provider.issuer, CLIENT))
 
-    async def sign_in(self) -> Identity:
+    async def sign_in(self) -> ProvenIdentity:
         await self.provider.address(BACK, "state", "nonce", "verifier", anew=False)
         return await self.provider.identify(self._there.code("nonce", "verifier", BACK), BACK, "nonce", "verifier")
 
@@ -35,7 +35,7 @@ class Visitor:
 async def test_metadata_and_keys_are_fetched_once_for_all_and_then_kept_for_a_while(provider: Provider) -> None:
     visitor = Visitor(provider)
     found = await asyncio.gather(*(visitor.sign_in() for _ in range(5)))
-    assert set(found) == {Identity(provider.issuer, "ada-1815", "ada")}  # type: ignore[arg-type]
+    assert set(found) == {ProvenIdentity(provider.issuer, "ada-1815", "ada")}  # type: ignore[arg-type]
     assert (provider.asked[METADATA], provider.asked["/keys"], provider.asked["/token"]) == (1, 1, 5)
     await visitor.clock.advance(KEPT_S + 1)
     await visitor.sign_in()
@@ -92,7 +92,7 @@ def test_every_algorithm_with_a_public_key_counts_and_one_key_needs_no_name(
     claims = {"iss": "i", "aud": ["c"], "azp": "c", "sub": "s", "nonce": "n", "iat": 990, "exp": 1_000.5}
     token = jwt.encode({"alg": algorithm}, claims, key, algorithms=[algorithm])
     keys = read_keys(msgspec.json.encode({"keys": [key.as_dict(private=False)]}))
-    assert read_token(token, keys, "i", "c", "n", 1_000.0) == Identity("i", "s")
+    assert read_token(token, keys, "i", "c", "n", 1_000.0) == ProvenIdentity("i", "s")
     assert read_token(token, keys, "i", "c", "n", 1_060.0).subject == "s", "clocks differ"
     for issuer, client, nonce, now in (
         ("j", "c", "n", 0.0),
