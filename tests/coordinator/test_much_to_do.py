@@ -1,6 +1,7 @@
 """A coordinator that falls behind, or stood still, takes nobody for dead who was heard in time."""
 
 import asyncio
+import itertools
 import time
 from dataclasses import replace
 
@@ -97,3 +98,33 @@ async def test_who_stood_still_gives_everybody_the_time_it_missed(config: Config
             time.sleep(config.lease_seconds + 0.2)  # noqa: ASYNC251 - as in a suspended machine, nothing runs
             await asyncio.sleep(5 * config.tick_seconds)
         assert await lost(house) == []
+
+
+async def test_looking_at_all_jobs_takes_a_fifth_of_the_time_and_holds_up_no_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    upkeep, clock = bench.parts.upkeep, bench.clock
+    looked: list[float] = []
+    expired: list[float] = []
+    began, seconds = clock.now(), 300.0
+
+    async def look(_job: str, _act: object) -> None:
+        await clock.sleep(0.5)
+        looked.append(clock.now())
+
+    async def expire() -> None:
+        expired.append(clock.now())
+        if clock.now() > began + seconds:
+            raise TimeoutError
+
+    monkeypatch.setattr(upkeep, "_active", {f"job{number}": float(number) for number in range(12)})
+    monkeypatch.setattr(upkeep, "_guarded", look)
+    monkeypatch.setattr(upkeep, "_expire_leases", expire)
+    with pytest.raises(TimeoutError):
+        await upkeep.run()
+    assert 0.15 <= 0.5 * len(looked) / seconds <= 0.25
+    assert len(looked) % 12 == 0, "each as often as the others"
+    while_nobody_looks = [later - at for at, later in itertools.pairwise(expired) if later - at < 6.0]
+    assert max(while_nobody_looks) <= CONFIG.tick_seconds
+    assert len(while_nobody_looks) > 400

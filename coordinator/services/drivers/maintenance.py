@@ -24,6 +24,7 @@ from ledger.errors import LedgerError
 
 MAX_ASSEMBLIES = 3  # Tries; a model that cannot be put together three times has damaged checkpoints.
 ESCROW_POLL_S = 3.0
+LOOKS = 5  # Looking at all jobs takes one part in so many of the time at most: 250 jobs take a second.
 MAX_POLLED = 20  # Escrows looked for at a time: of jobs that wait for one, and of unfunded ended ones, in turn.
 
 LOG = logging.getLogger(__name__)
@@ -70,6 +71,23 @@ class Upkeep:
 
     async def tick(self) -> None:
         """Everything that is due now."""
+        await self._expire_leases()
+        await self._look_at_jobs()
+        await self._tell()
+
+    async def run(self) -> None:
+        """Tick for ever. Where all jobs take long to look at, they are so less often: what nodes say moves each by itself."""
+        clock = self._context.clock
+        due = clock.now()
+        while True:
+            await self._expire_leases()
+            if (began := clock.now()) >= due:
+                await self._look_at_jobs()
+                due = clock.now() + (LOOKS - 1) * (clock.now() - began)
+            await self._tell()
+            await clock.sleep(self._context.config.tick_seconds)
+
+    async def _expire_leases(self) -> None:
         for lease in self._leases.expired():
             held = self._leases.get(lease)
             if held is None:
@@ -78,17 +96,15 @@ class Upkeep:
             async with self._desk.open(held.job) as work:
                 await self._expire(held, work)
         await self._returns.attend()
+
+    async def _look_at_jobs(self) -> None:
         for job in sorted(self._active, key=lambda job: (self._active[job], job)):  # Who came first is served first.
             await self._guarded(job, self._advance)
+
+    async def _tell(self) -> None:
         await self._conversation.flush()
         if self._keepers is not None:
             await self._keepers.hand_out()
-
-    async def run(self) -> None:
-        """Tick for ever."""
-        while True:
-            await self.tick()
-            await self._context.clock.sleep(self._context.config.tick_seconds)
 
     async def watch_escrows(self) -> None:
         """Notice what outside wallets deposit, and look after paused jobs, for ever."""
