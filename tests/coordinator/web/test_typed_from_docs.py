@@ -24,6 +24,7 @@ from coordinator.client import Client
 from coordinator.client.hub import is_hub_name
 from cottage.cli import main
 from protocol.models.model import PRESETS, tensors_of
+from tests.coordinator.conftest import BUSY_S
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import archive
 from tests.cottage.test_commands_in_docs import commands as named_in
@@ -64,7 +65,7 @@ async def test_a_submitter_who_types_what_the_lesson_says_gets_a_model(
         jobs = await house.cluster.list(1, None)
         told = [house.url if "cottage.example" in word else jobs[0].id if word == "JOB" else word for word in words]
         asked = ["--yes"] if words[0] == "submit" and "--yes" not in words else []
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(BUSY_S):
             assert await asyncio.to_thread(main, [*told, *asked]) == 0, " ".join(words)
     await beside
     (job,) = await house.cluster.list(5, None)
@@ -193,7 +194,7 @@ async def test_a_submitter_types_what_the_page_says(
         more = ["--yes"] if words[0] == "submit" else []
         told = [*(stands.get(word, word) for word in words), *more]
         beside = asyncio.create_task(settle_newest(house)) if words[0] == "submit" else None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(BUSY_S):
             status = await asyncio.to_thread(main, told)
         shown = capsys.readouterr()
         assert status == 0, f"{shlex.join(words)}: {shown.out}{shown.err}"
