@@ -46,6 +46,7 @@ from coordinator.store.ports import Column, Condition, Operator, Place, R, Scala
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_MS = 10_000  # Another process (a backup, say) may hold the file for as long before a write gives up.
+FEW = 16  # Values of one condition that have a place each; a statement for each number of more would fill the memory.
 SYNCHRONOUS = "FULL"  # What was committed survives a power cut, for 7 ms of a commit.
 
 
@@ -265,7 +266,7 @@ class _Shape(NamedTuple):
     """A condition without its value.
 
     Attributes:
-        values: how many it has; None: it asks for null.
+        values: how many it has; None: it asks for null, or for one of more than ``FEW``.
     """
 
     field: str
@@ -275,18 +276,20 @@ class _Shape(NamedTuple):
 
 def _shape(field: str, condition: Condition) -> _Shape:
     if condition.operator == "in":
-        return _Shape(field, "in", len(cast(Sequence[Scalar], condition.value)))
+        count = len(cast(Sequence[Scalar], condition.value))
+        return _Shape(field, "in", count if count <= FEW else None)
     return _Shape(field, condition.operator, None if condition.value is None else 1)
 
 
-def _values(where: Sequence[Condition]) -> dict[str, Scalar]:
+def _values(where: Sequence[Condition]) -> dict[str, Scalar | list[Scalar]]:
     """What the parameters of ``_query`` are, by their names there."""
-    found: dict[str, Scalar] = {}
+    found: dict[str, Scalar | list[Scalar]] = {}
     for number, condition in enumerate(where):
         match condition:
             case Condition(operator="in", value=several):
                 of = cast(Sequence[Scalar], several)
-                found |= {f"where_{number}_{place}": value for place, value in enumerate(of)}
+                one_each = {f"where_{number}_{place}": value for place, value in enumerate(of)}
+                found |= one_each if len(of) <= FEW else {f"where_{number}": list(of)}
             case Condition(operator="has", value=part):
                 found[f"where_{number}"] = "%" + re.sub(r"([/%_])", r"/\1", str(part)) + "%"
             case Condition(value=None):
@@ -328,6 +331,8 @@ def _compared(column: ColumnElement[Any], shape: _Shape, name: str) -> ColumnEle
             return column > one
         case "has":
             return func.lower(column).like(func.lower(bindparam(name, type_=String)), escape="/")
+        case "in" if shape.values is None:
+            return column.in_(bindparam(name, type_=column.type, expanding=True))
         case "in":
             return column.in_([bindparam(f"{name}_{at}", type_=column.type) for at in range(shape.values or 0)])
 

@@ -236,6 +236,22 @@ async def test_a_list_goes_on_behind_any_place_forwards_and_backwards(store: Sto
                 assert await tx.find(Lease, newest=newest, after=place, limit=2) == whole[index + 1 : index + 3]
 
 
+async def test_one_of_any_number_of_values_is_found(store: Store) -> None:
+    async with store.transaction() as tx:
+        for number in range(40):
+            await tx.insert(lease(number))
+    names = [f"{number:032x}" for number in range(0, 80, 2)]
+    for count in (0, 1, 15, 16, 17, 40):
+        asked = col(Lease.id).in_(tuple(names[:count]))
+        async with store.transaction() as tx:
+            assert [one.id for one in await tx.find(Lease, asked)] == names[: min(count, 20)]
+            found = await tx.sums(Lease, col(Lease.fence), (), asked)
+            assert sum(number for number, _ in found.values()) == min(count, 20)
+    async with store.transaction() as tx:
+        assert await tx.forget(Lease, col(Lease.id).in_(tuple(names))) == 20
+        assert len(await tx.find(Lease)) == 20
+
+
 async def test_a_condition_of_another_kind_of_record_is_refused(store: Store) -> None:
     async with store.transaction() as tx:
         with pytest.raises(AssertionError, match=r"EventRecord\.job is no field of OutboxRecord"):
