@@ -400,9 +400,9 @@ def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser
     start.set_defaults(verb=_start)
 
     gguf = verbs.add_parser("gguf", help="make one GGUF file of a Hugging Face folder")
-    gguf.add_argument("--model", type=Path, required=True)
+    gguf.add_argument("--model", type=Path, required=True, help="the folder")
     gguf.add_argument("--type", choices=["f32", "f16", "bf16", "q8_0"], default="f16", help="of its matrices")
-    gguf.add_argument("--out", type=Path, required=True)
+    gguf.add_argument("--out", type=Path, required=True, help="the file that is made")
     gguf.set_defaults(verb=_gguf)
 
     _using_parsers(verbs)

@@ -222,9 +222,11 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
         given["vocab_size"] = own
         integer(given, "vocab_size", 1, MAX_VOCABULARY)
     if spec.weights is not None:
-        if own is None or own < vocabulary:
+        if own is None:
+            raise ModelConfigError("the config of the uploaded weights has no vocab_size: add it to config.json")
+        if own < vocabulary:
             raise ModelConfigError(
-                f"the uploaded weights belong to a vocabulary of {own}, the tokenizer has {vocabulary:,}: "
+                f"the uploaded weights belong to a vocabulary of {own:,}, the tokenizer has {vocabulary:,}: "
                 "upload the model's own tokenizer, or one without the tokens that the model has no vectors for (added_tokens)"
             )
     else:

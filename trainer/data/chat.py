@@ -6,7 +6,10 @@ which holds only where the template writes each turn without looking at later on
 """
 
 import re
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
@@ -23,6 +26,7 @@ Span = tuple[int, int]
 """Characters that are learnt: the first, and the first that is not any more."""
 MOST_MESSAGES = 1000  # Each answer is found by writing all that comes before it.
 SHOWN = 160  # Characters of what a template says.
+RENDER_S = 10.0  # For one conversation: the longest take some hundredths. A stranger's template may loop for ever.
 _MARKS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _LATER_TURNS: Final[Mapping[str, str]] = {
     "loop.index0 > ns.last_query_index": "true",
@@ -30,6 +34,30 @@ _LATER_TURNS: Final[Mapping[str, str]] = {
 }
 """How Qwen's templates leave out the thoughts of earlier turns. In training each turn is written as when it was said."""
 _NAMED: Final = re.compile(r"^[a-z]+_token$")
+
+
+class SlowTemplateError(DataError):
+    """A chat template that does not come to an end."""
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Give the body ``RENDER_S`` of processor time, where the system has a timer for that and this is the main thread."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(_number: int, _frame: object) -> None:
+        detail = f"the chat template takes longer than {RENDER_S:g} s to write one conversation: it may be in a loop"
+        raise SlowTemplateError("slow-template", f"{detail}; bring the tokenizer of the model's own folder")
+
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @dataclass(frozen=True)
@@ -110,7 +138,7 @@ class ChatTemplate:
         """A conversation as text, or why it cannot be.
 
         Raises:
-            DataError: there is no template.
+            DataError: there is no template, or it does not come to an end.
         """
         if isinstance(talk, Pair):
             made = self._joined(talk)
@@ -127,6 +155,8 @@ class ChatTemplate:
                 )
             try:
                 made = self._by_template(talk)
+            except SlowTemplateError:
+                raise  # It would take as long for each.
             except DataError as error:
                 return DataError(error.code, f"{where} {error.detail}")
             except Exception as error:  # noqa: BLE001 - a template may do anything that its language can.
@@ -197,14 +227,15 @@ class ChatTemplate:
         except ImportError as error:
             detail = "cannot be written here: conversations need transformers, install cottage[coordinator]"
             raise DataError("no-transformers", detail) from error
-        texts, spans = cast(Any, render_jinja_template)(
-            [talk.messages[:count]],
-            tools=talk.tools,
-            chat_template=template,
-            return_assistant_tokens_mask=marks,
-            add_generation_prompt=asks,
-            **{**self._special, **(talk.words or {})},
-        )
+        with _limited():
+            texts, spans = cast(Any, render_jinja_template)(
+                [talk.messages[:count]],
+                tools=talk.tools,
+                chat_template=template,
+                return_assistant_tokens_mask=marks,
+                add_generation_prompt=asks,
+                **{**self._special, **(talk.words or {})},
+            )
         return str(texts[0]), [(int(first), int(last)) for first, last in spans[0]] if marks else []
 
 

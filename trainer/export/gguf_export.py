@@ -21,6 +21,9 @@ from gguf.utility import LocalTensor, SafetensorsLocal
 from numpy.typing import NDArray
 from transformers import AutoConfig
 
+from protocol.models.families import in_force, tensors
+from protocol.models.hf_classes import CLASSES
+from protocol.models.tensor_names import ways
 from trainer.errors import WeightsError
 from trainer.export.gguf_tokens import add_tokens
 
@@ -122,13 +125,13 @@ def write_gguf(folder: Path, out: Path, kind: str) -> int:
     Raises:
         WeightsError: the family or something of it is not known to llama.cpp, or the folder is not whole.
     """
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise WeightsError(
-            "adapter", "this is an adapter: download it with what it adapts (--merged), and that becomes GGUF"
-        )
+    _check_places(folder, out)
     config = AutoConfig.from_pretrained(folder)
     family = _family(config)
-    parts = _together(dict(_tensors(folder)))
+    _check_file(folder, "tokenizer.json")
+    found = dict(_tensors(folder))
+    _check_whole(json.loads((folder / "config.json").read_bytes()), found)
+    parts = _together(found)
     quantized, file_type = TYPES[kind]
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[family.arch])
     count = sum(math.prod(one.shape) for several in parts.values() for one in several)
@@ -162,6 +165,10 @@ def write_gguf(folder: Path, out: Path, kind: str) -> int:
         writer.write_ti_data_to_file()
         for name, stored in planned:
             made = [_changed(name, _values(one), config, family) for one in parts[name]]
+            if not all(np.isfinite(one).all() for one in made):
+                raise WeightsError(
+                    "not-finite", f"tensor {name} holds values that are NaN or infinite: repair the file"
+                )
             writer.write_tensor_data(_as(made[0] if len(made) == 1 else np.stack(made), stored))
         for values in factors.values():
             writer.write_tensor_data(values)
@@ -201,6 +208,31 @@ def _family(config: Any) -> GgufFamily:
     ):
         raise _refusal(config, f"its scale of attention {scale}")
     return family
+
+
+def _check_places(folder: Path, out: Path) -> None:
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise WeightsError(
+            "adapter", "this is an adapter: download it with what it adapts (--merged), and that becomes GGUF"
+        )
+    _check_file(folder, "config.json")
+    if not out.parent.is_dir():
+        raise WeightsError("no-folder", f"there is no folder {out.parent} for the file: make it first")
+
+
+def _check_file(folder: Path, name: str) -> None:
+    if not (folder / name).is_file():
+        raise WeightsError("missing-file", f"there is no {folder / name}: name the folder of a model")
+
+
+def _check_whole(config: Mapping[str, Any], found: Mapping[str, LocalTensor]) -> None:
+    """See that every tensor of the model is there: llama.cpp may open a file without one, and answer anything."""
+    name = str(config["model_type"])
+    config = {CLASSES[name].aliases.get(key, key): value for key, value in config.items()}
+    tied = bool(in_force(name, config, "tie_word_embeddings"))
+    for tensor, shape in tensors(name, config).all().items():
+        if not any(found.keys() >= {part.key for part in way} for way in ways(tensor, shape, config, tied)):
+            raise WeightsError("missing-tensor", f"the model's files have no tensor {tensor}: download the model anew")
 
 
 def _refusal(config: Any, what: str) -> WeightsError:

@@ -85,7 +85,20 @@ def half_character(where: str, text: str) -> DataError:
 
 def no_field(where: str, field: str, names: list[str]) -> DataError:
     """A row without the text's field; ``names``: those that it has."""
-    return DataError("no-field", f"{where} has no field {field!r}: {choices(field, names, 'its fields are')}")
+    return DataError(
+        "no-field", f"{where} has no field {field!r}: {_nearly(names) or choices(field, names, 'its fields are')}"
+    )
+
+
+def _nearly(names: list[str]) -> str:
+    """What is missing for the row to be a conversation, a question with its answer, or a pair of answers; empty: much."""
+    if {"instruction", "output"} <= set(names):
+        return "to learn answers to instructions rename instruction to prompt and output to completion"
+    if ("chosen" in names) != ("rejected" in names):
+        return f"a preference has both, and {'rejected' if 'chosen' in names else 'chosen'} is missing"
+    if talk := next((name for name in ("messages", "conversations") if name in names), None):
+        return f"for a conversation {talk} is a list of objects with role and content, or from and value"
+    return ""
 
 
 def choices(field: str, names: list[str], are: str) -> str:

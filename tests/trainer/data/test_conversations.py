@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from protocol.job.job import DatasetSpec, TokenizerSpec
 from tests.support.chat_templates import BOS, EOS, TEMPLATES, TOOLS, odd_conversations, small_tokenizer, unmarked
 from tests.support.dataset_files import PACK, PACKED_ENDINGS
+from trainer.data import chat
 from trainer.data.data import TokenFile
 from trainer.data.marks import BEGINS, UNLEARNT, ids_of
 from trainer.data.packing import best_fit
@@ -287,3 +289,41 @@ def test_what_is_learnt_is_a_field_of_the_document() -> None:
     assert DatasetSpec("0" * 64).learn == "answers"
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(document | {"learn": "nothing"}, DatasetSpec)
+
+
+@pytest.mark.parametrize("prints", ["x", ""])
+def test_a_template_that_loops_is_given_up_at_its_first_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str
+) -> None:
+    monkeypatch.setattr(chat, "RENDER_S", 0.2)
+    template = prints
+    for name in "abc":
+        template = f"{{% for {name} in range(99999) %}}{template}{{% endfor %}}"
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps({"messages": MESSAGES[:2] + MESSAGES[-1:]}) + "\n" for _ in range(COUNT)))
+    (tmp_path / "tokenizer.json").write_text(small_tokenizer().to_str())
+    spec = TokenizerSpec("file", file="0" * 64, settings={"chat_template": template})
+    began = time.process_time()
+    with pytest.raises(DataError, match=r"takes longer than 0\.2 s to write one conversation: it may be in a loop"):
+        prepare(Dataset.of(file), spec, tmp_path / "tokenizer.json", 0.1, 16, tmp_path / "out")
+    assert time.process_time() - began < 10, "once, and not for each of them"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            {"instruction": "Add", "input": "2, 3", "output": "5"},
+            "rename instruction to prompt and output to completion",
+        ),
+        ({"messages": "hello"}, "for a conversation messages is a list of objects with role and content"),
+        ({"prompt": "Hi", "chosen": "Ho"}, "a preference has both, and rejected is missing"),
+    ],
+)
+def test_a_row_that_is_nearly_a_conversation_is_told_what_it_lacks(
+    tmp_path: Path, row: dict[str, Any], says: str
+) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(f"{json.dumps(row)}\n" * COUNT)
+    with pytest.raises(DataError, match=says):
+        prepare(Dataset.of(file), TokenizerSpec("bytes"), None, 0.1, 16, tmp_path / "out")

@@ -1,11 +1,13 @@
 """A finished folder as one GGUF file: llama.cpp takes the same tokens, and says the same, as transformers does."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -216,3 +218,25 @@ def test_an_adapter_alone_and_numbers_beyond_f16_are_told(tmp_path: Path, capsys
     assert "beyond what f16 holds (65,504): take bf16" in capsys.readouterr().err
     assert [*tmp_path.glob("*gguf*")] == []
     assert main([*asked, str(tmp_path / "large"), "--type", "bf16"]) == 0
+
+
+def test_what_is_missing_or_no_number_makes_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(model: Path, out: Path = tmp_path / "model.gguf") -> str:
+        assert main(["gguf", "--model", str(model), "--out", str(out)]) == 3
+        return str(json.loads(capsys.readouterr().err.splitlines()[-1])["detail"])
+
+    good = folder_of("qwen3_moe", KNOWN["gpt-2"], tmp_path / "good")
+    assert "name the folder of a model" in said(tmp_path / "nowhere")
+    assert f"there is no folder {tmp_path / 'no'}" in said(good, tmp_path / "no" / "model.gguf")
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copytree(good, tmp_path / name)
+        (tmp_path / name / name).unlink()
+        assert f"{name}: name the folder of a model" in said(tmp_path / name)
+    tensors = load_file(good / "model.safetensors")
+    lost = next(name for name in tensors if "experts.2" in name)
+    save_file({name: one for name, one in tensors.items() if name != lost}, good / "model.safetensors")
+    assert "the model's files have no tensor model.layers.0.mlp.experts." in said(good)
+    tensors[lost][0, 0] = float("nan")
+    save_file(tensors, good / "model.safetensors")
+    assert "holds values that are NaN or infinite" in said(good)
+    assert not [*tmp_path.glob("*.gguf*")]
