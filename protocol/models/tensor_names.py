@@ -6,7 +6,7 @@ families' own repositories hold, so that every version of transformers and other
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,3 +77,11 @@ def ways(name: str, shape: tuple[int, ...], config: Mapping[str, Any], tied: boo
     if name == HEAD and tied:
         yield (Part(family.embedding),)
         yield (Part(family.embedding.removeprefix(family.prefix)),)
+
+
+def way_in(
+    keys: Container[str], name: str, shape: tuple[int, ...], config: Mapping[str, Any], tied: bool
+) -> tuple[Part, ...] | None:
+    """The one of ``ways`` in which a file with these keys holds the parameter; None: it does not."""
+    found = ways(name, shape, config, tied)
+    return next((way for way in found if all(part.key in keys for part in way)), None)

@@ -23,7 +23,7 @@ from transformers import AutoConfig
 
 from protocol.models.families import in_force, tensors
 from protocol.models.hf_classes import CLASSES
-from protocol.models.tensor_names import ways
+from protocol.models.tensor_names import way_in
 from trainer.errors import WeightsError
 from trainer.export.gguf_tokens import add_tokens
 
@@ -231,7 +231,7 @@ def _check_whole(config: Mapping[str, Any], found: Mapping[str, LocalTensor]) ->
     config = {CLASSES[name].aliases.get(key, key): value for key, value in config.items()}
     tied = bool(in_force(name, config, "tie_word_embeddings"))
     for tensor, shape in tensors(name, config).all().items():
-        if not any(found.keys() >= {part.key for part in way} for way in ways(tensor, shape, config, tied)):
+        if way_in(found, tensor, shape, config, tied) is None:
             raise WeightsError("missing-tensor", f"the model's files have no tensor {tensor}: download the model anew")
 
 

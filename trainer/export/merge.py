@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protocol.job.job import LoraSpec
 from protocol.models.model import DTYPES, STARTS_TIED, inspect_config
-from protocol.models.tensor_names import HEAD, Part, ways
+from protocol.models.tensor_names import HEAD, Part, way_in
 from protocol.models.text_part import AROUND, joined, parameter_of
 from trainer.errors import WeightsError
 from trainer.export.assemble import GENERATION, write_tokenizer
@@ -108,8 +108,7 @@ def _describe(
 
 def _add(name: str, change: Tensor, config: Mapping[str, Any], places: Mapping[str, TensorPlace]) -> None:
     """Add to a matrix where it lies in its file."""
-    shape = tuple(change.shape)
-    parts = next((way for way in ways(name, shape, config, False) if all(part.key in places for part in way)), None)
+    parts = way_in(places, name, tuple(change.shape), config, False)
     if parts is None:
         raise WeightsError(
             "missing-tensor", f"the model has no {name}, which the adapter changes: it is of another one"

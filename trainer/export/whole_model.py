@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from protocol.models.model import DTYPES, PUBLISHED, STARTS_TIED
-from protocol.models.tensor_names import HEAD, ways
+from protocol.models.tensor_names import HEAD, way_in
 from trainer.errors import WeightsError
 from trainer.export.hf_metadata import Weights, in_bytes
 from trainer.export.published import copied
@@ -26,9 +26,7 @@ def save_within(tensors: Weights, config: Mapping[str, Any], weights: Sequence[P
     places = copied(weights, out)
     tied = bool(config.get(STARTS_TIED, False))
     for name, tensor in tensors.items():
-        found = next(
-            (way for way in ways(name, tensor.shape, config, tied) if places.keys() >= {p.key for p in way}), None
-        )
+        found = way_in(places, name, tensor.shape, config, tied)
         if found is None:
             raise WeightsError("missing-tensor", f"the model's own weights have no tensor {name}")
         if name == HEAD and not found[0].key.endswith(HEAD):

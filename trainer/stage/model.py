@@ -32,7 +32,7 @@ from protocol.job.job import TrainingSpec
 from protocol.models.config_keys import OWN
 from protocol.models.families import FAMILY
 from protocol.models.model import STARTS_TIED, ModelShape, inspect_config
-from protocol.models.tensor_names import Part, ways
+from protocol.models.tensor_names import Part, way_in
 from protocol.task import Layers
 from trainer.errors import NonFiniteError, WeightsError
 from trainer.files.inputs import InputFile, InputFolder
@@ -297,7 +297,7 @@ class _Weights(Mapping[str, Tensor]):
             keys = set(file.keys())
         self._parts: dict[str, tuple[Part, ...]] = {}
         for name, size in names:
-            found = next((way for way in ways(name, size, config, tied) if keys.issuperset(p.key for p in way)), None)
+            found = way_in(keys, name, size, config, tied)
             if found is None:
                 raise WeightsError(
                     "missing-tensor", f"{path.name} has no tensor {name}: upload the model's own weights"

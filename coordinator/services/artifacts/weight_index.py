@@ -24,7 +24,7 @@ from coordinator.services.artifacts.datasets import (
 )
 from protocol.models.families import FAMILY
 from protocol.models.model import STARTS_TIED, tensors_of
-from protocol.models.tensor_names import HEAD, Part, ways
+from protocol.models.tensor_names import HEAD, Part, way_in
 from protocol.models.text_part import AROUND
 from protocol.models.weights import MAX_INDEX_BYTES, IndexedTensor, WeightIndex
 
@@ -102,8 +102,7 @@ def _stored(
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[Part, ...] | None]]:
     """Each parameter of a model with its shape, and the tensors that hold it of those that files have; None: they do not."""
     for parameter, shape in tensors_of(config).all().items():
-        possible = ways(parameter, shape, config, bool(config[STARTS_TIED]))
-        yield parameter, shape, next((way for way in possible if all(part.key in names for part in way)), None)
+        yield parameter, shape, way_in(names, parameter, shape, config, bool(config[STARTS_TIED]))
 
 
 def _wrapped(parameter: str, names: Iterable[str]) -> str:
