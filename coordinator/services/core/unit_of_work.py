@@ -187,27 +187,35 @@ class UnitOfWork:
         members = tuple(Member(stage, replica, node) for replica, stage, node in seated)
         return Plan(self.run.epoch, self.run.layers, members)
 
-    def commands(self, lease: str) -> tuple[TaskCommand, ...]:
-        """What the holder of a lease must have been told by now."""
+    def commands(self, lease: str, newcomers: Mapping[int, frozenset[str]]) -> tuple[TaskCommand, ...]:
+        """What the holder of a lease must have been told by now; ``newcomers``: as there."""
         told: list[TaskCommand] = []
         if self.run is not None and self.run.round is not None:
             told += rounds.commands(self.run.round, lease)
         told += self.openings(lease)
-        told += self._expected(lease)
+        told += self._expected(lease, newcomers)
         node = self.leases[lease].node if lease in self.leases else None
         for record in self.disputes.values():
             sides = [side for side in SIDES if getattr(record.dispute, side) == node]
             told += [query for side in sides if (query := query_for(record.dispute, side)) is not None]
         return tuple(told)
 
-    def _expected(self, lease: str) -> tuple[ExpectPeers, ...]:
-        """Who comes to this seat's stage and is in no round yet, where that fetches weights: its peers have them."""
+    def newcomers(self) -> Mapping[int, frozenset[str]]:
+        """Nodes of each stage that are in no round yet."""
+        round_ = self.run.round if self.run is not None else None
+        known = {seat.lease for seat in round_.seats} if round_ is not None else set()
+        found: dict[int, set[str]] = {}
+        for lease in self.leases.values():
+            if lease.stage is not None and lease.id not in known:
+                found.setdefault(lease.stage, set()).add(lease.node)
+        return {stage: frozenset(nodes) for stage, nodes in found.items()}
+
+    def _expected(self, lease: str, newcomers: Mapping[int, frozenset[str]]) -> tuple[ExpectPeers, ...]:
+        """Who comes to this seat's stage, where that fetches weights: its peers have them."""
         held = self.leases.get(lease)
-        if held is None or held.stage is None or self.run is None or WEIGHT_INDEX not in self.job.files:
+        if held is None or held.stage is None or WEIGHT_INDEX not in self.job.files:
             return ()
-        known = {seat.lease for seat in self.run.round.seats} if self.run.round is not None else set()
-        coming = {one.node for one in self.leases.values() if one.stage == held.stage and one.id not in known}
-        return (ExpectPeers(tuple(sorted(coming - {held.node}))),)
+        return (ExpectPeers(tuple(sorted(newcomers.get(held.stage, frozenset()) - {held.node}))),)
 
     def openings(self, lease: str, anew: bool = False) -> tuple[TaskCommand, ...]:
         """What the holder of a lease must have been asked, by now, about audits; ``anew``: by another worker than before."""

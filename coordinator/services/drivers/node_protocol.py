@@ -392,13 +392,14 @@ class Conversation:
             session = self._nodes.session(lease.node)
             if session is not None and not self._leases.may_return(lease.id):
                 session.stop(lease, lease.reason)
+        newcomers = work.newcomers()
         for lease in work.leases.values():
             session = self._nodes.session(lease.node)
             if session is None:
                 continue
             if not session.knows(lease.id) and lease.seq == 0:
                 session.assign(_assignment(work, lease))
-            commands = work.commands(lease.id) if lease.state == "ready" else ()
+            commands = work.commands(lease.id, newcomers) if lease.state == "ready" else ()
             self._doors.told(work, lease, commands)
             if lease.state == "ready":
                 session.tell(lease, commands)
