@@ -72,6 +72,7 @@ _IDS = (".bin", ".u16", ".u32")
 RECORD = "\x1e"  # Stands before each record of a JSON text sequence (RFC 7464), as jq --seq writes it.
 _SEQUENCE = re.compile(rf"\s*{RECORD}[\s{RECORD}]*[{{\[]")
 _KEY = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*"\s*:|\})', re.DOTALL)
+_MESSAGES = re.compile(r'\[\s*\{\s*"(?:role|from)"\s*:')
 _MEMBER = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.)*)"\s*:\s*')
 _COLUMN = re.compile(r"[\w .\-/()]{1,40}")
 _JSON = json.JSONDecoder(strict=False, parse_int=lambda _: 0, parse_float=lambda _: 0.0)
@@ -352,12 +353,19 @@ def _holds_rows(value: dict[str, Any], text_field: str) -> bool:
     """Whether an object in one line is a document with rows within, as a list, a column or by their names; or a row itself."""
     own = found_name(text_field, value)
     of_objects = [one[0] for one in value.values() if isinstance(one, list) and one and isinstance(one[0], dict)]
+    if any(map(is_message, of_objects)) and not any(found_name(text_field, one) for one in of_objects):
+        return False
     if own is not None and isinstance(value[own], str | dict):
         return isinstance(value[own], dict) or any(found_name(text_field, row) is not None for row in of_objects)
     objects = [one for one in value.values() if isinstance(one, dict)]
     lists = any(isinstance(one, list) and one and isinstance(one[0], str | list | None) for one in value.values())
     within = any(isinstance(inner, dict) for one in objects for inner in one.values())
     return bool(value) and (bool(of_objects) or lists or within or len(objects) == len(value) or _is_series(value))
+
+
+def is_message(value: Mapping[str, Any]) -> bool:
+    """Whether an object is a message of a conversation, as chat models' own programs or ShareGPT write it."""
+    return value.keys() >= {"role", "content"} or value.keys() >= {"from", "value"}
 
 
 def _is_series(value: dict[str, Any]) -> bool:
@@ -393,13 +401,15 @@ def _separated(text: str, whole: bool, kind: type) -> bool:
 
 
 def _opens_with_text(text: str) -> bool:
-    """Whether what is unfinished of a long object is a text: then it is a long row.
+    """Whether a long object has messages, or is unfinished within them or within a text: then it is a long row.
 
     A document breaks off within a list or an object; one of texts with numbers for names is a column.
     """
     at, numbered = 1, 0
     while found := _MEMBER.match(text, at):
         at, numbered = found.end(), numbered + found[1].isdecimal()
+        if _MESSAGES.match(text, at):
+            return True
         try:
             _, at = _JSON.raw_decode(text, at)
         except (ValueError, RecursionError):

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from protocol.datasets.field_names import found_name
+from protocol.datasets.file_formats import is_message
 from trainer.errors import DataError
 from trainer.formats.conversations import CHOSEN, COMPLETION, LISTS, PROMPT, REJECTED
 from trainer.formats.fields import text_of
@@ -70,8 +71,7 @@ class Outline:
         """Whether the object is a conversation, whose messages are no rows."""
         if {PROMPT, COMPLETION} <= self.kinds.keys() or {CHOSEN, REJECTED} <= self.kinds.keys():
             return True
-        firsts = (_loaded(self.firsts.get(key, b"")).keys() for key in LISTS)
-        return any({"role", "content"} <= keys or {"from", "value"} <= keys for keys in firsts)
+        return any(is_message(_loaded(self.firsts.get(key, b""))) for key in LISTS)
 
     def is_by_name(self, text_field: str) -> bool:
         """Whether each member is a row, where none of them has rows.
