@@ -33,11 +33,13 @@ _LATER_TURNS: Final[Mapping[str, str]] = {
     "loop.last or (not loop.last and reasoning_content)": "true",
 }
 """How Qwen's templates leave out the thoughts of earlier turns. In training each turn is written as when it was said."""
+_PARTS: Final = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|\.text\b|\[\s*['"]text['"]\s*\]""")
+"""How a template reads the parts of a message; others write a list of them as Python does."""
 _NAMED: Final = re.compile(r"^[a-z]+_token$")
 
 
-class SlowTemplateError(DataError):
-    """A chat template that does not come to an end."""
+class UselessTemplateError(DataError):
+    """A chat template that writes no conversation at all: it is broken, or does not come to an end."""
 
 
 @contextmanager
@@ -49,7 +51,7 @@ def _limited() -> Iterator[None]:
 
     def late(_number: int, _frame: object) -> None:
         detail = f"the chat template takes longer than {RENDER_S:g} s to write one conversation: it may be in a loop"
-        raise SlowTemplateError("slow-template", f"{detail}; bring the tokenizer of the model's own folder")
+        raise UselessTemplateError("slow-template", f"{detail}; bring the tokenizer of the model's own folder")
 
     before = signal.signal(signal.SIGVTALRM, late)
     signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
@@ -97,6 +99,9 @@ class ChatTemplate:
         self._tokenizer, self._learn, self._end, self._called = tokenizer, learn, end or "", called
         given = settings or {}
         self._templates = _templates(given.get("chat_template"))
+        added = tokenizer.get_added_tokens_decoder().values()
+        marks = sorted((re.escape(one.content) for one in added if one.special and one.content.strip()), key=len)
+        self._marks = re.compile("|".join(reversed(marks)) or r"(?!)")
         self._special = {name: text for name, one in given.items() if _NAMED.match(name) and (text := _content(one))}
 
     @property
@@ -113,6 +118,18 @@ class ChatTemplate:
     def plain(self, texts: Sequence[str]) -> list[TokenIds]:
         """The tokens of texts as they stand there."""
         return encoded(self._tokenizer, texts, self._called, [self._called] * len(texts))
+
+    def leaves_out_tools(self, talk: Talk) -> bool:
+        """Whether a conversation has functions, or calls of them, that the template has no word for."""
+        if not isinstance(talk, ChatMessages):
+            return False
+        template = self._chosen(talk)
+        return bool(talk.tools and "tools" not in template) or (talk.calls and "tool_calls" not in template)
+
+    def mark_in(self, said: str) -> str:
+        """The first special token within what is said, where the model meets it as one of the template's; empty: none."""
+        found = self._marks.search(said)
+        return found[0] if found else ""
 
     def documents(self, talks: Sequence[Talk], places: Sequence[str]) -> Iterator[Document | DataError]:
         """The tokens of conversations, or why the template refuses one.
@@ -138,7 +155,7 @@ class ChatTemplate:
         """A conversation as text, or why it cannot be.
 
         Raises:
-            DataError: there is no template, or it does not come to an end.
+            DataError: there is no template, or it writes nothing.
         """
         if isinstance(talk, Pair):
             made = self._joined(talk)
@@ -153,15 +170,10 @@ class ChatTemplate:
                 return DataError(
                     "long-row", f"{where} has more than {MOST_MESSAGES:,} messages: split the conversation"
                 )
-            try:
-                made = self._by_template(talk)
-            except SlowTemplateError:
-                raise  # It would take as long for each.
-            except DataError as error:
-                return DataError(error.code, f"{where} {error.detail}")
-            except Exception as error:  # noqa: BLE001 - a template may do anything that its language can.
-                said = " ".join(str(error).split())[:SHOWN] or type(error).__name__
-                return DataError("refused", f"{where} is refused by the chat template: {said}")
+            written = self._written(talk, where)
+            if isinstance(written, DataError):
+                return written
+            made = written
         if len(made.text) > MOST_CHARACTERS:
             return DataError(
                 "long-row", f"{where} has more than {MOST_CHARACTERS:,} characters: split the conversation"
@@ -174,9 +186,30 @@ class ChatTemplate:
         first = 0 if self._learn == "all" else len(pair.prompt)
         return Rendered(text, ((first, len(text)),), whole=True)
 
-    def _by_template(self, talk: ChatMessages) -> Rendered:
-        template = self._templates.get("tool_use") if talk.tools else None
-        template = template or self._templates.get("default") or next(iter(self._templates.values()))
+    def _written(self, talk: ChatMessages, where: str) -> Rendered | DataError:
+        """A conversation by the template, with one text a message where that does not take it otherwise."""
+        template, flat, refusal = self._chosen(talk), talk.flat(), None
+        for way in (
+            [flat] if talk == flat else [talk, flat] if _PARTS.search(template) or not _in_parts(talk) else [flat]
+        ):
+            try:
+                return self._by_template(template, way)
+            except UselessTemplateError:
+                raise  # It would be the same for each.
+            except DataError as error:
+                refusal = refusal or DataError(error.code, f"{where} {error.detail}")
+            except Exception as error:  # noqa: BLE001 - a template may do anything that its language can.
+                said = " ".join(str(error).split())[:SHOWN] or type(error).__name__
+                refusal = refusal or DataError("refused", f"{where} is refused by the chat template: {said}")
+        assert refusal is not None
+        return refusal
+
+    def _chosen(self, talk: ChatMessages) -> str:
+        """Of several templates the one for a conversation."""
+        found = self._templates.get("tool_use") if talk.tools or talk.calls else None
+        return found or self._templates.get("default") or next(iter(self._templates.values()), "")
+
+    def _by_template(self, template: str, talk: ChatMessages) -> Rendered:
         if self._learn == "all" or talk.given:
             text, _ = self._render(template, talk, len(talk.messages))
             begin = 0 if self._learn == "all" else self._prompt(template, talk, talk.given, text)
@@ -223,20 +256,33 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """The first messages as text; ``asks``: with the words that an answer follows; ``marks``: and what is marked."""
         try:
+            from jinja2 import TemplateSyntaxError
             from transformers.utils.chat_template_utils import render_jinja_template  # Only where it is asked for.
         except ImportError as error:
             detail = "cannot be written here: conversations need transformers, install cottage[coordinator]"
             raise DataError("no-transformers", detail) from error
-        with _limited():
-            texts, spans = cast(Any, render_jinja_template)(
-                [talk.messages[:count]],
-                tools=talk.tools,
-                chat_template=template,
-                return_assistant_tokens_mask=marks,
-                add_generation_prompt=asks,
-                **{**self._special, **(talk.words or {})},
+        try:
+            with _limited():
+                texts, spans = cast(Any, render_jinja_template)(
+                    [talk.messages[:count]],
+                    tools=talk.tools,
+                    chat_template=template,
+                    return_assistant_tokens_mask=marks,
+                    add_generation_prompt=asks,
+                    **{**self._special, **(talk.words or {})},
+                )
+        except TemplateSyntaxError as error:
+            broken = (
+                f"the chat template of {self._called} is broken in line {error.lineno}: {str(error.message)[:SHOWN]}"
             )
+            raise UselessTemplateError(
+                "bad-template", f"{broken}; bring the tokenizer of the model's own folder"
+            ) from None
         return str(texts[0]), [(int(first), int(last)) for first, last in spans[0]] if marks else []
+
+
+def _in_parts(talk: ChatMessages) -> bool:
+    return any(isinstance(one.get("content"), list) for one in talk.messages)
 
 
 def _learnt(encoding: Encoding, answers: Sequence[Span]) -> NDArray[np.bool_]:

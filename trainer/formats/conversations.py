@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
+from protocol.datasets.field_names import near_name, shown_name
+from protocol.datasets.file_formats import is_message
 from trainer.errors import DataError
 from trainer.formats.rows import half_character, shown
 from trainer.formats.talk import ChatMessages, Pair, Preference, Said, Talk
@@ -32,7 +34,9 @@ _ROLES: Final[Mapping[str, str]] = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""What ShareGPT's kin call who speaks."""
+"""What ShareGPT's kin call who speaks, and some who write ``messages``: a template of roles it does not know writes them as they
+are, and nothing is learnt."""
+_TEXTS: Final = frozenset({"text", "value", "message", "body"})
 _CALL = "function_call"
 _Talk = TypeVar("_Talk", ChatMessages, Pair)
 
@@ -69,7 +73,7 @@ def talk_of(row: Mapping[str, Any], field: str, where: str) -> Said | DataError 
 def _is_talk(value: Any) -> bool:
     """Whether a list is of messages: each has a text, and who says it."""
     first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, dict) and ({"role", "content"} <= first.keys() or {"from", "value"} <= first.keys())
+    return isinstance(first, dict) and is_message(first)
 
 
 def _messages_in(value: Any) -> list[Any] | None:
@@ -186,7 +190,12 @@ def _message(value: Any) -> dict[str, Any] | str:
     elif not isinstance(content, str | None):
         return "has something else than text as its content"
     said = {name: one for name, one in value.items() if one is not None}  # Templates write a null as None.
-    return said if content is not None or "tool_calls" in said else {**said, "content": ""}
+    said["role"] = _ROLES.get(role.strip().lower(), role)
+    if content is not None or "tool_calls" in said:
+        return said
+    if meant := near_name("content", said) or next(iter(sorted(_TEXTS & said.keys())), ""):
+        return f"has no content, but {shown_name(meant)}: rename it"
+    return {**said, "content": ""}
 
 
 def _of_sharegpt(value: dict[str, Any]) -> dict[str, Any] | str:

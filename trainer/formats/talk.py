@@ -21,6 +21,22 @@ class ChatMessages:
     tools: list[Any] | None = None
     words: Mapping[str, Any] | None = None
 
+    @property
+    def calls(self) -> bool:
+        """Whether somebody calls a function in it."""
+        return any(one.get("tool_calls") for one in self.messages)
+
+    @property
+    def blank(self) -> bool:
+        """Whether an answer in it says nothing, and calls nothing."""
+        said = (one for one in self.messages[self.given :] if one["role"] == "assistant")
+        return any(not _said(one).strip() for one in said)
+
+    def flat(self) -> "ChatMessages":
+        """With one text for each message, for templates that know neither parts nor messages without a text."""
+        messages = [{**one, "content": _text(one.get("content"), "\n")} for one in self.messages]
+        return ChatMessages(messages, self.given, self.tools, self.words)
+
     def text(self) -> str:
         """All that is said, a line a message: for people, and to find what comes again."""
         return "\n".join(f"{one['role']}: {_said(one)}" for one in self.messages)
@@ -32,6 +48,11 @@ class Pair:
 
     prompt: str
     completion: str
+
+    @property
+    def blank(self) -> bool:
+        """Whether the completion says nothing."""
+        return not self.completion.strip()
 
     def text(self) -> str:
         """Both, as they follow each other."""
@@ -45,6 +66,11 @@ class Preference:
     chosen: "Talk"
     rejected: "Talk"
 
+    @property
+    def blank(self) -> bool:
+        """Whether one of them says nothing."""
+        return self.chosen.blank or self.rejected.blank
+
     def text(self) -> str:
         """Both, with their prompt."""
         return f"{self.chosen.text()}\n{self.rejected.text()}"
@@ -56,8 +82,12 @@ Said = Talk | Preference
 
 
 def _said(message: Mapping[str, Any]) -> str:
-    content = message.get("content", "")
-    if isinstance(content, list):
-        content = " ".join(str(part.get("text", "")) for part in content)
+    content = _text(message.get("content"), " ")
     calls = message.get("tool_calls")
     return f"{content} {json.dumps(calls, ensure_ascii=False)}".strip() if calls else content
+
+
+def _text(content: Any, between: str) -> str:
+    """A message's content, its parts one after the other."""
+    parts = content if isinstance(content, list) else [{"text": content or ""}]
+    return between.join(str(part.get("text", "")) for part in parts)

@@ -245,7 +245,6 @@ def test_a_conversation_without_end_is_refused_and_not_waited_for(tokenizer: Tok
         "{{ ''.__class__ }}",
         "{% include '/etc/passwd' %}",
         "{{ messages.append(1) }}",
-        "{% for m in messages %}{{ m.content",
         "{{ undefined.something }}",
     ],
 )
@@ -255,6 +254,49 @@ def test_hostile_and_broken_templates_refuse_rows_and_do_nothing_else(template: 
         assert found.code == "refused"
     else:
         assert not found.learnt.any() or "class" not in tokenizer.decode(found.ids.tolist())
+
+
+@pytest.mark.parametrize("broken", ["\n{% for m in messages %}{{ m.content", "\n{{ messages | no_such_filter }}"])
+def test_a_template_that_is_broken_is_told_once_and_not_of_each_row(broken: str, tokenizer: Tokenizer) -> None:
+    with pytest.raises(
+        DataError, match=r"^the chat template of tokenizer.json is broken in line 2: .*bring the tokenizer"
+    ) as told:
+        one(chat(tokenizer, broken), {"messages": TALK})
+    assert told.value.code == "bad-template"
+
+
+PART = [{"type": "text", "text": "2 + 2?"}, {"type": "text", "text": "Quickly."}]
+READS_PARTS = """{% for m in messages %}{{ '<|im_start|>' + m.role }}
+{%- if m.content is string %}{{ m.content }}
+{%- else %}{% for one in m.content %}{{ '[' + one['text'] + ']' }}{% endfor %}{% endif %}
+{%- endfor %}"""
+DROPS_PARTS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + (m.content if m.content is string else '') }}{% endfor %}"
+)
+SPELLS_PARTS = "{% for m in messages %}{{ '<|im_start|>' + m.role }}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (READS_PARTS, "[2 + 2?][Quickly.]"),
+        (DROPS_PARTS, "2 + 2?\nQuickly."),
+        (SPELLS_PARTS, "2 + 2?\nQuickly."),
+        (unmarked(TEMPLATES["chatml"]), "2 + 2?\nQuickly."),
+        (unmarked(TEMPLATES["gemma 3"]), "2 + 2?\nQuickly."),
+    ],
+    ids=["reads parts", "drops what is no text", "spells what is no text", "chatml", "gemma 3"],
+)
+def test_parts_that_are_texts_reach_every_template(template: str, expected: str, tokenizer: Tokenizer) -> None:
+    made = document(chat(tokenizer, template), {"messages": [{"role": "user", "content": PART}, TALK[1]]})
+    assert expected in tokenizer.decode(made.ids.tolist(), skip_special_tokens=False)
+    assert "4" in learnt(tokenizer, made)
+
+
+def test_a_message_without_content_beside_its_calls_is_one_of_no_words(tokenizer: Tokenizer) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "sum"}}]}
+    made = document(chat(tokenizer, unmarked(TEMPLATES["chatml"])), {"messages": [TALK[0], call, TALK[2], TALK[3]]})
+    assert learnt(tokenizer, made) == "<|im_end|>\n7<|im_end|>\n"
 
 
 def test_conversations_without_a_template_are_refused_and_pairs_are_not(tokenizer: Tokenizer) -> None:

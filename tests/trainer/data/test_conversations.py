@@ -102,6 +102,8 @@ def test_each_form_is_found_in_each_format(form: str, ending: str, packing: str,
         ({"messages": [MESSAGES[1], "Hi"]}, "message 2, is no object with role and content"),
         ({"messages": [{"role": "", "content": "a"}]}, "message 1, does not say who speaks"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part that is no text"),
+        ({"messages": [{"role": "user", "text": "a"}]}, "message 1, has no content, but 'text': rename it"),
+        ({"messages": [{"role": "user", "Content": "a"}]}, "message 1, has no content, but 'Content': rename it"),
         ({"conversations": [{"from": "narrator", "value": "a"}]}, "is of 'narrator', who is nobody known here"),
         ({"conversations": [{"from": "function_call", "value": "sum 2"}]}, "without a name and arguments in JSON"),
         ({"prompt": "a", "completion": 3}, "a prompt and a completion that do not go together"),
@@ -115,6 +117,30 @@ def test_rows_that_are_no_conversation_say_why(row: Any, words: str, tmp_path: P
     assert isinstance(first.text, DataError)
     assert words in first.text.detail
     assert second.talk is not None
+
+
+def test_who_speaks_is_known_by_other_names(tmp_path: Path) -> None:
+    """A template would write a role that it does not know as it is, and nothing would be learnt."""
+    roles = ["Human", "model", "USER", "Assistant", "developer"]
+    turns = [{"role": role, "content": f"{role}!"} for role in roles]
+    (tmp_path / "data.jsonl").write_bytes(lines([{"messages": turns}] * 2))
+    talk = next(numbered(Dataset.of(tmp_path / "data.jsonl"))).talk
+    assert isinstance(talk, ChatMessages)
+    assert [one["role"] for one in talk.messages] == ["user", "assistant", "user", "assistant", "developer"]
+
+
+@pytest.mark.parametrize("size", [150_000, 600_000, 1_500_000], ids=lambda size: f"{size / 1e6:g}MB")
+@pytest.mark.parametrize("form", FORMS)
+def test_lines_are_rows_however_long_the_first_one_is(form: str, size: int, tmp_path: Path) -> None:
+    row, _ = FORMS[form]
+    long = {"messages": [{"role": "user", "content": "word " * (size // 5)}, MESSAGES[-1]]}
+    other = {"conversations": [{"from": "human", "value": "word " * (size // 5)}, {"from": "gpt", "value": "Ho."}]}
+    for number, first in enumerate((long, other, {"id": 1, "tools": TOOLS, **long})):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(lines([first, row, row]))
+        found = list(numbered(Dataset.of(path)))
+        assert [isinstance(one.talk, ChatMessages | Pair) for one in found] == [True] * 3
+        assert Dataset.of(path).format(Dataset.of(path).look()) == "jsonl"
 
 
 def test_a_call_of_sharegpt_becomes_one_of_the_assistant(tmp_path: Path) -> None:
