@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from tokenizers import Tokenizer
@@ -59,6 +60,19 @@ FAULTS = {
     "long-row": "too long",
     "refused": "refused by the chat template",
 }
+_ODD: Final[Sequence[tuple[str, Severity, str]]] = (
+    ("blank", "warning", "an answer without words: the model learns to say nothing"),
+    (
+        "tools",
+        "warning",
+        "functions, or calls of them, that this tokenizer's chat template has no word for: it leaves them out",
+    ),
+    (
+        "marks",
+        "notice",
+        "special tokens within what is said: the model meets them as if the template had written them",
+    ),
+)
 Progress = Callable[[int], None]
 
 
@@ -238,11 +252,12 @@ class _Reader:
         if doubt and (talks is None or talks.pairs):  # Templates write their own ends.
             told.append(Finding("ends", "warning", untrusted(doubt), self._usable))
         own = () if talks is None else self._of_talks(talks)
+        usable = self._usable if talks is None or talks.bare else talks.trained + talks.held
         findings = [*told, *self._faults(), *own, *self._sensitive(), *self._repeats(), *self._sizes(tokens)]
         return DatasetReport(
             bytes=self._size,
             rows=self._rows,
-            usable=self._usable,
+            usable=usable,
             characters=self._characters,
             longest=self._longest,
             tokens=tokens,
@@ -292,7 +307,10 @@ class _Reader:
             return f"nothing of these conversations is learnt: {ways}"
         few = f"{talks.trained + talks.held:,} of these conversations teach something, and"
         which = "none of them is held out" if talks.trained else "all of them are held out"
-        return f"{few} {which}: bring more, or hold out another share (dataset.heldout)"
+        ways = (
+            "bring more, hold out a larger share (dataset.heldout, 0.2 at most), or a file of its own (heldout_dataset)"
+        )
+        return f"{few} {which}: {ways}"
 
     def _of_talks(self, talks: TalkTokens) -> Iterator[Finding]:
         if talks.bare:
@@ -314,6 +332,9 @@ class _Reader:
             yield self._finding(
                 "unlearnt", "warning", "without anything that is learnt in the first sequence; left out"
             )
+        for kind, severity, text in _ODD:
+            if self._counts[kind]:
+                yield self._finding(kind, severity, text)
 
     def _faults(self) -> Iterator[Finding]:
         skipped = self._request.dataset.faulty == "skip"

@@ -26,6 +26,14 @@ Remark = tuple[str, int, str]
 """A kind of finding, the row, and what is shown of it."""
 
 
+@dataclass
+class _Kinds:
+    """Rows with messages, and prompts with their completions."""
+
+    messages: int = 0
+    pairs: int = 0
+
+
 class TalkTokens:
     """Renders every conversation, as preparing them does, and counts."""
 
@@ -39,9 +47,14 @@ class TalkTokens:
         self.trained = self.held = 0
         self.bare = 0
         """Conversations that no template is there for."""
-        self.pairs = False
+        self._kinds = _Kinds()
         self.rendered: tuple[RenderedPart, ...] = ()
         self.rejected: tuple[RenderedPart, ...] = ()
+
+    @property
+    def pairs(self) -> bool:
+        """Whether some rows have no messages, which no template writes."""
+        return self._kinds.pairs > 0
 
     @property
     def changed(self) -> bool:
@@ -51,7 +64,9 @@ class TalkTokens:
     @property
     def content(self) -> Literal["conversations", "pairs", "preferences"]:
         """What the rows are."""
-        return "preferences" if self.answers else "pairs" if self.pairs else "conversations"
+        return (
+            "preferences" if self.answers else "pairs" if self._kinds.pairs > self._kinds.messages else "conversations"
+        )
 
     def of(self, _size: int) -> int:
         """Tokens of all of them."""
@@ -65,7 +80,9 @@ class TalkTokens:
                 yield "bad-row", one.number, wrong.detail
             elif one.talk is not None:
                 talks.append((one, one.talk))
-        self.pairs = self.pairs or any(not _has_messages(talk) for _, talk in talks)
+        with_messages = sum(_has_messages(talk) for _, talk in talks)
+        self._kinds.messages += with_messages
+        self._kinds.pairs += len(talks) - with_messages
         if not self._template.there:
             bare = [one for one, talk in talks if _has_messages(talk)]
             self._tokens += sum(map(len, self._template.plain([one.content.decode() for one in bare])))
@@ -88,11 +105,21 @@ class TalkTokens:
         self.learnt += taught(tokens)
         self.held += one.held
         self.trained += not one.held
+        yield from self._odd(one.number, talk)
         if len(tokens) < (whole := sum(len(each.ids) for each in found)):
             yield "cut", one.number, f"{whole:,} tokens"
         if not self.rendered:
             chosen, rejected = (talk.chosen, talk.rejected) if isinstance(talk, Preference) else (talk, None)
             self.rendered, self.rejected = self._shown(chosen), self._shown(rejected)
+
+    def _odd(self, row: int, said: Said) -> Iterator[Remark]:
+        """What is trained on, and hardly meant."""
+        if said.blank:
+            yield "blank", row, ""
+        if self._template.leaves_out_tools(said.chosen if isinstance(said, Preference) else said):
+            yield "tools", row, ""
+        if _has_messages(said) and (mark := self._template.mark_in(said.text())):
+            yield "marks", row, mark
 
     def _shown(self, talk: Talk | None) -> tuple[RenderedPart, ...]:
         shown = None if talk is None else self._template.rendered(talk, "")

@@ -17,13 +17,14 @@ from trainer.formats.source import Dataset
 from trainer.formats.talk import Preference, Said
 
 Taken = Literal["train", "heldout"]
+_HANDFUL = 5
 _SHORT = 8  # Bytes of a digest: two of a billion rows are alike by chance once in forty.
 
 
 def is_held_out(number: int, heldout: float) -> bool:
-    """Whether a document is held out, by how many come before it."""
+    """Whether a document is held out, by how many come before it: one of each ``1 / heldout``, of a handful the sixth."""
     every = max(2, round(1 / heldout))
-    return number % every == every // 2
+    return number % every == min(every // 2, _HANDFUL)
 
 
 @dataclass

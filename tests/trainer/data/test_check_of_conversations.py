@@ -128,6 +128,68 @@ def test_too_few_conversations_are_a_problem(rows: Any, words: str, tokenizer: P
     assert words in look(tokenizer, rows, tmp_path).problem
 
 
+def test_a_handful_of_conversations_has_one_that_is_held_out(tokenizer: Path, tmp_path: Path) -> None:
+    assert look(tokenizer, short(6), tmp_path, heldout=0.02).problem == ""
+    assert look(tokenizer, short(5), tmp_path, heldout=0.02).problem.endswith(
+        "5 of these conversations teach something, and none of them is held out: bring more, hold out a larger share "
+        "(dataset.heldout, 0.2 at most), or a file of its own (heldout_dataset)"
+    )
+
+
+CALL = {"type": "function", "function": {"name": "sum", "arguments": {"a": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("blank", {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": " "}]}),
+        ("blank", {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]}),
+        ("tools", {"tools": [{"type": "function", "function": {"name": "sum", "parameters": {}}}]}),
+        (
+            "tools",
+            {
+                "messages": [
+                    {"role": "user", "content": "Hi"},
+                    {"role": "assistant", "content": "So:", "tool_calls": [CALL]},
+                ]
+            },
+        ),
+        ("marks", {"messages": [{"role": "user", "content": f"Hi {EOS}"}, {"role": "assistant", "content": "Ho."}]}),
+    ],
+)
+def test_what_is_hardly_meant_is_told_and_trained_on(
+    kind: str, change: dict[str, Any], tokenizer: Path, tmp_path: Path
+) -> None:
+    rows = short(60)
+    for index in (4, 40):
+        rows[index] |= change
+    report = look(tokenizer, rows, tmp_path)
+    assert (found(report, kind).rows, [place.row for place in found(report, kind).places]) == (2, [5, 41])
+    assert (report.problem, report.usable) == ("", 60)
+    assert not kinds(look(tokenizer, short(60), tmp_path)) & {"blank", "tools", "marks"}
+
+
+def test_a_template_that_knows_functions_leaves_nothing_out(tokenizer: Path, tmp_path: Path) -> None:
+    assert "tools" not in kinds(look(tokenizer, odd_conversations(tools=True), tmp_path, "qwen 3", 256))
+
+
+def test_rows_that_are_left_out_are_not_usable(tokenizer: Path, tmp_path: Path) -> None:
+    rows = short(60)
+    for index in (4, 40):
+        rows[index]["messages"].append({"role": "assistant", "content": "More."})
+    rows[7] = {"messages": [{"role": "user", "content": "Hi"}]}
+    report = look(tokenizer, rows, tmp_path, "gemma 3", faulty="skip")
+    assert (report.rows, report.usable) == (60, 57)
+
+
+def test_what_most_rows_are_is_what_they_are_called(tokenizer: Path, tmp_path: Path) -> None:
+    pair = {"prompt": "1 + 1 =", "completion": " 2"}
+    assert look(tokenizer, [*short(59), pair], tmp_path).content == "conversations"
+    assert (
+        look(tokenizer, [short(1)[0], *[pair | {"prompt": f"{n} ="} for n in range(59)]], tmp_path).content == "pairs"
+    )
+
+
 def test_a_text_among_conversations_is_a_fault(tokenizer: Path, tmp_path: Path) -> None:
     report = look(tokenizer, [*short(60), {"text": "alone"}], tmp_path)
     assert [place.row for place in found(report, "bad-row").places] == [61]
