@@ -181,6 +181,16 @@ class ModelShape(Sizes):
         per_token = layers * kept + (3 * self.vocabulary if is_last else 0)
         return int(_FLOAT32 * (parameters * vectors + per_token * batch_tokens))
 
+    def check_targets(self, lora: LoraSpec | None) -> None:
+        """Refuse adapters of layers that the model has not.
+
+        Raises:
+            ModelConfigError: naming the first, and those that there are.
+        """
+        names = sorted(name for name, _ in self.linears)
+        if lora is not None and (unknown := sorted(set(lora.targets) - set(names))):
+            raise ModelConfigError(f"training.lora.targets has {unknown[0]!r}: this model has {', '.join(names)}")
+
     def check_sequence(self, sequence: int) -> None:
         """Refuse sequences longer than the positions that the model knows.
 

@@ -45,6 +45,7 @@ def quote(
     try:
         shape = inspect_config(model.config)
         shape.check_sequence(spec.training.sequence)
+        shape.check_targets(spec.training.lora)
         check_subspace(shape, spec.training, weights=spec.model.weights is not None)
     except (ModelConfigError, CottageError) as error:
         return impossible(str(error), len(nodes.seatable()))

@@ -22,7 +22,7 @@ from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.model_files import ModelFiles
 from coordinator.services.artifacts.uploads import _check
 from coordinator.services.artifacts.weight_index import check_fit, index_weights
-from protocol.job.job import JobSpec, ModelSpec
+from protocol.job.job import JobSpec, LoraSpec, ModelSpec
 from protocol.models.families import FAMILY
 from protocol.models.model import resolve, tensors_of
 from protocol.models.tensor_names import HEAD, ways, written
@@ -186,6 +186,19 @@ async def test_what_is_doubtful_about_weights_stands_in_quote_and_job(tmp_path: 
     job = msgspec.structs.replace(of_llama(digest), dataset=msgspec.structs.replace(spec().dataset, artifact=data))
     made = await bench.parts.jobs.create(NewJob(job))
     assert told in made.quote.reasons
+
+
+async def test_adapters_of_layers_that_the_model_has_not_are_told_with_the_price(tmp_path: Path) -> None:
+    bench, store = await here(tmp_path)
+    job = of_llama(await store.put_file(kept(tmp_path, made_for(resolved("llama")))))
+    for targets, problem in (
+        (("q_proj", "down_proj"), ""),
+        (("q_proj", "query"), "training.lora.targets has 'query': this"),
+    ):
+        training = msgspec.structs.replace(job.training, lora=LoraSpec(targets=targets))
+        quote = await bench.parts.jobs.quote(msgspec.structs.replace(job, training=training))
+        assert "".join(quote.problems).startswith(problem)
+        assert bool(quote.problems) == bool(problem)
 
 
 async def test_weights_that_come_later_are_compared_before_a_job_is_made(tmp_path: Path) -> None:
