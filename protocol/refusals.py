@@ -61,7 +61,7 @@ def refusal(said: str, kind: Any, value: Any = None) -> Refusal:
     field = path.rstrip("`").lstrip(".")
     here = list(_types_at(kind, field))
     if found := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
-        return Refusal(field, _unknown(found[1], _names(here)))
+        return Refusal(field, _unknown(found[1], here))
     if found := re.fullmatch(r"Object missing required field `(.*)`", text, re.DOTALL):
         return Refusal(f"{field}.{found[1]}".lstrip("."), "is missing: give it")
     if found := re.fullmatch(r"Invalid (?:enum )?value (.*)", text, re.DOTALL):
@@ -153,8 +153,17 @@ def _shown(held: Any, text: str) -> str:
     return repr(held) if isinstance(held, int | float) and -(2**64) < held < 2**64 else ""
 
 
-def _unknown(name: str, names: Sequence[str]) -> str:
-    shown = repr(name[:SHOWN_CHARACTERS])
+def _unknown(name: str, here: Sequence[inspect.Type]) -> str:
+    shown, names = repr(name[:SHOWN_CHARACTERS]), _names(here)
+    inner = [
+        f"{outer.encode_name}.{name}"
+        for kind in here
+        if isinstance(kind, inspect.StructType)
+        for outer in kind.fields
+        if name in _names(list(_flat(outer.type)))
+    ]
+    if inner:
+        return f"has no field {shown}: it is {' or '.join(inner[:SHOWN_NAMES])}"
     near = difflib.get_close_matches(name[:SHOWN_CHARACTERS], names, 3, 0.6)
     if near:
         return f"has no field {shown}: the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"

@@ -125,6 +125,8 @@ def test_field_and_words_are_apart_for_forms() -> None:
     [
         ({"modell": {}}, "it has no field 'modell': the nearest is model"),
         ({"name": "a", "training": {"batchh": 1}}, "training has no field 'batchh': the nearest is batch"),
+        ({"training": {"quantize": "nf4"}}, "training has no field 'quantize': it is lora.quantize"),
+        ({"tokens": 1000}, "it has no field 'tokens': it is training.tokens"),
     ],
 )
 def test_a_job_document_names_the_nearest_words(document: Any, said: str) -> None:
