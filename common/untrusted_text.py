@@ -22,6 +22,7 @@ MAX_TEXT = 4000  # Characters; nobody reads more in one place.
 MAX_MARKS = 4  # On one letter; Vietnamese has two, and a tower of them covers the lines above.
 # Letters and a symbol that show nothing: names made of them look empty.
 _BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+_JOINER = "\N{ZERO WIDTH JOINER}"
 _PLAIN = re.compile(r"[ -~]*")
 _PLAIN_LINES = re.compile(r"[\t\n -~]*")
 
@@ -46,12 +47,12 @@ def _clean(text: str, plain: re.Pattern[str], kept: str) -> str:
         return text
     shown: list[str] = []
     marks = 0
-    for char in text:
+    for at, char in enumerate(text):
         kind = unicodedata.category(char)
         marks = marks + 1 if kind[0] == "M" else 0
         if marks > MAX_MARKS:
             continue
-        if char in kept:
+        if char in kept or (char == _JOINER and _joins(text, at)):
             shown.append(char)
         elif kind[0] == "Z" or char in "\t\n\r":
             shown.append(" ")
@@ -62,8 +63,15 @@ def _clean(text: str, plain: re.Pattern[str], kept: str) -> str:
     return "".join(shown)
 
 
+def _joins(text: str, at: int) -> bool:
+    """Whether a joiner stands between two symbols, as in the picture of a family."""
+    before = text[max(0, at - 3) : at].rstrip("\N{VARIATION SELECTOR-16}")[-1:]
+    symbols = before and unicodedata.category(before) in ("So", "Sk") and text[at + 1 : at + 2]
+    return bool(symbols) and unicodedata.category(text[at + 1]) == "So"
+
+
 def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return text if len(text) <= limit else f"{text[: limit - 1].rstrip(_JOINER)}…"
 
 
 class Told(msgspec.Struct, frozen=True):

@@ -145,7 +145,7 @@ def _places(finding: Finding) -> list[str]:
     for place in finding.places:
         row = f"row {place.row:,}"
         if place.shown:
-            shown.append(place.shown if place.shown.startswith(f"{row} ") else f"{row}  {place.shown}")
+            shown.append(place.shown if place.shown.startswith((f"{row} ", f"{row},")) else f"{row}  {place.shown}")
     if bare := [f"{place.row:,}" for place in finding.places if not place.shown]:
         more = finding.rows - len(finding.places)
         shown.append(f"rows {', '.join(bare)}" + (f" and {more:,} more" if more > 0 else ""))

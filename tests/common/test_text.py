@@ -73,7 +73,9 @@ def test_whatever_the_text_what_is_shown_is_one_clean_line(text: str) -> None:
     assert untrusted_lines(untrusted_lines(text)) == untrusted_lines(text)
 
 
-@pytest.mark.parametrize("text", ["node-3 (attic)", "Jürgen's PC", "你好", "مرحبا", "Việt", "µs → 3 × 10⁹", "🏠"])
+@pytest.mark.parametrize(
+    "text", ["node-3 (attic)", "Jürgen's PC", "你好", "مرحبا", "Việt", "µs → 3 × 10⁹", "🏠", "👨‍👩‍👧", "❤️‍🔥", "👩🏽‍🔬"]
+)
 def test_what_people_write_stays_as_it_is(text: str) -> None:
     assert untrusted(text) == text
 

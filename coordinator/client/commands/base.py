@@ -19,7 +19,7 @@ class CliUsageError(Exception):
 def progress_bar(out: Terminal, options: argparse.Namespace) -> Progress:
     """Bytes that go over the line, for people."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=out, disable=options.json)
+    return Progress(*columns, console=out, disable=options.json or not out.is_terminal)
 
 
 def show(out: Terminal, options: argparse.Namespace, value: Any, shown: Any) -> None:

@@ -120,7 +120,8 @@ async def test_a_queue_has_an_end_and_one_check_runs_at_a_time(house: House, tmp
 
 def test_rows_of_which_nothing_is_shown_take_one_line_and_no_row_is_named_twice() -> None:
     alike = Finding("near-duplicate", "notice", untrusted("alike"), 40, tuple(Place(row) for row in (2, 3, 1204)))
-    faulty = Finding("bad-row", "error", untrusted("faulty"), 1, (Place(7, untrusted("row 7 has a quote")),))
+    bad = (Place(7, untrusted("row 7 has a quote")), Place(21, untrusted("row 21, message 2, has no content")))
+    faulty = Finding("bad-row", "error", untrusted("faulty"), 2, bad)
     secret = Finding("mail", "warning", untrusted("mail"), 1, (Place(1_234, untrusted("a…@example")),))
     report = DatasetReport(900, 1_300, 1_299, 800, 20, 850, True, 259, (alike, faulty, secret), format="csv")
     out = io.StringIO()
@@ -128,6 +129,7 @@ def test_rows_of_which_nothing_is_shown_take_one_line_and_no_row_is_named_twice(
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert "  rows 2, 3, 1,204 and 37 more" in lines
     assert "  row 7 has a quote" in lines
+    assert "  row 21, message 2, has no content" in lines
     assert "  row 1,234  a…@example" in lines
 
 
