@@ -75,6 +75,7 @@ from coordinator.services.payments.stakes import StakeService
 from coordinator.services.payments.withdrawals import LedgerSponsor, Sponsor, WithdrawalService
 from coordinator.services.recovery.job_records import RecordsSeal
 from coordinator.services.recovery.keepers import RecordKeepers
+from coordinator.services.serving.engines import Engines
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
@@ -319,6 +320,8 @@ async def build(
         files = FileOwnership(store, clock, artifacts.total)
         uploads = UploadService(config.data / "uploads", artifacts, clock, kept=files, room=room)
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
+        engines = Engines(tools.served)
+        stack.push_async_callback(engines.close)
         test_wallet = wallet.address if has_wallet else None
         sponsor = LedgerSponsor(ledger, config.ledger_url, key.seed, key.address)
         parts = assemble(
@@ -332,7 +335,7 @@ async def build(
             test_wallet,
             judge=tools,
             forger=tools,
-            generator=tools,
+            generator=engines,
             task_runner=tools,
             room=room if config.store is None else Room(config.data, artifacts.free),
             sponsor=sponsor,

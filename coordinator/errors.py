@@ -4,6 +4,7 @@ CottageError
 ├── NotFoundError            404
 ├── InvalidError             422   a document, a config, a dataset, a value out of its bounds
 │   ├── KeyReusedError             an idempotency key that was another request's
+│   ├── PromptTooLongError         more than the model can read
 │   └── TookTooLongError           it would take more time than there is for it, and as long the next time
 ├── TooLargeError            413
 ├── ConflictError            409   not possible in this state: illegal transition, wrong offset, duplicate
@@ -43,6 +44,10 @@ class NotFoundError(CottageError):
 
 class InvalidError(CottageError):
     status, code = 422, "invalid"
+
+
+class PromptTooLongError(InvalidError):
+    code = "context_length_exceeded"
 
 
 class TookTooLongError(InvalidError):

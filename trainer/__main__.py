@@ -23,7 +23,6 @@ from protocol.codec import MessageError, convert, decode_json
 from protocol.evaluation import EvaluationSpec
 from protocol.job.job import BesideDataset, DatasetFormat, Encoding, JobSpec, TokenizerSpec
 from protocol.models.model import ModelConfigError
-from protocol.rest.api import TrialRequest
 from trainer.errors import InputError, TrainerError
 
 EXIT_BAD_INPUT = 3
@@ -192,11 +191,10 @@ def _sample(options: argparse.Namespace) -> int:
     return 0
 
 
-def _generate(options: argparse.Namespace) -> int:
-    from trainer.export.generate import generate
+def _serve(options: argparse.Namespace) -> int:
+    from trainer.serve.loop import serve
 
-    request = decode_json(options.request.read_bytes(), TrialRequest)
-    generate(options.model, request, options.threads, lambda piece: print(json.dumps(piece), flush=True))
+    asyncio.run(serve(options.model, options.threads))
     return 0
 
 
@@ -426,11 +424,12 @@ def _using_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]")
     sample.add_argument("--threads", type=int, default=1)
     sample.set_defaults(verb=_sample)
 
-    generate = verbs.add_parser("generate", help="continue a prompt with a model folder; prints JSON, line by line")
-    generate.add_argument("--model", type=Path, required=True)
-    generate.add_argument("--request", type=Path, required=True, help="JSON of the TrialRequest")
-    generate.add_argument("--threads", type=int, default=1)
-    generate.set_defaults(verb=_generate)
+    served = verbs.add_parser(
+        "serve", help="answer with a model folder, several requests at a time, a line of JSON each"
+    )
+    served.add_argument("--model", type=Path, required=True)
+    served.add_argument("--threads", type=int, default=1)
+    served.set_defaults(verb=_serve)
 
     evaluate = verbs.add_parser("evaluate", help="held-out loss of a model folder; prints JSON")
     evaluate.add_argument("--model", type=Path, required=True)

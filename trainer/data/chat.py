@@ -8,10 +8,10 @@ which holds only where the template writes each turn without looking at later on
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from trainer.errors import DataError
 from trainer.formats.talk import ChatMessages, Pair, Talk
 
 Learn = Literal["answers", "all"]
+_Written = TypeVar("_Written")
 Span = tuple[int, int]
 """Characters that are learnt: the first, and the first that is not any more."""
 MOST_MESSAGES = 1000  # Each answer is found by writing all that comes before it.
@@ -170,7 +171,7 @@ class ChatTemplate:
                 return DataError(
                     "long-row", f"{where} has more than {MOST_MESSAGES:,} messages: split the conversation"
                 )
-            written = self._written(talk, where)
+            written = self._as_taken(talk, where, self._by_template)
             if isinstance(written, DataError):
                 return written
             made = written
@@ -186,14 +187,26 @@ class ChatTemplate:
         first = 0 if self._learn == "all" else len(pair.prompt)
         return Rendered(text, ((first, len(text)),), whole=True)
 
-    def _written(self, talk: ChatMessages, where: str) -> Rendered | DataError:
-        """A conversation by the template, with one text a message where that does not take it otherwise."""
+    def asked(self, talk: ChatMessages, where: str) -> str | DataError:
+        """What an answer follows: the messages as text, and who speaks next; or why they cannot be written.
+
+        Raises:
+            DataError: the template writes nothing.
+        """
+        return self._as_taken(talk, where, self._asking)
+
+    def _asking(self, template: str, talk: ChatMessages) -> str:
+        return self._render(template, talk, len(talk.messages), asks=True)[0]
+
+    def _as_taken(
+        self, talk: ChatMessages, where: str, write: Callable[[str, ChatMessages], _Written]
+    ) -> _Written | DataError:
+        """What ``write`` makes of a conversation, with one text a message where the template does not take it otherwise."""
         template, flat, refusal = self._chosen(talk), talk.flat(), None
-        for way in (
-            [flat] if talk == flat else [talk, flat] if _PARTS.search(template) or not _in_parts(talk) else [flat]
-        ):
+        as_it_is = talk != flat and (_PARTS.search(template) or not _in_parts(talk))
+        for way in (talk, flat) if as_it_is else (flat,):
             try:
-                return self._by_template(template, way)
+                return write(template, way)
             except UselessTemplateError:
                 raise  # It would be the same for each.
             except DataError as error:

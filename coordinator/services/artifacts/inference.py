@@ -1,36 +1,64 @@
-"""Trying a model: text from the newest checkpoint, one request at a time for the whole coordinator, in a process with limits."""
+"""Trying a model: what the newest checkpoint makes of a prompt, piece by piece."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from coordinator.errors import UnavailableError
-from coordinator.services.accounts.budgets import MAX_TRIALS, MAX_TRIALS_EACH, LaneBudget
+from coordinator.services.accounts.budgets import (
+    MAX_COMPLETIONS,
+    MAX_COMPLETIONS_EACH,
+    MAX_TRIALS,
+    MAX_TRIALS_EACH,
+    LaneBudget,
+)
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from protocol.rest.api import TrialRequest
+from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
 
-SECONDS = 120.0  # For loading the model and all its tokens; the last of those that wait does so MAX_TRIALS times as long at most.
+SECONDS = 120.0  # For loading the model and all its tokens.
+ANSWER_S = 600.0  # The same for programs: their clients wait for so long.
 
 
 class Generator(Protocol):
     """Runs a model somewhere else: the coordinator never imports torch."""
 
-    def generate(self, archive: str, request: TrialRequest, seconds: float) -> AsyncIterator[Mapping[str, Any]]:
+    def before(self, archive: str) -> int:
+        """How many wait for room for this model, this one among them; 0: there is room."""
+
+    def generate(
+        self, archive: str, command: GenerateCommand, seconds: float
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
         """Pieces of text as they come, then how it ended."""
 
 
 class Trials:
-    """A queue of one."""
+    """Requests of people who look at a job."""
 
     def __init__(self, checkpoints: Checkpoints, generator: Generator | None) -> None:
         self._checkpoints = checkpoints
         self._generator = generator
-        self._turn = asyncio.Lock()
         self._lane = LaneBudget("trials of models", MAX_TRIALS_EACH, MAX_TRIALS, SECONDS / 2)
+        self._programs = LaneBudget("answers of models", MAX_COMPLETIONS_EACH, MAX_COMPLETIONS, 10.0)
+
+    async def complete(
+        self, job: str, point: int | Literal["start"] | None, command: GenerateCommand
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        """An answer for a program, piece by piece; of a checkpoint, the newest (None), or of what the job started from.
+
+        Raises:
+            CottageError: as ``generate``.
+        """
+        generator = self._there()
+        stored, _, found = await self._checkpoints.point(job, None if point == "start" else point)
+        with self._programs.enter(stored.account_id):
+            archive = await self._archive(job, found.base.done, point == "start")
+            async with aclosing(generator.generate(archive, command, ANSWER_S)) as reports:  # type: ignore[type-var]
+                async for report in reports:
+                    yield report
 
     async def generate(self, job: str, round_: int | None, request: TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
-        """``{"waiting": n}`` while others are before it, then what the model says: ``{"text": ...}``, last ``{"done": ...}``.
+        """``{"waiting": n}`` where others are before it, then what the model says: ``{"text": ...}``, last ``{"done": ...}``.
 
         Args:
             round_: of the checkpoint; None: the newest.
@@ -40,18 +68,33 @@ class Trials:
             UnavailableError: this machine cannot run models. InvalidError: the model cannot read the prompt.
             TooManyError: too many wait, of the job's account or of all.
         """
-        if self._generator is None:
-            raise UnavailableError("this coordinator cannot try models")
+        generator = self._there()
         stored, _, point = await self._checkpoints.point(job, round_)
         with self._lane.enter(stored.account_id):
-            if self._turn.locked():
-                yield {"waiting": len(self._lane) - 1}
-            async with self._turn:
-                yield {"checkpoint": point.base.done}
-                if request.start:
-                    archive = await self._checkpoints.start(job)
-                else:
-                    archive = await self._checkpoints.model(job, point.base.done)
-                async with aclosing(self._generator.generate(archive, request, SECONDS)) as pieces:  # type: ignore[type-var]
-                    async for piece in pieces:
-                        yield piece
+            yield {"checkpoint": point.base.done}
+            archive = await self._archive(job, point.base.done, request.start)
+            if before := generator.before(archive):
+                yield {"waiting": before}
+            async with aclosing(generator.generate(archive, _command(request), SECONDS)) as reports:  # type: ignore[type-var]
+                async for report in reports:
+                    yield _piece(report)
+
+    def _there(self) -> Generator:
+        if self._generator is None:
+            raise UnavailableError("this coordinator cannot try models")
+        return self._generator
+
+    async def _archive(self, job: str, round_: int, start: bool) -> str:
+        return await (self._checkpoints.start(job) if start else self._checkpoints.model(job, round_))
+
+
+def _command(request: TrialRequest) -> GenerateCommand:
+    said = ({"role": "user", "content": request.prompt},) if request.chat else ()
+    sampling = Sampling(request.temperature, request.top_k, seed=request.seed)
+    return GenerateCommand("1", request.prompt, said, tokens=request.tokens, sampling=sampling)
+
+
+def _piece(report: TextReport | AnsweredReport) -> Mapping[str, Any]:
+    if isinstance(report, TextReport):
+        return {"text": report.text}
+    return {"done": "end" if report.reason == "stop" else "length", "tokens": report.tokens}

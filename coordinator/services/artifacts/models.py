@@ -42,8 +42,8 @@ from protocol.job.job import BesideDataset, JobSpec, TokenizerSpec, datasets_of,
 from protocol.models.model import ENDS_WITH, ModelConfigError, keeps_embedding, resolve
 from protocol.models.text_part import AROUND
 from protocol.models.weights import WEIGHT_INDEX
-from protocol.rest.api import TrialRequest
 from protocol.rest.dataset import CheckRequest, DatasetReport
+from protocol.serving import MAX_LINE
 from protocol.task import PreferenceScore
 
 MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
@@ -64,7 +64,7 @@ _DOING = {
     "assemble": "putting the model together",
     "merge": "putting the adapter into its model",
     "start": "putting the model together that it started from",
-    "generate": "trying the model",
+    "serve": "running the model",
     "tasks": "evaluating the model",
 }
 _ONLINE: Mapping[str, dict[str, str]] = {"tasks": {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "0")}}
@@ -350,26 +350,15 @@ class TrainerTools:
             await self._run(arguments, lambda line: progress(int(json.loads(line)["read"])))
             return msgspec.json.decode(report.read_bytes(), type=DatasetReport)
 
-    async def generate(
-        self, archive: Digest, request: TrialRequest, seconds: float
-    ) -> AsyncIterator[Mapping[str, Any]]:
-        """Continue a prompt with a model's archive: what ``trainer generate`` prints, line by line.
-
-        Raises:
-            NotFoundError: the archive is not here. InvalidError: the model cannot read the prompt.
-            TookTooLongError: it took longer than ``seconds``.
-            UnavailableError: this machine has no PyTorch, or it took more memory than it may.
-        """
-        if find_spec("torch") is None:
-            raise UnavailableError("models cannot be tried here: PyTorch is not installed beside the coordinator")
-        async with aclosing(self._tell("generate", archive, request, seconds)) as lines:
-            async for line in lines:
-                yield line
-
     async def try_tasks(
         self, archive: Digest, asked: EvaluationSpec, tasks: OfferedTasks, seconds: float
     ) -> AsyncIterator[Mapping[str, Any]]:
-        """Try a whole model's archive with tasks: what ``trainer tasks`` prints, a line for each; raises as ``generate``."""
+        """Try a whole model's archive with tasks: what ``trainer tasks`` prints, a line for each.
+
+        Raises:
+            NotFoundError: the archive is not here. TookTooLongError: it took longer than ``seconds``.
+            UnavailableError: it took more memory than it may, or ended by itself.
+        """
         folders = [word for folder in tasks.folders for word in ("--include", str(folder.resolve()))]
         more = [*folders, "--threads", str(max(1, (os.cpu_count() or 1) // 2))]
         async with aclosing(self._tell("tasks", archive, asked, seconds, more)) as lines:
@@ -398,6 +387,28 @@ class TrainerTools:
                 await asyncio.wait([running])
 
     @asynccontextmanager
+    async def served(self, archive: Digest) -> AsyncIterator[asyncio.subprocess.Process]:
+        """A process that answers with a whole model's archive, as ``protocol.serving`` says; leaving ends it.
+
+        Raises:
+            NotFoundError: the archive is not here. UnavailableError: this machine has no PyTorch.
+        """
+        if find_spec("torch") is None:
+            raise UnavailableError("models cannot be tried here: PyTorch is not installed beside the coordinator")
+        async with self._folder() as folder:
+            model = Path(folder) / "model"
+            async with self._artifacts.files(archive) as (packed,):
+                await asyncio.to_thread(_unpack, packed, model)
+            threads = str(max(1, (os.cpu_count() or 1) // 2))
+            process = await self._begun(["serve", "--model", str(model), "--threads", threads], self._left())
+            try:
+                yield process
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+
+    @asynccontextmanager
     async def _folder(self) -> AsyncIterator[str]:
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             yield folder
@@ -407,18 +418,8 @@ class TrainerTools:
     ) -> bytes:
         """Run a tool to its end; what it printed, but for lines that went to ``told``."""
         seconds = self._seconds if seconds is None else seconds
-        room = self._room.left(MIN_FREE_BYTES + JOBS_BYTES) // COPIES
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "trainer",
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,  # It ends with this process, which those that work for long listen for.
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            preexec_fn=lambda: self._limit(room),
-            env=os.environ | {"TMPDIR": str(self._scratch)} | _ONLINE.get(arguments[0], {}),
-        )
+        room = self._left()
+        process = await self._begun(arguments, room)
         assert process.stdout is not None
         assert process.stderr is not None
         try:
@@ -434,17 +435,35 @@ class TrainerTools:
                 await process.wait()
         complaint = complaining.result()
         if process.returncode == EXIT_REFUSED:
-            raise InvalidError(_complaint(complaint), "prompt" if arguments[0] == "generate" else "dataset")
+            raise InvalidError(_complaint(complaint), "dataset")
         if process.returncode != 0:
             whole = complaint[-MAX_DIAGNOSIS:].decode(errors="replace")
             if os.strerror(errno.EFBIG) in whole[-500:]:
                 raise FullError(f"the disk has no room for what {arguments[0]} makes of it: {room:,} bytes", RETRY_S)
             LOG.error("trainer %s ended with %d: %s", arguments[0], process.returncode, whole)
-            words = _crashed(arguments[0], process.returncode, whole)
+            words = crashed(arguments[0], process.returncode, whole)
             if arguments[0] in ("prepare", "check") and _hit_bound(whole):  # The same files would hit it each time.
                 raise InvalidError(words, "dataset")
             raise UnavailableError(words)
         return printing.result()
+
+    def _left(self) -> int:
+        """Bytes of the longest file that a tool may write."""
+        return self._room.left(MIN_FREE_BYTES + JOBS_BYTES) // COPIES
+
+    async def _begun(self, arguments: Sequence[str], room: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "trainer",
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,  # It ends with this process, which those that work for long listen for.
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            preexec_fn=lambda: self._limit(room),
+            env=os.environ | {"TMPDIR": str(self._scratch)} | _ONLINE.get(arguments[0], {}),
+            limit=MAX_LINE,
+        )
 
     def _limit(self, room: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (self._memory, self._memory))
@@ -510,8 +529,6 @@ def _late(verb: str, seconds: float) -> CottageError:
     said = (
         f"{_DOING.get(verb, 'this')} took longer than {seconds:g} s, which is all the time that there is for it here: "
     )
-    if verb == "generate":
-        return TookTooLongError(said + "ask for fewer tokens, or download the model and try it at home", "tokens")
     if verb == "tasks":
         return TookTooLongError(said + "ask for fewer examples (evaluation.limit), or for fewer tasks", "evaluation")
     if verb not in ("prepare", "check"):
@@ -520,7 +537,7 @@ def _late(verb: str, seconds: float) -> CottageError:
     return TookTooLongError(said + way + "home and upload those (dataset.format npy)", "dataset")
 
 
-def _crashed(verb: str, status: int | None, complaint: str) -> str:
+def crashed(verb: str, status: int | None, complaint: str) -> str:
     """For whoever asked: the tool's own text has this machine's paths, and goes into the log."""
     doing = _DOING.get(verb, "this")
     if status == -signal.SIGKILL or _hit_bound(complaint):

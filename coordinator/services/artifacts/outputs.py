@@ -1,7 +1,7 @@
 """What a job leaves behind, through one door: checkpoints, model folders, the log, its model to try, opened steps."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.artifacts.inference import Trials
@@ -10,6 +10,7 @@ from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.core.logs import JobLogs, Level
 from protocol.rest import api
 from protocol.rest.records import AuditRecords
+from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 
 
 class JobOutputs:
@@ -69,6 +70,12 @@ class JobOutputs:
     def generate(self, job: str, round_: int | None, request: api.TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
         """Pieces of text from a checkpoint."""
         return self._trials.generate(job, round_, request)
+
+    def complete(
+        self, job: str, point: int | Literal["start"] | None, command: GenerateCommand
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        """An answer of a checkpoint, the newest, or of what the job started from."""
+        return self._trials.complete(job, point, command)
 
     async def log(
         self, job: str, after: int, before: int | None, search: str, level: Level, limit: int

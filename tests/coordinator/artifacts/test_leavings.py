@@ -20,6 +20,7 @@ from coordinator.store.ports import col
 from coordinator.store.records import LogRecord
 from protocol.job.job import LoraSpec
 from protocol.rest.api import TrialRequest
+from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 from protocol.task import MAX_LOG_LINES, WorkerLog, WorkerLogLine
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import FakeModels, digest
@@ -156,21 +157,25 @@ class Echo:
         self.running = 0
         self.archives: list[str] = []
 
-    async def generate(self, archive: str, request: TrialRequest, seconds: float) -> AsyncIterator[Mapping[str, Any]]:
+    def before(self, archive: str) -> int:
+        return self.running
+
+    async def generate(
+        self, archive: str, command: GenerateCommand, seconds: float
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
         self.running += 1
         self.archives.append(archive)
-        assert self.running == 1, "one at a time"
         await self.go.wait()
-        yield {"text": request.prompt}
+        yield TextReport("1", command.prompt)
         self.running -= 1
-        yield {"done": "length", "tokens": 1}
+        yield AnsweredReport("1", "length", 2, 1)
 
 
 async def trial(trials: Trials, job: str, prompt: str = "to be", start: bool = False) -> list[Mapping[str, Any]]:
     return [piece async for piece in trials.generate(job, None, TrialRequest(prompt, start=start))]
 
 
-async def test_models_are_tried_one_after_the_other_and_a_long_queue_is_refused() -> None:
+async def test_who_waits_for_a_model_is_told_and_a_long_queue_is_refused() -> None:
     world = calm(1, nodes=5)
     await gather_nodes(world)
     job = await submit(world, 2, 2)
@@ -189,7 +194,7 @@ async def test_models_are_tried_one_after_the_other_and_a_long_queue_is_refused(
     echo.go.set()
     first, *rest = await asyncio.gather(*waiting)
     assert first == [{"checkpoint": 4}, {"text": "to be"}, {"done": "length", "tokens": 1}]
-    assert [pieces[0] for pieces in rest] == [{"waiting": n} for n in range(1, MAX_TRIALS)]
+    assert [pieces[1] for pieces in rest] == [{"waiting": n} for n in range(1, MAX_TRIALS)]
     assert await trial(trials, job) == first, "the queue is free again"
     with pytest.raises(NotFoundError, match="started from random weights"):
         await trial(trials, job, start=True)

@@ -1,0 +1,92 @@
+"""What a process that holds a model is asked, and what it answers: JSON, a line each, several requests at a time."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from protocol.codec import MAX_MESSAGE
+
+MAX_TEXT = 256 << 10  # Characters of a prompt; no model that is served here reads as many tokens.
+MAX_TOKENS = 1 << 20  # Of an answer; its model reads fewer.
+MAX_STOPS, MAX_STOP = 4, 200
+MAX_LINE = 2 * MAX_MESSAGE  # A request of a whole conversation.
+RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the next token is drawn. The same ``seed`` draws the same tokens, whatever else the process answers beside.
+
+    Attributes:
+        temperature: 0 takes the likeliest token.
+        top_k: of the likeliest tokens so many; 0: all.
+        top_p: of the likeliest tokens as many as have this probability together (Holtzman and others, 2020).
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=5)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=1000)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
+
+
+class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="generate"):
+    """Text to go on with, or messages to answer.
+
+    Attributes:
+        messages: for the model's chat template, with ``tools`` and further ``words`` of it; empty: ``prompt`` is gone on with.
+        tokens: of the answer at most; None: as many as the model can read.
+        stops: texts that end the answer, and are no part of it.
+    """
+
+    id: RequestId
+    prompt: Annotated[str, Meta(max_length=MAX_TEXT)] = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    words: dict[str, Any] = msgspec.field(default_factory=dict)
+    tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
+    sampling: Sampling = Sampling()
+    stops: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=MAX_STOP)], ...], Meta(max_length=MAX_STOPS)
+    ] = ()
+
+
+class CancelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cancel"):
+    """Nobody waits for the answer any more."""
+
+    id: RequestId
+
+
+EngineCommand = GenerateCommand | CancelCommand
+
+
+class ReadyReport(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded. ``longest``: tokens of a prompt with its answer."""
+
+    longest: int
+
+
+class TextReport(msgspec.Struct, frozen=True, tag="text"):
+    """A piece of an answer that no later token can change."""
+
+    id: RequestId
+    text: str
+
+
+class AnsweredReport(msgspec.Struct, frozen=True, tag="answered"):
+    """The end of an answer: the model or a text of ``stops`` ended it (``stop``), or it is as long as it may be (``length``)."""
+
+    id: RequestId
+    reason: Literal["stop", "length"]
+    prompt: int
+    tokens: int
+
+
+class RefusedReport(msgspec.Struct, frozen=True, tag="refused"):
+    """A request that cannot be answered. ``code``: stable, for programs."""
+
+    id: RequestId
+    code: str
+    detail: str
+
+
+EngineReport = ReadyReport | TextReport | AnsweredReport | RefusedReport

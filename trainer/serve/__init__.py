@@ -1,0 +1,7 @@
+"""A finished model that answers, as one process with several requests at a time.
+
+engine     the model, and the batches in which the requests are computed
+sampling   which token is next: by each request's own temperature and seed
+texts      tokens as text in pieces, up to a stop
+loop       commands in, reports out
+"""

@@ -1,0 +1,37 @@
+"""Commands of ``protocol.serving`` come in on standard input and reports go out, a line each; it ends with its input."""
+
+from pathlib import Path
+
+import msgspec
+
+from protocol.codec import MessageError, decode_json
+from protocol.serving import MAX_LINE, CancelCommand, EngineCommand, EngineReport, GenerateCommand, ReadyReport
+from protocol.stdio import open_stdio
+from trainer.errors import InputError
+from trainer.serve.engine import Engine
+
+
+async def serve(folder: Path, threads: int) -> None:
+    """Answer until nobody asks any more.
+
+    Raises:
+        InputError: a line is no command.
+    """
+    reader, writer = await open_stdio(MAX_LINE)
+
+    def say(report: EngineReport) -> None:
+        if not writer.is_closing():
+            writer.write(msgspec.json.encode(report) + b"\n")
+
+    async with Engine(folder, threads, say) as engine:
+        say(ReadyReport(engine.longest))
+        while line := await reader.readline():
+            try:
+                command = decode_json(line, EngineCommand, MAX_LINE)
+            except MessageError as error:
+                raise InputError("bad-command", str(error)) from error
+            match command:
+                case GenerateCommand():
+                    engine.generate(command)
+                case CancelCommand():
+                    engine.cancel(command.id)
