@@ -15,6 +15,7 @@ from coordinator.web.api import Api
 from coordinator.web.auth import Auth, principal, visitor
 from coordinator.web.auth.gate import install
 from coordinator.web.checks import CheckRoutes
+from coordinator.web.completions.routes import CompletionRoutes
 from coordinator.web.http import protect
 from coordinator.web.hub import HubRoutes
 from coordinator.web.ledger import LedgerRoutes
@@ -69,6 +70,7 @@ def interface(
         *HubRoutes(HubModels(services.uploads)).routes(),
         *CheckRoutes(services.checks, jobs).routes(),
         *api.routes(),
+        *CompletionRoutes(jobs, services.leavings).routes(),
         *LifeRoutes(jobs, services.leavings, artifacts).routes(),
         *NoticeRoutes(services.notices).routes(),
         *LedgerRoutes(services.books).routes(),

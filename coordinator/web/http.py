@@ -17,8 +17,11 @@ from coordinator.services.accounts.budgets import Bodies
 from coordinator.web.packing import pack
 from protocol import codec
 from protocol.rest.api import Problem
+from protocol.rest.completions import api_error
 
 API = "/api/v1"
+COMPLETION = "/v1/"
+"""Where programs come in that speak OpenAI's API, and read its errors."""
 PROBLEM = "application/problem+json"
 BODY: Final = web.RequestKey("body", bytes)  # A body that has been read already.
 WHOSE: Final = web.RequestKey("whose", str)  # Whose bytes are counted together: an account's, or an address's.
@@ -55,7 +58,10 @@ def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = No
 
 
 def problem_answer(request: web.Request, status: int, found: Problem) -> web.Response:
-    """An error as RFC 9457 has it."""
+    """An error as RFC 9457 has it, or as clients of OpenAI's API read it."""
+    if request.path.startswith(COMPLETION):
+        status, told = api_error(status, found.code, found.detail, found.field)
+        return answer(told, status)
     whole = msgspec.structs.replace(
         found,
         type=f"/docs/api#{found.code}",

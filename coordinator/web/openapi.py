@@ -9,11 +9,12 @@ import msgspec
 
 from coordinator.web.auth import access_of
 from coordinator.web.auth.gate import SESSION_COOKIE
-from coordinator.web.http import PROBLEM
+from coordinator.web.http import COMPLETION, PROBLEM
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from protocol.ids import ID_PATTERN
 from protocol.rest.api import Problem
+from protocol.rest.completions import ApiError, told
 
 EVENTS = "text/event-stream"
 CHECKSUM_MISMATCH = 460  # Of tus 1.0.0; no status of HTTP.
@@ -22,6 +23,7 @@ _PARAMETERS = {
     "audit": "Audit, as 32 hexadecimal digits.",
     "any_job": "Id of a job of any account: 32 hexadecimal digits.",
     "job": "Id of a job: 32 hexadecimal digits.",
+    "model": "Id of the job that made it; ID@3 after three rounds, ID@start what it started from.",
     "upload": "Id of an upload: 32 hexadecimal digits.",
     "digest": "SHA-256 of an artifact: 64 hexadecimal digits.",
     "round": "A round of the job, counted from 0.",
@@ -34,6 +36,7 @@ _PARAMETERS = {
 }
 _SCHEMAS = {
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+    "model": {"type": "string", "pattern": "^[0-9a-f]{32}(@(start|[0-9]{1,9}))?$"},
     "round": {"type": "integer", "minimum": 0},
     "key": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
     "invitation": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
@@ -49,6 +52,7 @@ TAGS = {
     "checks": "Datasets looked through, row by row.",
     "compare": "Jobs side by side.",
     "jobs": "Jobs from their submission to their model.",
+    "completions": "Finished models, for programs that speak OpenAI's API.",
     "uploads": "Datasets, weights and tokenizers on their way in.",
     "artifacts": "Files under their SHA-256; nodes use them.",
     "network": "The network as a whole.",
@@ -120,7 +124,7 @@ def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
 
 
 def _types(routes: Sequence[Route]) -> list[Any]:
-    found: dict[str, Any] = {repr(Problem): Problem}
+    found: dict[str, Any] = {repr(Problem): Problem, repr(ApiError): ApiError}
     for route in routes:
         for kind in (route.answer, route.body):
             if kind is not None and not isinstance(kind, str):
@@ -137,10 +141,11 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         answers["412"] = {"description": "It is not what If-Match or If-Unmodified-Since say."}
         answers["416"] = {"description": "The file has no such range: Content-Range says how long it is."}
     for status in sorted(route.problems):
-        answers[str(status)] = {
-            "description": _phrase(status),
-            "content": {PROBLEM: {"schema": schemas[repr(Problem)]}},
-        }
+        if route.path.startswith(COMPLETION):
+            status, content = told(status), _media(ApiError, schemas)
+        else:
+            content = {PROBLEM: {"schema": schemas[repr(Problem)]}}
+        answers[str(status)] = {"description": _phrase(status), "content": content}
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
         "summary": route.summary,
@@ -177,6 +182,8 @@ def _answer(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tag(route: Route) -> str:
+    if route.path.startswith(COMPLETION):
+        return "completions"
     return route.path.removeprefix("/api/v1/").split("/")[0] if route.path.startswith("/api/v1/") else "service"
 
 

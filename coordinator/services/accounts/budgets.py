@@ -47,8 +47,9 @@ TESTS = RateBudget("tests of notices", 10, 60, 100, 5)  # One is a request to wh
 ADDRESSES = RateBudget("mail addresses", 3, 6 * 3600, 50, 120)
 # Of requests with an Idempotency-Key.
 ANSWERS = RateBudget("bytes of kept answers", 32 << 20, 1 / 512, 512 << 20, 1 / 8192)
+COMPLETIONS = RateBudget("requests to models", 120, 0.5, 600, 0.1)
 LOOKS = RateBudget("looks at the ledger", 60, 2, 600, 0.2)  # At an escrow; the ledger's endpoint counts, too.
-RATES = (CHANGES, PRICES, CHECKS, UPLOADS, TESTS, ADDRESSES, ANSWERS, LOOKS)
+RATES = (CHANGES, PRICES, CHECKS, UPLOADS, TESTS, ADDRESSES, ANSWERS, COMPLETIONS, LOOKS)
 
 MAX_KEYS = 50  # API keys of an account that are good; as many that are not stay to be recognised.
 MAX_CREDENTIALS = 20  # Wallets, passkeys and identities of an account.
@@ -72,6 +73,8 @@ MAX_PREPARED_WAITING = 32
 MAX_CHECKS_EACH = 4  # Of an account, running or waiting; the queue takes turns between accounts.
 MAX_TRIALS_EACH = 2
 MAX_TRIALS = 8
+MAX_COMPLETIONS_EACH = 16  # Answers of models to programs of an account, under way or waiting.
+MAX_COMPLETIONS = 64
 
 MAX_FILES = 2_000  # Uploaded files of an account.
 MAX_FILES_OF_ALL = 100_000  # Of all strangers.

@@ -22,6 +22,7 @@ from protocol.rest.withdrawals import (
     WithdrawalRequest,
     WithdrawalTerms,
 )
+from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -151,7 +152,12 @@ class OutputsPort(Protocol):
         """Send nothing more, and forget its key."""
 
     def generate(self, job: str, round_: int | None, request: api.TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
-        """Pieces of text from a checkpoint, one request at a time."""
+        """Pieces of text from a checkpoint."""
+
+    def complete(
+        self, job: str, point: int | Literal["start"] | None, command: GenerateCommand
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        """An answer of a checkpoint, the newest, or of what the job started from; for programs."""
 
     async def log(
         self, job: str, after: int, before: int | None, search: str, level: LogLevel, limit: int

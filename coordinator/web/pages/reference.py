@@ -14,6 +14,7 @@ from coordinator.web.pages.render import Renderer
 CODES = (
     ("not_found", 404, "There is nothing of this name, or it is another account's."),
     ("invalid", 422, "A value is out of its bounds; field says which one."),
+    ("context_length_exceeded", 422, "A prompt is longer than the model can read; detail says how long it may be."),
     ("key_reused", 422, "The idempotency key was that of another request: make a new one."),
     (
         "took_too_long",

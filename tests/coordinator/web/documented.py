@@ -6,6 +6,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from coordinator.web.http import CLOSED
+
 
 class Ears:
     """Hears every answer of an application: ``middleware`` goes in before any other."""
@@ -21,7 +23,7 @@ class Ears:
         async def listen(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = await handler(request)
             resource = request.match_info.route.resource
-            if resource is not None:
+            if resource is not None and response.status != CLOSED:
                 key = (request.method, resource.canonical, response.status)
                 self._heard.setdefault(key, f"{request.method} {request.path_qs}")
             return response

@@ -6,11 +6,11 @@ import json
 import re
 import zipfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from common.token_worth import TokenWorth
 from common.untrusted_text import Untrusted
-from coordinator.errors import InvalidError, NotFoundError
+from coordinator.errors import InvalidError, NotFoundError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from protocol.audit import ReplayStep
 from protocol.disputes import DisputeDetail, DisputeView
@@ -29,6 +29,7 @@ from protocol.rest.withdrawals import (
     WithdrawalRequest,
     WithdrawalTerms,
 )
+from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 from tests.coordinator.web.fake import NODES, PRICE_PER_PETAFLOP, START, Cluster, address, loss_at, signature
 
 
@@ -251,6 +252,20 @@ class Leavings:
         for word in said.split()[: request.tokens]:
             yield {"text": f" {word}"}
         yield {"done": "length", "tokens": request.tokens}
+
+    async def complete(
+        self, job: str, point: int | Literal["start"] | None, command: GenerateCommand
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        await self._known(job, None if point == "start" else point)
+        said = str(command.messages[-1].get("content")) if command.messages else command.prompt
+        if said == "fail":
+            yield TextReport("1", "So")
+            raise UnavailableError("the model failed")
+        words = (f"{point}: {said}" if point is not None else said).split()
+        for word in words[: command.tokens]:
+            yield TextReport("1", f" {word}")
+        reason: Literal["stop", "length"] = "length" if len(words) > (command.tokens or len(words)) else "stop"
+        yield AnsweredReport("1", reason, 7, min(len(words), command.tokens or len(words)))
 
     async def log(
         self, job: str, after: int, before: int | None, search: str, level: str, limit: int

@@ -326,7 +326,7 @@ async def test_the_document_describes_exactly_the_routes_that_there_are(
     interface = {
         (method, path)
         for method, path in served
-        if path.startswith("/api/") or path in ("/healthz", "/readyz", "/openapi.json")
+        if path.startswith(("/api/", "/v1/")) or path in ("/healthz", "/readyz", "/openapi.json")
     }
     described = {(method, path) for path, methods in document["paths"].items() for method in methods}
     assert described == interface

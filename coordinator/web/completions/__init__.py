@@ -1,0 +1,1 @@
+"""The way in for programs that speak OpenAI's API."""

@@ -1,0 +1,225 @@
+"""``/v1``: the models of an account's jobs, for every program that speaks OpenAI's API."""
+
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from aiohttp import hdrs, web
+
+from common.untrusted_text import untrusted
+from coordinator.errors import CottageError, InvalidError, NotFoundError
+from coordinator.services.accounts.budgets import COMPLETIONS
+from coordinator.services.jobs import ports
+from coordinator.web.auth import costs, principal
+from coordinator.web.documents import read_document
+from coordinator.web.http import COMPLETION, answer
+from coordinator.web.route import Route
+from coordinator.web.stream import Writer
+from protocol.rest.api import JobView
+from protocol.rest.completions import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatDelta,
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
+    FinishReason,
+    ServedModel,
+    ServedModels,
+    Usage,
+    api_error,
+)
+from protocol.serving import AnsweredReport, TextReport
+
+MAX_MODELS = 100
+_NAME = re.compile(r"([0-9a-f]{32})(?:@(start|[0-9]{1,9}))?")
+_DONE = b"data: [DONE]\n\n"
+_ERRORS = (400, 404, 409)
+Report = TextReport | AnsweredReport
+Reports = AsyncIterator[Report]
+
+
+class CompletionRoutes:
+    """Handlers. A model's name is the id of its job; ``ID@3`` is its checkpoint after three rounds, ``ID@start`` what it was."""
+
+    def __init__(self, jobs: ports.JobsPort, outputs: ports.OutputsPort) -> None:
+        self._jobs = jobs
+        self._outputs = outputs
+
+    def routes(self) -> list[Route]:
+        """Every route of these handlers."""
+        made = "The models of the account's jobs, the newest first"
+        talk = "The model's answer to messages; with stream true piece by piece (Server-Sent Events)"
+        go_on = "The text that follows a prompt; with stream true piece by piece"
+        return [
+            Route("GET", f"{COMPLETION}models", self.models, made, ServedModels),
+            Route("GET", f"{COMPLETION}models/{{model}}", self.model, "One of them", ServedModel, errors=_ERRORS),
+            Route(
+                "POST",
+                f"{COMPLETION}chat/completions",
+                self.chat,
+                talk,
+                ChatCompletion,
+                ChatCompletionRequest,
+                errors=_ERRORS,
+                safe=True,
+            ),
+            Route(
+                "POST",
+                f"{COMPLETION}completions",
+                self.complete,
+                go_on,
+                Completion,
+                CompletionRequest,
+                errors=_ERRORS,
+                safe=True,
+            ),
+        ]
+
+    async def models(self, request: web.Request) -> web.Response:
+        """GET /v1/models."""
+        jobs = await self._jobs.list(MAX_MODELS, None, principal(request).account_id)
+        return answer(ServedModels(tuple(_served(job) for job in jobs if job.rounds_done)))
+
+    async def model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{model}."""
+        name = request.match_info["model"]
+        job, _ = await self._found(request, name)
+        return answer(msgspec.structs.replace(_served(await self._jobs.get(job)), id=name))
+
+    @costs(COMPLETIONS)
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        asked = await read_document(request, ChatCompletionRequest)
+        return await self._answered(request, asked)
+
+    @costs(COMPLETIONS)
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions."""
+        asked = await read_document(request, CompletionRequest)
+        return await self._answered(request, asked)
+
+    async def _answered(
+        self, request: web.Request, asked: ChatCompletionRequest | CompletionRequest
+    ) -> web.StreamResponse:
+        if refused := asked.unsupported():
+            raise InvalidError(f"{refused} is not supported here: leave it out", refused)
+        job, point = await self._found(request, asked.model)
+        chat = isinstance(asked, ChatCompletionRequest)
+        number = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+        counts = asked.stream_options is not None and asked.stream_options.include_usage
+        shape, command = (
+            _Shape(number, asked.model, counts, chat, int(time.time())),
+            asked.command(secrets.randbits(63)),
+        )
+        async with aclosing(_while_there(request, self._outputs.complete(job, point, command))) as reports:
+            first = await anext(reports)  # What is refused at once is an ordinary error.
+            if asked.stream:
+                return await _streamed(request, shape, first, reports)
+            return answer(await _whole(shape, first, reports))
+
+    async def _found(self, request: web.Request, name: str) -> tuple[str, int | Literal["start"] | None]:
+        """The caller's job that a model's name means, and which of its models."""
+        named = _NAME.fullmatch(name)
+        try:
+            if named is None:
+                raise NotFoundError(name)
+            await self._jobs.check_owner(named[1], principal(request).account_id)
+        except NotFoundError as error:
+            way = "GET /v1/models lists yours"
+            raise NotFoundError(f"there is no model {name[:80]!r}: {way}", "model") from error
+        return named[1], "start" if named[2] == "start" else int(named[2]) if named[2] else None
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How an answer is written. ``usage``: its last chunk counts tokens."""
+
+    id: str
+    model: str
+    usage: bool
+    chat: bool
+    created: int
+
+    def whole(self, text: str, end: AnsweredReport) -> ChatCompletion | Completion:
+        """All of it."""
+        if self.chat:
+            choices = (ChatChoice(ChatAnswer(text), end.reason),)
+            return ChatCompletion(self.id, self.created, self.model, choices, _counted(end))
+        return Completion(self.id, self.created, self.model, (CompletionChoice(text, end.reason),), _counted(end))
+
+    def chunk(self, text: str, role: Literal["assistant", ""] = "", reason: FinishReason | None = None) -> bytes:
+        """An event with its next piece."""
+        if self.chat:
+            delta = ChatDelta(role, None if reason else text)
+            choices = (ChatChunkChoice(delta, reason),)
+            return _event(ChatCompletionChunk(self.id, self.created, self.model, choices))
+        return _event(Completion(self.id, self.created, self.model, (CompletionChoice(text, reason),)))
+
+    def last(self, end: AnsweredReport) -> bytes:
+        """The events that end it."""
+        kind = ChatCompletionChunk if self.chat else Completion
+        counted = _event(kind(self.id, self.created, self.model, (), _counted(end))) if self.usage else b""
+        return self.chunk("", reason=end.reason) + counted + _DONE
+
+
+async def _whole(shape: _Shape, first: Report, reports: Reports) -> ChatCompletion | Completion:
+    texts: list[str] = []
+    report = first
+    while isinstance(report, TextReport):
+        texts.append(report.text)
+        report = await anext(reports)
+    return shape.whole("".join(texts), report)
+
+
+async def _streamed(request: web.Request, shape: _Shape, first: Report, reports: Reports) -> web.StreamResponse:
+    response = web.StreamResponse(headers={hdrs.CACHE_CONTROL: "no-store", "X-Accel-Buffering": "no"})
+    response.content_type = "text/event-stream"
+    await response.prepare(request)
+    out = Writer(response, request.transport)
+    try:
+        if shape.chat:
+            await out.write(shape.chunk("", "assistant"))
+        report = first
+        while isinstance(report, TextReport):
+            await out.write(shape.chunk(report.text))
+            report = await anext(reports)
+        await out.write(shape.last(report))
+    except CottageError as error:
+        _, told = api_error(error.status, error.code, untrusted(error.detail), error.field)
+        await out.write(_event(told))
+    except TimeoutError:  # A reader that takes nothing is cut off.
+        if request.transport is not None:
+            request.transport.abort()
+    await response.write_eof()
+    return response
+
+
+async def _while_there(request: web.Request, reports: Reports) -> AsyncGenerator[Report]:
+    """The reports, until whoever asked has gone."""
+    async with aclosing(reports):  # type: ignore[type-var]
+        async for report in reports:
+            if request.transport is None or request.transport.is_closing():
+                raise ConnectionResetError("nobody waits for the answer any more")
+            yield report
+
+
+def _event(value: msgspec.Struct) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def _counted(end: AnsweredReport) -> Usage:
+    return Usage(end.prompt, end.tokens, end.prompt + end.tokens)
+
+
+def _served(job: JobView) -> ServedModel:
+    return ServedModel(job.id, int(job.created), untrusted(job.name or "cottage"))

@@ -1,0 +1,260 @@
+"""What programs ask of finished models, and what they are answered, in the words of OpenAI's API.
+
+Source: platform.openai.com/docs/api-reference.
+
+Unknown fields of requests are passed over, as servers of this API do. Those that would change an answer and are not supported
+are refused, since an answer that silently does without is a wrong one.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from common.untrusted_text import View
+from protocol.serving import MAX_STOP, MAX_STOPS, MAX_TEXT, MAX_TOKENS, GenerateCommand, Sampling
+
+MAX_MESSAGES = 1000
+MAX_NAME = 100
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
+Stops = Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
+Count = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Share = Annotated[float, Meta(ge=-2, le=2)]
+_TEMPERATURE, _TOP_P = 1.0, 1.0
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """``include_usage``: a last chunk counts tokens."""
+
+    include_usage: bool = False
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What both kinds of request have.
+
+    ``top_k`` is no word of OpenAI's, and one that vLLM and llama.cpp take beside.
+    """
+
+    model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stops | Stop | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    presence_penalty: Share | None = None
+    frequency_penalty: Share | None = None
+    logit_bias: dict[str, float] | None = None
+
+    def unsupported(self) -> str:
+        """The first field that would change the answer, and is not supported; empty: there is none."""
+        refused = {
+            "n": self.n not in (None, 1),
+            "presence_penalty": bool(self.presence_penalty),
+            "frequency_penalty": bool(self.frequency_penalty),
+            "logit_bias": bool(self.logit_bias),
+        }
+        return next((name for name, is_asked in refused.items() if is_asked), "")
+
+    def _sampling(self, seed: int) -> Sampling:
+        temperature = _TEMPERATURE if self.temperature is None else self.temperature
+        own = seed if self.seed is None else self.seed
+        return Sampling(temperature, self.top_k or 0, _TOP_P if self.top_p is None else self.top_p, own)
+
+    def _stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """``text`` is the only one that is supported."""
+
+    type: str = "text"
+
+
+class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
+    """Messages to answer, in the model's own chat template. ``chat_template_kwargs``: further words for it, as vLLM has them."""
+
+    messages: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
+    tool_choice: Any = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+
+    def unsupported(self) -> str:
+        """As of both kinds."""
+        refused = {
+            "tools": bool(self.tools) and self.tool_choice != "none",
+            "response_format": self.response_format is not None and self.response_format.type != "text",
+            "logprobs": bool(self.logprobs),
+        }
+        return next((name for name, is_asked in refused.items() if is_asked), "") or super().unsupported()
+
+    def command(self, seed: int) -> GenerateCommand:
+        """What is asked of the model. ``seed``: where the request names none."""
+        tokens = self.max_completion_tokens or self.max_tokens
+        words, stops = self.chat_template_kwargs or {}, self._stops()
+        sampling = self._sampling(seed)
+        return GenerateCommand("1", messages=self.messages, words=words, tokens=tokens, sampling=sampling, stops=stops)
+
+
+class CompletionRequest(_Request, frozen=True, kw_only=True):
+    """A text to go on with."""
+
+    prompt: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+    suffix: str | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+    def unsupported(self) -> str:
+        """As of both kinds."""
+        refused = {
+            "suffix": bool(self.suffix),
+            "logprobs": self.logprobs is not None,
+            "echo": bool(self.echo),
+            "best_of": self.best_of not in (None, 1),
+        }
+        return next((name for name, is_asked in refused.items() if is_asked), "") or super().unsupported()
+
+    def command(self, seed: int) -> GenerateCommand:
+        """What is asked of the model; without ``max_tokens`` sixteen tokens, as of old."""
+        sampling = self._sampling(seed)
+        return GenerateCommand("1", self.prompt, tokens=self.max_tokens or 16, sampling=sampling, stops=self._stops())
+
+
+class Usage(View, frozen=True):
+    """Tokens of the prompt and of the answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class ChatAnswer(msgspec.Struct, frozen=True):
+    """What the model says, as it says it: a text of a stranger's model."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    message: ChatAnswer
+    finish_reason: FinishReason
+    index: int = 0
+    logprobs: None = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True):
+    """A whole answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a chunk adds."""
+
+    role: Literal["assistant", ""] = ""
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """Of the answer, the next piece."""
+
+    delta: ChatDelta
+    finish_reason: FinishReason | None = None
+    index: int = 0
+    logprobs: None = None
+
+
+class ChatCompletionChunk(msgspec.Struct, frozen=True):
+    """A piece of an answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[ChatChunkChoice, ...]
+    usage: Usage | None = None
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """The text that follows, or its next piece."""
+
+    text: str
+    finish_reason: FinishReason | None
+    index: int = 0
+    logprobs: None = None
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A text that follows, whole or a piece of it."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[CompletionChoice, ...]
+    usage: Usage | None = None
+    object: Literal["text_completion"] = "text_completion"
+
+
+class ServedModel(View, frozen=True):
+    """A model that can be asked. ``id``: of the job that made it."""
+
+    id: str
+    created: int
+    owned_by: str
+    object: Literal["model"] = "model"
+
+
+class ServedModels(View, frozen=True):
+    """All of an account's, the newest first."""
+
+    data: tuple[ServedModel, ...]
+    object: Literal["list"] = "list"
+
+
+class ApiFault(View, frozen=True):
+    """What is wrong. ``code`` is stable, for programs; ``param`` the field that it is about."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ApiError(View, frozen=True):
+    """An error in the shape that clients of this API read."""
+
+    error: ApiFault
+
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+
+
+def told(status: int) -> int:
+    """A status of the coordinator's as clients of this API know it."""
+    return 400 if status in (413, 422) else status
+
+
+def api_error(status: int, code: str, detail: str, field: str) -> tuple[int, ApiError]:
+    """An error of the coordinator's as clients of this API know it, with its status there."""
+    known = told(status)
+    kind = _TYPES.get(known, "invalid_request_error" if known < 500 else "server_error")
+    return known, ApiError(ApiFault(detail, kind, field or None, _CODES.get(known, code)))

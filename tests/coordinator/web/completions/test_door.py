@@ -1,0 +1,221 @@
+"""``/v1``: answers, streams and errors as stock clients of OpenAI's API read them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import aiohttp
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from protocol.rest.completions import ChatCompletionRequest, CompletionRequest
+from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
+from tests.coordinator.web.conftest import House
+from tests.coordinator.web.fake_services import Leavings
+from tests.coordinator.web.test_life import started
+from tests.coordinator.web.test_tenants import job_of, member
+
+HI: Any = [{"role": "user", "content": "to be or not"}]
+
+
+def client_of(house: House, key: str = "none") -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=0)
+
+
+@pytest.fixture
+async def client(house: House) -> AsyncIterator[AsyncOpenAI]:
+    async with client_of(house) as one:
+        yield one
+
+
+async def test_models_are_those_that_jobs_have_made(house: House, client: AsyncOpenAI) -> None:
+    assert [model async for model in client.models.list()] == []
+    job = await started(house)
+    (model,) = [model async for model in client.models.list()]
+    assert (model.id, model.owned_by, model.object) == (job, "a job", "model")
+    for name in (job, f"{job}@3", f"{job}@start"):
+        assert (await client.models.retrieve(name)).id == name
+    with pytest.raises(openai.NotFoundError) as refused:
+        await client.models.retrieve("gpt-4o")
+    assert refused.value.body == {
+        "message": "there is no model 'gpt-4o': GET /v1/models lists yours",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "not_found",
+    }
+
+
+async def test_messages_are_answered_whole_and_in_pieces(house: House, client: AsyncOpenAI) -> None:
+    job = await started(house)
+    whole = await client.chat.completions.create(model=job, messages=HI, max_completion_tokens=3)
+    assert whole.choices[0].message.content == " to be or"
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens) == (7, 3, 10)
+    stream = await client.chat.completions.create(
+        model=f"{job}@3", messages=HI, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert len({chunk.id for chunk in chunks}) == 1
+    *pieces, end, counted = chunks
+    assert pieces[0].choices[0].delta.role == "assistant"
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == " 3: to be or not"
+    assert (end.choices[0].finish_reason, end.choices[0].delta.content) == ("stop", None)
+    assert counted.choices == []
+    assert counted.usage is not None
+    assert counted.usage.completion_tokens == 5
+
+
+async def test_a_text_is_gone_on_with_whole_and_in_pieces(house: House, client: AsyncOpenAI) -> None:
+    job = await started(house)
+    whole = await client.completions.create(model=job, prompt="to be or not", max_tokens=3)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason, whole.object) == (
+        " to be or",
+        "length",
+        "text_completion",
+    )
+    stream = await client.completions.create(model=f"{job}@start", prompt="to be", stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == " start: to be"
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * 3 + ["stop"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ({"temperature": 3}, "temperature", "is 3, and must be at most 2"),
+        ({"n": 2}, "n", "n is not supported here: leave it out"),
+        ({"logprobs": True}, "logprobs", "logprobs is not supported here"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "response_format is not supported here"),
+        ({"tools": [{"type": "function", "function": {"name": "sum"}}]}, "tools", "tools is not supported here"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty is not supported here"),
+        ({"messages": []}, "messages", "must not be empty"),
+        ({"max_tokens": 0}, "max_tokens", "is 0, and must be at least 1"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "must have at most 4 entries"),
+    ],
+)
+async def test_what_cannot_be_answered_as_it_was_asked_is_refused(
+    more: dict[str, Any], param: str, words: str, house: House, client: AsyncOpenAI
+) -> None:
+    job = await started(house)
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**({"model": job, "messages": HI} | more))
+    assert isinstance(refused.value.body, dict)
+    assert (refused.value.body["param"], refused.value.body["type"]) == (param, "invalid_request_error")
+    assert words in refused.value.body["message"]
+
+
+async def test_fields_that_change_nothing_are_passed_over(house: House, client: AsyncOpenAI) -> None:
+    job = await started(house)
+    plain: dict[str, Any] = {
+        "user": "ada",
+        "metadata": {"a": "b"},
+        "n": 1,
+        "logprobs": False,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "parallel_tool_calls": True,
+        "service_tier": "auto",
+        "store": False,
+    }
+    answer = await client.chat.completions.create(model=job, messages=HI, **plain)
+    assert answer.choices[0].message.content == " to be or not"
+
+
+async def test_a_fault_in_mid_answer_ends_the_stream_with_it(house: House, client: AsyncOpenAI) -> None:
+    job = await started(house)
+    failing: Any = [{"role": "user", "content": "fail"}]
+    with pytest.raises(openai.InternalServerError, match="the model failed") as whole:
+        await client.chat.completions.create(model=job, messages=failing)
+    assert whole.value.status_code == 503
+    stream = await client.chat.completions.create(model=job, messages=failing, stream=True)
+    assert (await anext(stream)).choices[0].delta.role == "assistant"
+    assert (await anext(stream)).choices[0].delta.content == "So"
+    with pytest.raises(openai.APIError, match="the model failed"):
+        await anext(stream)
+
+
+def key_of(header: dict[str, str]) -> str:
+    return header["Authorization"].removeprefix("Bearer ")
+
+
+async def test_a_key_is_asked_for_and_others_jobs_are_not_there(town: House, http: aiohttp.ClientSession) -> None:
+    ada, eve = await member(town, "ada"), await member(town, "eve")
+    job = await job_of(town, http, ada)
+    async with client_of(town, "wrong") as nobody:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await nobody.chat.completions.create(model=job, messages=HI)
+        assert isinstance(refused.value.body, dict)
+        assert (refused.value.body["type"], refused.value.body["code"]) == ("authentication_error", "invalid_api_key")
+    async with client_of(town, key_of(eve)) as other, client_of(town, key_of(ada)) as own:
+        assert [model async for model in other.models.list()] == []
+        with pytest.raises(openai.NotFoundError, match="there is no model"):
+            await other.chat.completions.create(model=job, messages=HI)
+        with pytest.raises(openai.NotFoundError, match="has no checkpoint"):
+            await own.chat.completions.create(model=job, messages=HI)
+
+
+async def test_who_asks_too_often_is_told_when_to_come_back(town: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    ada = await member(town, "ada")
+    monkeypatch.setattr("coordinator.services.accounts.budgets.Budgets.take", _never)
+    async with client_of(town, key_of(ada)) as client:
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.completions.create(model="x", prompt="y")
+        assert refused.value.response.headers["Retry-After"] == "7"
+        assert isinstance(refused.value.body, dict)
+        assert (refused.value.body["type"], refused.value.body["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+
+
+async def _never(*_: Any) -> None:
+    from coordinator.errors import TooManyError
+
+    raise TooManyError("too many", 7.0)
+
+
+async def test_whoever_leaves_ends_the_answer(
+    house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await started(house)
+    ended = asyncio.Event()
+
+    async def endless(
+        _self: Leavings, _job: str, _point: int | Literal["start"] | None, _command: GenerateCommand
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        try:
+            while True:
+                yield TextReport("1", "word ")
+                await asyncio.sleep(0.01)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Leavings, "complete", endless)
+    for stream in (True, False):
+        ended.clear()
+        body = json.dumps({"model": job, "messages": HI, "stream": stream})
+        asking = asyncio.create_task(
+            http.post(f"{house.url}/v1/chat/completions", data=body, headers={"Content-Type": "application/json"})
+        )
+        await asyncio.sleep(0.3)
+        if stream:
+            answer = await asking
+            await answer.content.readline()
+            answer.close()
+        else:
+            asking.cancel()
+        async with asyncio.timeout(10):
+            await ended.wait()
+
+
+def test_a_request_becomes_what_a_model_is_asked() -> None:
+    chat = ChatCompletionRequest(
+        model="m", messages=({"role": "user"},), max_tokens=9, stop="x", top_p=0.5, top_k=7, seed=3
+    )
+    assert chat.command(5) == GenerateCommand(
+        "1", messages=({"role": "user"},), tokens=9, sampling=Sampling(1.0, 7, 0.5, 3), stops=("x",)
+    )
+    text = CompletionRequest(model="m", prompt="a", temperature=0)
+    assert text.command(5) == GenerateCommand("1", "a", tokens=16, sampling=Sampling(0, seed=5))
