@@ -127,7 +127,7 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
         return GenerateCommand("1", self.prompt, tokens=self.max_tokens or 16, sampling=sampling, stops=self._stops())
 
 
-class Usage(View, frozen=True):
+class TokenUsage(View, frozen=True):
     """Tokens of the prompt and of the answer."""
 
     prompt_tokens: int
@@ -162,7 +162,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     created: int
     model: str
     choices: tuple[ChatChoice, ...]
-    usage: Usage
+    usage: TokenUsage
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -189,7 +189,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True):
     created: int
     model: str
     choices: tuple[ChatChunkChoice, ...]
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
@@ -209,7 +209,7 @@ class Completion(msgspec.Struct, frozen=True):
     created: int
     model: str
     choices: tuple[CompletionChoice, ...]
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     object: Literal["text_completion"] = "text_completion"
 
 

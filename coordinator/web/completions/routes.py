@@ -35,7 +35,7 @@ from protocol.rest.completions import (
     FinishReason,
     ServedModel,
     ServedModels,
-    Usage,
+    TokenUsage,
     api_error,
 )
 from protocol.serving import AnsweredReport, TextReport
@@ -217,8 +217,8 @@ def _event(value: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def _counted(end: AnsweredReport) -> Usage:
-    return Usage(end.prompt, end.tokens, end.prompt + end.tokens)
+def _counted(end: AnsweredReport) -> TokenUsage:
+    return TokenUsage(end.prompt, end.tokens, end.prompt + end.tokens)
 
 
 def _served(job: JobView) -> ServedModel:

@@ -100,6 +100,7 @@ RUN_BY = {
     "backup": ("tests/coordinator/test_backup.py", "backup"),
     "admin": ("tests/coordinator/operation/test_admin_command.py", "admin"),
     "invite": ("tests/e2e/test_private_network.py", "private-network"),
+    "keys": ("tests/coordinator/web/test_account_commands.py", "keys"),
     "trail": ("tests/coordinator/web/test_account_commands.py", "trail"),
     "node settings": ("tests/desktop/app/test_owner_of_an_agent.py", "settings"),
     "node earnings": ("tests/e2e/test_lessons.py", "lend-your-gpu"),
