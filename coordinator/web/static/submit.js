@@ -294,25 +294,150 @@ class HubModel {
       held += file.size;
       digests.push(state.artifact);
     }
-    const text = (value) => (value ? JSON.stringify(value, null, 2) : "");
-    const { model, tokenizer } = found;
-    const filled = {
-      "model.choice": form.querySelector("[data-own-config]").dataset.ownConfig,
-      "model.config": text(model.config),
-      "model.generation": text(model.generation),
-      "model.hub": model.hub,
-      "model.license": model.license || "",
-      "model.weights": digests.join(" "),
-    };
-    if (tokenizer.file) Object.assign(filled, { "tokenizer.kind": "file", "tokenizer.file": tokenizer.file, "tokenizer.settings": text(tokenizer.settings) });
-    for (const [name, value] of Object.entries(filled)) form.elements[name].value = value;
-    for (const one of uploads) if (form.elements[`model.${one.root.dataset.upload}`] || (one.root.dataset.upload === "tokenizer" && tokenizer.file)) one.tell(`✓ of ${found.repository}`);
+    fill(found.model, found.tokenizer, digests, found.repository);
     this.tell(`✓ ${found.repository} at commit ${found.commit.slice(0, 12)}, ${size(whole)}, ${licence}${found.terms && ` (${found.terms})`}`);
   }
 }
 
+// A model's folder, as save_pretrained or the Hub leaves it: what a job needs of it is read here, and its weights go one by one.
+class ModelFolder extends Upload {
+  constructor(root) {
+    super(root);
+    root.hidden = false;
+    root.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      root.classList.add("over");
+    });
+    root.addEventListener("dragleave", () => root.classList.remove("over"));
+    root.addEventListener("drop", async (event) => {
+      event.preventDefault();
+      root.classList.remove("over");
+      const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+      const files = (await Promise.all(entries.map((entry) => filesOf(entry, "")))).flat();
+      this.take(new Map(files.map(([path, file]) => [path.replace(/^[^/]*\//, ""), file])));
+    });
+  }
+
+  start() {
+    this.take(new Map([...this.file.files].map((file) => [file.webkitRelativePath.replace(/^[^/]*\//, ""), file])));
+  }
+
+  async take(files) {
+    if (files.size === 0) return;
+    const run = ++this.run;
+    busy.add(this);
+    try {
+      await this.bring(files, run);
+    } catch (error) {
+      this.tell(error.message, "bad");
+    } finally {
+      if (run === this.run) {
+        busy.delete(this);
+        this.bar.hidden = true;
+        adapt();
+        report();
+      }
+    }
+  }
+
+  async bring(files, run) {
+    const table = async (name) => {
+      if (!files.has(name)) return null;
+      try {
+        return JSON.parse((await files.get(name).text()).replace(/^\ufeff/, ""));
+      } catch {
+        throw new Error(`${name} is no JSON, or was cut: download it anew`);
+      }
+    };
+    const weights = await weightsOf(files, table);
+    const config = await table("config.json");
+    if (!config) throw new Error("This folder has no config.json: choose the one that has config.json beside its weights.");
+    const settings = { ...(await table("special_tokens_map.json")), ...(await table("tokenizer_config.json")) };
+    delete settings.added_tokens_decoder;
+    const templates = [];
+    for (const [path, file] of files) {
+      const name = path === "chat_template.jinja" ? "default" : (path.match(/^additional_chat_templates\/([^/]+)\.jinja$/) || [])[1];
+      if (name) templates.push({ name, template: await file.text() });
+    }
+    if (templates.length) settings.chat_template = templates.length === 1 && templates[0].name === "default" ? templates[0].template : templates;
+    const generation = await table("generation_config.json");
+    const tokenizer = files.get("tokenizer.json");
+    if (!tokenizer) throw new Error("This folder has no tokenizer.json, to which the model belongs: save_pretrained of transformers' AutoTokenizer writes it.");
+    this.whole = weights.reduce((sum, file) => sum + file.size, tokenizer.size);
+    this.bar.hidden = false;
+    this.bar.max = this.whole;
+    this.held = 0;
+    const digests = [];
+    for (const file of [...weights, tokenizer]) {
+      this.artifact = null;
+      await this.send(file, { length: file.size, name: file.name.slice(0, 200), purpose: file === tokenizer ? "tokenizer" : "weights" }, run);
+      if (run !== this.run || !this.artifact) return; // Another folder was chosen, or it was told why not.
+      digests.push(this.artifact);
+      this.held += file.size;
+    }
+    const found = { kind: "file", file: digests.pop(), settings: Object.keys(settings).length ? settings : null };
+    fill({ config, generation, hub: "" }, found, digests, "the folder");
+    this.tell(`✓ ${weights.length === 1 ? "its weights" : `${weights.length} files of weights`} with config and tokenizer, ${size(this.whole)}`, "");
+  }
+
+  progress(bytes, file, checking) {
+    this.bar.value = this.held + bytes;
+    this.tell(checking ? `${file.name} is being checked …` : `${size(this.held + bytes)} of ${size(this.whole)}`, "");
+  }
+
+  done(state) {
+    this.artifact = state.artifact;
+  }
+}
+
+// The files of weights that belong together, the shards before one file that says the same.
+async function weightsOf(files, table) {
+  const index = await table("model.safetensors.index.json");
+  const named = index ? [...new Set(Object.values(index.weight_map || {}))].sort() : ["model.safetensors"];
+  const lacking = named.filter((name) => !files.has(name));
+  if (lacking.length === 0) return named.map((name) => files.get(name));
+  if (index) throw new Error(`This folder has not ${lacking[0]}, a part of the weights: download all of them.`);
+  if (files.has("adapter_config.json")) throw new Error("This folder holds an adapter, not a model: merge it into its base model, or go on from the job that made it.");
+  if ([...files.keys()].some((path) => path.endsWith(".gguf"))) throw new Error("GGUF is made for running and not for training further: choose the folder that it was made of.");
+  const found = [...files].filter(([path]) => /^[^/]+\.safetensors$/.test(path)).map(([, file]) => file);
+  if (found.length === 0) throw new Error("This folder has no *.safetensors: save_pretrained of transformers writes them.");
+  return found;
+}
+
+// All files of what was dragged here, with their paths.
+async function filesOf(entry, before) {
+  const path = before + entry.name;
+  if (entry.isFile) return [[path, await new Promise((found, failed) => entry.file(found, failed))]];
+  const reader = entry.createReader();
+  const files = [];
+  for (;;) {
+    const some = await new Promise((found, failed) => reader.readEntries(found, failed));
+    if (some.length === 0) return files;
+    for (const one of some) files.push(...(await filesOf(one, `${path}/`)));
+  }
+}
+
+// What came of a model's repository or folder, into the form.
+function fill(model, tokenizer, weights, origin) {
+  const text = (value) => (value ? JSON.stringify(value, null, 2) : "");
+  const filled = {
+    "model.choice": form.querySelector("[data-own-config]").dataset.ownConfig,
+    "model.config": text(model.config),
+    "model.generation": text(model.generation),
+    "model.hub": model.hub,
+    "model.license": model.license || "",
+    "model.weights": weights.join(" "),
+  };
+  if (tokenizer.file) Object.assign(filled, { "tokenizer.kind": "file", "tokenizer.file": tokenizer.file, "tokenizer.settings": text(tokenizer.settings) });
+  for (const [name, value] of Object.entries(filled)) form.elements[name].value = value;
+  for (const one of uploads) if (form.elements[`model.${one.root.dataset.upload}`] || (one.root.dataset.upload === "tokenizer" && tokenizer.file)) one.tell(`✓ of ${origin}`);
+}
+
 const hub = form.querySelector("[data-hub]");
 if (hub) new HubModel(hub);
+const folder = form.querySelector("[data-folder]");
+if (folder) new ModelFolder(folder);
+for (const head of form.querySelectorAll("[data-hub-head]")) head.hidden = false;
 const uploads = [...form.querySelectorAll("[data-upload]")].map((root) => new Upload(root));
 form.addEventListener("input", (event) => {
   arrange();
