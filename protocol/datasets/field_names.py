@@ -7,6 +7,8 @@ import difflib
 import unicodedata
 from collections.abc import Iterable
 
+TALKS = ("messages", "conversations", "conversation", "dialogue")
+"""What columns of messages are called; the text's own field goes before them."""
 MAX_NAMES = 1000  # That are looked through for a near one.
 _NEAR = 0.8
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 from common.zstd import Zstd, ZstdDataError
 from protocol.datasets.encodings import encoding_of, foreign, has_controls, spelt_out
-from protocol.datasets.field_names import found_name
+from protocol.datasets.field_names import TALKS, found_name
 from protocol.datasets.foreign_files import markup, other_file
 from protocol.datasets.table_quotes import quoted_rows, spanning, with_backslashes
 from protocol.job.job import DatasetFormat
@@ -463,7 +463,9 @@ def _table_or_text(text: str, whole: bool, last: str, text_field: str) -> tuple[
     if found_name(text_field, header) is not None and (tables or len(header) > 1):
         return ("csv",)
     if len(header) < 2:
-        return ("csv", "text") if tables else ("text",)
+        if not tables:
+            return ("text",)
+        return ("csv",) if header[0] in TALKS else ("csv", "text")
     if tables:
         return ("csv",)
     named = all(_COLUMN.fullmatch(column) for column in header)

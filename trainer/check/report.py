@@ -48,6 +48,7 @@ MIN_LINE = 40  # Shorter lines of plain text come again in any book.
 FEW_TOKENS = 100_000  # Tiny Shakespeare, the smallest set in common use, has three times as many.
 FEW_FOREIGN = 0.02  # Of rows that are not UTF-8: beyond it the file is in another encoding, and they are no damage.
 SKIMMED_SHARE = 0.3  # Of rows that come again: beyond it a warning, for the model learns them by heart.
+MAX_UNREAD = 10  # Names of fields that are not read.
 _PROGRESS_BYTES = 4 << 20
 _LETTERS = bytes(range(256)).lower()
 _UNLIKE = bytes(code for code in range(128) if not chr(code).isalpha())  # What near-duplicates may differ in.
@@ -63,9 +64,9 @@ FAULTS = {
 _ODD: Final[Sequence[tuple[str, Severity, str]]] = (
     ("blank", "warning", "an answer without words: the model learns to say nothing"),
     (
-        "tools",
+        "left-out",
         "warning",
-        "functions, or calls of them, that this tokenizer's chat template has no word for: it leaves them out",
+        "functions, calls of them or thoughts that this tokenizer's chat template has no word for: it leaves them out",
     ),
     (
         "marks",
@@ -332,6 +333,11 @@ class _Reader:
             yield self._finding(
                 "unlearnt", "warning", "without anything that is learnt in the first sequence; left out"
             )
+        if talks.unread:
+            names = ", ".join(name for name, _ in talks.unread.most_common(MAX_UNREAD))
+            more = " and others" if len(talks.unread) > MAX_UNREAD else ""
+            text = f"fields that are not read: {names}{more}"
+            yield Finding("unread", "notice", untrusted(text), max(talks.unread.values()))
         for kind, severity, text in _ODD:
             if self._counts[kind]:
                 yield self._finding(kind, severity, text)

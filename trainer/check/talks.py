@@ -1,5 +1,6 @@
 """What a check says of conversations: their tokens, what is learnt of them, and what a window or the template leaves out."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -48,6 +49,7 @@ class TalkTokens:
         self.bare = 0
         """Conversations that no template is there for."""
         self._kinds = _Kinds()
+        self.unread: Counter[str] = Counter()
         self.rendered: tuple[RenderedPart, ...] = ()
         self.rejected: tuple[RenderedPart, ...] = ()
 
@@ -79,6 +81,7 @@ class TalkTokens:
             if wrong := another_kind(one.talk, self.answers, f"row {one.number:,}"):
                 yield "bad-row", one.number, wrong.detail
             elif one.talk is not None:
+                self.unread.update(one.talk.unread)
                 talks.append((one, one.talk))
         with_messages = sum(_has_messages(talk) for _, talk in talks)
         self._kinds.messages += with_messages
@@ -116,8 +119,8 @@ class TalkTokens:
         """What is trained on, and hardly meant."""
         if said.blank:
             yield "blank", row, ""
-        if self._template.leaves_out_tools(said.chosen if isinstance(said, Preference) else said):
-            yield "tools", row, ""
+        if left := self._template.left_out(said.chosen if isinstance(said, Preference) else said):
+            yield "left-out", row, left
         if _has_messages(said) and (mark := self._template.mark_in(said.text())):
             yield "marks", row, mark
 

@@ -36,6 +36,7 @@ _LATER_TURNS: Final[Mapping[str, str]] = {
 """How Qwen's templates leave out the thoughts of earlier turns. In training each turn is written as when it was said."""
 _PARTS: Final = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|\.text\b|\[\s*['"]text['"]\s*\]""")
 """How a template reads the parts of a message; others write a list of them as Python does."""
+_BESIDE_CONTENT: Final = ("tool_calls", "reasoning_content", "thinking")
 _NAMED: Final = re.compile(r"^[a-z]+_token$")
 
 
@@ -120,12 +121,14 @@ class ChatTemplate:
         """The tokens of texts as they stand there."""
         return encoded(self._tokenizer, texts, self._called, [self._called] * len(texts))
 
-    def leaves_out_tools(self, talk: Talk) -> bool:
-        """Whether a conversation has functions, or calls of them, that the template has no word for."""
+    def left_out(self, talk: Talk) -> str:
+        """What of a conversation the template has no word for: functions, calls of them, thoughts; empty: nothing."""
         if not isinstance(talk, ChatMessages):
-            return False
+            return ""
         template = self._chosen(talk)
-        return bool(talk.tools and "tools" not in template) or (talk.calls and "tool_calls" not in template)
+        there = ["tools"] if talk.tools else []
+        there += [name for name in _BESIDE_CONTENT if any(one.get(name) for one in talk.messages)]
+        return ", ".join(name for name in there if name not in template)
 
     def mark_in(self, said: str) -> str:
         """The first special token within what is said, where the model meets it as one of the template's; empty: none."""
@@ -165,7 +168,8 @@ class ChatTemplate:
                 raise DataError(
                     "no-template",
                     f"{where} is a conversation, and {self._called} has no chat template to write it with: bring the "
-                    "tokenizer of the model's folder (tokenizer.kind file, with chat_template in tokenizer.settings)",
+                    "tokenizer of the model's folder (tokenizer.kind file, with chat_template in tokenizer.settings), or name "
+                    "the texts prompt and completion to train without one",
                 )
             if len(talk.messages) > MOST_MESSAGES:
                 return DataError(
@@ -229,7 +233,7 @@ class ChatTemplate:
             return Rendered(text, ((begin, len(text)),))
         if _MARKS.search(template):
             text, marked = self._render(template, talk, len(talk.messages), marks=True)
-            return Rendered(text, tuple(marked))
+            return Rendered(text, tuple(_learnt_marks(talk, marked)))
         for part, always in _LATER_TURNS.items():
             template = template.replace(part, always)
         text, _ = self._render(template, talk, len(talk.messages))
@@ -238,7 +242,7 @@ class ChatTemplate:
     def _answers(self, template: str, talk: ChatMessages, text: str) -> Iterator[Span]:
         """The assistant's turns: of each, all that stands behind its prompt."""
         for index, message in enumerate(talk.messages):
-            if message["role"] != "assistant":
+            if not talk.learns(message):
                 continue
             with_it = text
             if index + 1 < len(talk.messages):
@@ -292,6 +296,17 @@ class ChatTemplate:
                 "bad-template", f"{broken}; bring the tokenizer of the model's own folder"
             ) from None
         return str(texts[0]), [(int(first), int(last)) for first, last in spans[0]] if marks else []
+
+
+def _learnt_marks(talk: ChatMessages, marked: Sequence[Span]) -> Sequence[Span]:
+    """Of what a template marks, the answers to learn."""
+    answers = [one for one in talk.messages if one["role"] == "assistant"]
+    if all(map(talk.learns, answers)):
+        return marked
+    if len(marked) != len(answers):
+        detail = "has answers that are not to be learnt (weight, train), and the chat template marks others than whole answers"
+        raise DataError("refused", f"{detail}: leave them out")
+    return [span for span, answer in zip(marked, answers, strict=True) if talk.learns(answer)]
 
 
 def _in_parts(talk: ChatMessages) -> bool:

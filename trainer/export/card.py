@@ -19,6 +19,7 @@ _MERGED = (
     ("base_model_relation: adapter\n", "base_model_relation: finetune\n"),
     ("\nAn adapter, ", "\nAn adapter, merged into the model that it adapts, "),
 )
+_BESIDE = "used beside"
 _FACTS = {
     "loss_before": "held-out loss before",
     "loss_after": "held-out loss after",
@@ -64,7 +65,7 @@ def model_card(card: Mapping[str, Any], parameters: int, config: Mapping[str, An
     )
     lines = [*_front(_within(spec, "model"), adapter), "", f"# {_cell(card.get('name', 'model'))}", ""]
     lines += [f"{what}, trained on a Cottage network.", ""]
-    lines += _section("Base model", _base(spec, config))
+    lines += _section("Base model", _base(spec, config, adapter))
     lines += _section("Data", _data(card, spec))
     lines += _section("Training", _settings(spec))
     lines += _section("Result", [(text, card[key]) for key, text in _FACTS.items() if card.get(key) is not None])
@@ -84,7 +85,7 @@ def merged_card(text: str) -> str:
     """An adapter's README, for the model that it was merged into."""
     for before, after in _MERGED:
         text = text.replace(before, after, 1)
-    return text
+    return re.sub(rf"^\| {_BESIDE} \|.*\n", "", text, count=1, flags=re.MULTILINE)
 
 
 def _front(model: Mapping[str, Any], adapter: bool) -> list[str]:
@@ -101,7 +102,16 @@ def _front(model: Mapping[str, Any], adapter: bool) -> list[str]:
     return [*lines, "tags: [cottage]", "---"]
 
 
-def _base(spec: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, object]]:
+def _base_of(model: Mapping[str, Any]) -> str:
+    """What an adapter belongs to."""
+    if model.get("from_job"):
+        return f"the whole model of job {model['from_job']} (`cottage download {model['from_job']} FOLDER --merged`)"
+    if isinstance(model.get("hub"), str):
+        return str(model["hub"]).partition("@")[0]
+    return "the folder that the job was submitted with"
+
+
+def _base(spec: Mapping[str, Any], config: Mapping[str, Any], adapter: bool) -> list[tuple[str, object]]:
     model = _within(spec, "model")
     rows: list[tuple[str, object]] = []
     if isinstance(model.get("hub"), str):
@@ -109,6 +119,8 @@ def _base(spec: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str,
         rows += [("model", f"[{name}](https://huggingface.co/{name}/tree/{commit})"), ("commit", commit)]
     if model.get("license"):
         rows.append(("licence", model["license"]))
+    if adapter:
+        rows.append((_BESIDE, _base_of(model)))
     if model.get("from_job"):
         after = f", after round {model['from_round']}" if model.get("from_round") else ""
         rows.append(("from job", f"{model['from_job']}{after}"))
@@ -135,7 +147,9 @@ def _data(card: Mapping[str, Any], spec: Mapping[str, Any]) -> list[tuple[str, o
     ]
     rows += [(name, f"`{one['artifact']}`") for name, one in every if isinstance(one, Mapping) and one.get("artifact")]
     rows += [(key.replace("_", " "), dataset[key]) for key in ("format", "learn", "heldout") if key in dataset]
-    return rows + [(key.replace("_", " "), data[key]) for key in ("training_tokens", "heldout_tokens") if key in data]
+    return rows + [
+        (key.replace("_", " "), data[key]) for key in ("training_sequences", "heldout_sequences") if key in data
+    ]
 
 
 def _settings(spec: Mapping[str, Any]) -> list[tuple[str, object]]:

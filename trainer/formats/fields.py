@@ -41,8 +41,8 @@ def text_of(row: bytes, field: str, where: str, encoding: str = "utf-8") -> str 
     """
     try:
         found = _walked(_OBJECT.decode(row), field)
-        if found is not None:
-            return "" if found == b"null" else _STRING.decode(found)
+        if found is not None and (text := "" if found == b"null" else _STRING.decode(found)).strip():
+            return text
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # What is wrong may be nobody's business.
     return _patiently(row, field, where, encoding)
@@ -106,7 +106,7 @@ def value_of(value: Any, field: str, where: str) -> str | Said | DataError:
         return DataError("bad-row", what)
     missing = object()
     text = _stepped(value, field, missing)
-    if text is missing and (talk := talk_of(value, field, where)) is not None:
+    if (text is missing or text is None or text == "") and (talk := talk_of(value, field, where)) is not None:
         return talk
     if isinstance(text, list) and text and (talk := talk_of({**value, field: text}, field, where)) is not None:
         return talk

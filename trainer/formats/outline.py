@@ -8,10 +8,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from protocol.datasets.field_names import found_name
+from protocol.datasets.field_names import TALKS, found_name
 from protocol.datasets.file_formats import is_message
 from trainer.errors import DataError
-from trainer.formats.conversations import CHOSEN, COMPLETION, LISTS, PROMPT, REJECTED
+from trainer.formats.conversations import CHOSEN, COMPLETION, PROMPT, REJECTED, asked_names
 from trainer.formats.fields import text_of
 from trainer.formats.rows import shown
 from trainer.formats.scanner import JsonScanner, keys
@@ -69,9 +69,10 @@ class Outline:
 
     def _is_talk(self) -> bool:
         """Whether the object is a conversation, whose messages are no rows."""
-        if {PROMPT, COMPLETION} <= self.kinds.keys() or {CHOSEN, REJECTED} <= self.kinds.keys():
+        names = self.kinds.keys()
+        if {PROMPT, COMPLETION} <= names or {CHOSEN, REJECTED} <= names or asked_names(names):
             return True
-        return any(is_message(_loaded(self.firsts.get(key, b""))) for key in LISTS)
+        return any(is_message(_loaded(self.firsts.get(key, b""))) for key in TALKS)
 
     def is_by_name(self, text_field: str) -> bool:
         """Whether each member is a row, where none of them has rows.

@@ -91,9 +91,7 @@ def no_field(where: str, field: str, names: list[str]) -> DataError:
 
 
 def _nearly(names: list[str]) -> str:
-    """What is missing for the row to be a conversation, a question with its answer, or a pair of answers; empty: much."""
-    if {"instruction", "output"} <= set(names):
-        return "to learn answers to instructions rename instruction to prompt and output to completion"
+    """What is missing for the row to be a conversation, or a pair of answers; empty: much."""
     if ("chosen" in names) != ("rejected" in names):
         return f"a preference has both, and {'rejected' if 'chosen' in names else 'chosen'} is missing"
     if talk := next((name for name in ("messages", "conversations") if name in names), None):

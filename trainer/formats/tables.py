@@ -9,7 +9,7 @@ from protocol.datasets.field_names import found_name
 from protocol.datasets.file_formats import HEAD_BYTES, said_delimiter, table
 from protocol.datasets.table_quotes import quoted_rows, with_backslashes
 from trainer.errors import DataError
-from trainer.formats.conversations import CHOSEN, COMPLETION, PROMPT, REJECTED, names_talk, talk_of
+from trainer.formats.conversations import ASKED, CHOSEN, COMPLETION, PROMPT, REJECTED, names_talk, talk_of
 from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, choices, long_row, place
 from trainer.formats.source import SourceStream
 
@@ -166,7 +166,8 @@ def _talk(
     row = {column: record[titles.index(column)] for column in talks if record[titles.index(column)]}
     if not row:
         return DatasetRow(number, size, "")
-    empty = (CHOSEN, REJECTED) if CHOSEN in talks else (PROMPT, COMPLETION) if PROMPT in talks else ()
+    first = tuple(talks[:2])
+    empty = first if first in ((CHOSEN, REJECTED), (PROMPT, COMPLETION), *ASKED) else ()
     found = talk_of({**dict.fromkeys(empty, ""), **row}, field, place(number, name))
     wrong = DataError(
         "bad-row", f"{place(number, name)} has no list of messages, as JSON, in {talks[0]!r}: write one there"

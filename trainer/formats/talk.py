@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -14,28 +14,36 @@ class ChatMessages:
         given: of the messages, those of the prompt: nothing of them is learnt.
         tools: JSON schemas of functions.
         words: further variables of the template, such as ``enable_thinking``.
+        unread: fields of the row that are no part of it.
     """
 
     messages: list[dict[str, Any]]
     given: int = 0
     tools: list[Any] | None = None
     words: Mapping[str, Any] | None = None
+    unread: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def calls(self) -> bool:
         """Whether somebody calls a function in it."""
         return any(one.get("tool_calls") for one in self.messages)
 
+    def learns(self, message: Mapping[str, Any]) -> bool:
+        """Whether a message is an answer to learn: OpenAI's files say ``weight`` 0, others ``train`` false, where it is not."""
+        return (
+            message["role"] == "assistant" and message.get("weight", 1) != 0 and message.get("train", True) is not False
+        )
+
     @property
     def blank(self) -> bool:
         """Whether an answer in it says nothing, and calls nothing."""
-        said = (one for one in self.messages[self.given :] if one["role"] == "assistant")
+        said = (one for one in self.messages[self.given :] if self.learns(one))
         return any(not _said(one).strip() for one in said)
 
     def flat(self) -> "ChatMessages":
         """With one text for each message, for templates that know neither parts nor messages without a text."""
         messages = [{**one, "content": _text(one.get("content"), "\n")} for one in self.messages]
-        return ChatMessages(messages, self.given, self.tools, self.words)
+        return replace(self, messages=messages)
 
     def text(self) -> str:
         """All that is said, a line a message: for people, and to find what comes again."""
@@ -48,6 +56,7 @@ class Pair:
 
     prompt: str
     completion: str
+    unread: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def blank(self) -> bool:
@@ -65,6 +74,7 @@ class Preference:
 
     chosen: "Talk"
     rejected: "Talk"
+    unread: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def blank(self) -> bool:

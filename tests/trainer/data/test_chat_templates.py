@@ -293,6 +293,15 @@ def test_parts_that_are_texts_reach_every_template(template: str, expected: str,
     assert "4" in learnt(tokenizer, made)
 
 
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}])
+@pytest.mark.parametrize("marks", [True, False], ids=["with marks", "without"])
+def test_an_answer_that_is_not_to_be_learnt_is_not(marks: bool, mark: dict[str, Any], tokenizer: Tokenizer) -> None:
+    template = TEMPLATES["chatml"] if marks else unmarked(TEMPLATES["chatml"])
+    rows = [TALK[0], TALK[1] | mark, TALK[2], TALK[3] | {"weight": 1}]
+    made = document(chat(tokenizer, template), {"messages": rows})
+    assert learnt(tokenizer, made) == "7<|im_end|>\n"
+
+
 def test_a_message_without_content_beside_its_calls_is_one_of_no_words(tokenizer: Tokenizer) -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "sum"}}]}
     made = document(chat(tokenizer, unmarked(TEMPLATES["chatml"])), {"messages": [TALK[0], call, TALK[2], TALK[3]]})

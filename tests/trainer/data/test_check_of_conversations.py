@@ -142,11 +142,21 @@ CALL = {"type": "function", "function": {"name": "sum", "arguments": {"a": 2}}}
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
+        (
+            "left-out",
+            {
+                "messages": [
+                    {"role": "user", "content": "Hi"},
+                    {"role": "assistant", "content": "So:", "reasoning_content": "Hm."},
+                ]
+            },
+        ),
+        ("unread", {"source": "mail", "id": 3}),
         ("blank", {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": " "}]}),
         ("blank", {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]}),
-        ("tools", {"tools": [{"type": "function", "function": {"name": "sum", "parameters": {}}}]}),
+        ("left-out", {"tools": [{"type": "function", "function": {"name": "sum", "parameters": {}}}]}),
         (
-            "tools",
+            "left-out",
             {
                 "messages": [
                     {"role": "user", "content": "Hi"},
@@ -164,13 +174,14 @@ def test_what_is_hardly_meant_is_told_and_trained_on(
     for index in (4, 40):
         rows[index] |= change
     report = look(tokenizer, rows, tmp_path)
-    assert (found(report, kind).rows, [place.row for place in found(report, kind).places]) == (2, [5, 41])
+    assert found(report, kind).rows == 2
+    assert [place.row for place in found(report, kind).places] == ([] if kind == "unread" else [5, 41])
     assert (report.problem, report.usable) == ("", 60)
-    assert not kinds(look(tokenizer, short(60), tmp_path)) & {"blank", "tools", "marks"}
+    assert not kinds(look(tokenizer, short(60), tmp_path)) & {"blank", "left-out", "marks", "unread"}
 
 
 def test_a_template_that_knows_functions_leaves_nothing_out(tokenizer: Path, tmp_path: Path) -> None:
-    assert "tools" not in kinds(look(tokenizer, odd_conversations(tools=True), tmp_path, "qwen 3", 256))
+    assert "left-out" not in kinds(look(tokenizer, odd_conversations(tools=True), tmp_path, "qwen 3", 256))
 
 
 def test_rows_that_are_left_out_are_not_usable(tokenizer: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from trainer.data.prepare import DatasetManifest, prepare
 from trainer.data.text import numbered
 from trainer.errors import DataError
 from trainer.formats.source import Dataset
-from trainer.formats.talk import ChatMessages, Pair, Talk
+from trainer.formats.talk import ChatMessages, Pair, Preference, Talk
 
 CALL = {"type": "function", "function": {"name": "sum", "arguments": {"a": 2.5, "b": 12_345_678_901}}}
 MESSAGES = [
@@ -104,6 +104,10 @@ def test_each_form_is_found_in_each_format(form: str, ending: str, packing: str,
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part that is no text"),
         ({"messages": [{"role": "user", "text": "a"}]}, "message 1, has no content, but 'text': rename it"),
         ({"messages": [{"role": "user", "Content": "a"}]}, "message 1, has no content, but 'Content': rename it"),
+        ({"messages": [{"role": "assisstant", "content": "a"}]}, "who is nobody known here: did you mean assistant?"),
+        ({"prompt": "a", "completion": "b", "label": False}, "an answer that is marked as a bad one (label)"),
+        ({"question": "a", "answer": 3}, "something else than text as question or answer: write both as texts"),
+        ({"chosen": "a", "rejected": "b"}, "two answers without a prompt, and nothing that both begin with"),
         ({"conversations": [{"from": "narrator", "value": "a"}]}, "is of 'narrator', who is nobody known here"),
         ({"conversations": [{"from": "function_call", "value": "sum 2"}]}, "without a name and arguments in JSON"),
         ({"prompt": "a", "completion": 3}, "a prompt and a completion that do not go together"),
@@ -141,6 +145,81 @@ def test_lines_are_rows_however_long_the_first_one_is(form: str, size: int, tmp_
         found = list(numbered(Dataset.of(path)))
         assert [isinstance(one.talk, ChatMessages | Pair) for one in found] == [True] * 3
         assert Dataset.of(path).format(Dataset.of(path).look()) == "jsonl"
+
+
+ANSWERED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho."}]
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ({"instruction": "Hi", "input": "", "output": "Ho."}, ANSWERED),
+        (
+            {"instruction": "Add.", "input": "3, 4", "output": "Ho.", "id": 3},
+            [{"role": "user", "content": "Add.\n\n3, 4"}, ANSWERED[1]],
+        ),
+        ({"question": "Hi", "answer": "Ho."}, ANSWERED),
+        ({"prompt": "Hi", "response": "Ho."}, ANSWERED),
+        ({"input": "Hi", "output": "Ho."}, ANSWERED),
+        ({"system": "Be brief.", "question": "Hi", "answer": "Ho."}, [MESSAGES[0], *ANSWERED]),
+        ({"system": "Be brief.", "prompt": "Hi", "completion": "Ho."}, [MESSAGES[0], *ANSWERED]),
+    ],
+)
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_question_with_its_answer_is_a_conversation(
+    row: dict[str, Any], messages: list[dict[str, Any]], ending: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"data{ending}"
+    path.write_bytes(FORMATS[ending]([row] * COUNT))
+    found = list(numbered(Dataset.of(path)))
+    assert [one.talk for one in found] == [ChatMessages(messages, len(messages) - 1)] * COUNT
+
+
+@pytest.mark.parametrize("name", ["question", "instruction", "prompt"])
+@pytest.mark.parametrize("ending", FORMATS)
+def test_two_answers_have_their_question_whatever_it_is_called(name: str, ending: str, tmp_path: Path) -> None:
+    row = {"system": "Be brief.", name: "Hi", "chosen": "Ho.", "rejected": "What?"}
+    path = tmp_path / f"data{ending}"
+    path.write_bytes(FORMATS[ending]([row] * COUNT))
+    for found in numbered(Dataset.of(path)):
+        assert isinstance(found.talk, Preference)
+        for talk, answer in ((found.talk.chosen, "Ho."), (found.talk.rejected, "What?")):
+            assert talk == ChatMessages([MESSAGES[0], ANSWERED[0], {"role": "assistant", "content": answer}], 2)
+
+
+def test_a_table_of_messages_alone_is_a_table(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_bytes(table([{"messages": ANSWERED}] * COUNT))
+    assert [one.talk for one in numbered(Dataset.of(tmp_path / "data.csv"))] == [ChatMessages(ANSWERED)] * COUNT
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_row_without_text_is_the_conversation_beside_it(text: str | None, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_bytes(lines([{"text": text, "messages": ANSWERED}, {"text": text}]))
+    first, second = numbered(Dataset.of(tmp_path / "data.jsonl"))
+    assert (first.talk, second.text) == (ChatMessages(ANSWERED), "")
+
+
+def test_a_call_as_it_was_written_once_is_one_of_today(tmp_path: Path) -> None:
+    call = {"name": "sum", "arguments": '{"a": 2}'}
+    turns = [
+        ANSWERED[0],
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "content": "4"},
+    ]
+    row = {"messages": [*turns, ANSWERED[1]], "functions": [{"name": "sum", "parameters": {}}]}
+    (tmp_path / "data.jsonl").write_bytes(lines([row] * 2))
+    talk = next(numbered(Dataset.of(tmp_path / "data.jsonl"))).talk
+    assert isinstance(talk, ChatMessages)
+    assert talk.messages[1] == {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}
+    assert talk.messages[2]["role"] == "tool"
+    assert talk.tools == [{"type": "function", "function": {"name": "sum", "parameters": {}}}]
+
+
+def test_fields_that_nobody_reads_are_known(tmp_path: Path) -> None:
+    rows = [{"id": 3, "messages": ANSWERED, "source": "", "tags": []}, {"prompt": "a", "completion": "b", "topic": "c"}]
+    (tmp_path / "data.jsonl").write_bytes(lines(rows))
+    talks = [one.talk for one in numbered(Dataset.of(tmp_path / "data.jsonl"))]
+    assert [talk.unread for talk in talks if talk is not None] == [("id",), ("topic",)]
 
 
 def test_a_call_of_sharegpt_becomes_one_of_the_assistant(tmp_path: Path) -> None:
@@ -338,10 +417,6 @@ def test_a_template_that_loops_is_given_up_at_its_first_conversation(
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        (
-            {"instruction": "Add", "input": "2, 3", "output": "5"},
-            "rename instruction to prompt and output to completion",
-        ),
         ({"messages": "hello"}, "for a conversation messages is a list of objects with role and content"),
         ({"prompt": "Hi", "chosen": "Ho"}, "a preference has both, and rejected is missing"),
     ],

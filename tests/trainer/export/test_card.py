@@ -29,7 +29,7 @@ def card(lora: LoraSpec | None = None, **model: Any) -> dict[str, Any]:
         "loss_after": 0.123456,
         "audits": 4,
         "paid": "1.50 tokens",
-        "data": {"name": "chats.jsonl", "training_tokens": 4096, "heldout_tokens": 410},
+        "data": {"name": "chats.jsonl", "training_sequences": 32, "heldout_sequences": 4},
         "rounds": [{"round": 0, "tokens": 2048, "train_loss": 2.0, "validation_loss": 3.1}],
         "spec": msgspec.to_builtins(spec),
     }
@@ -60,8 +60,9 @@ def test_people_read_where_it_came_from_what_it_learnt_and_what_was_paid() -> No
         f"| weights | SHA-256 `{'a' * 64}` |",
         "| file | chats.jsonl |",
         f"| SHA-256 | `{'d' * 64}` |",
-        "| training tokens | 4096 |",
-        "| heldout tokens | 410 |",
+        "| training sequences | 32 |",
+        "| heldout sequences | 4 |",
+        f"| used beside | {NAME} |",
         "| method | LoRA of rank 8, alpha 16, beside a model in 4 bits (QLoRA) |",
         "| held-out loss before | 3.1 |",
         "| held-out loss after | 0.123456 |",
@@ -108,6 +109,14 @@ def test_a_merged_adapter_is_a_model_of_transformers() -> None:
     assert (before.library_name, before["base_model_relation"]) == ("peft", "adapter")
     assert (after.library_name, after["base_model_relation"]) == ("transformers", "finetune")
     assert "An adapter, merged into the model that it adapts, low-rank matrices for a llama" in merged_card(adapter)
+    assert "| used beside |" in adapter
+    assert "| used beside |" not in merged_card(adapter)
+
+
+def test_an_adapter_of_an_earlier_jobs_model_says_how_that_is_had() -> None:
+    text = model_card(card(LoraSpec(), hub=None, from_job="7" * 32), 4_884_480, CONFIG, adapter=True)
+    beside = f"the whole model of job {'7' * 32} (`cottage download {'7' * 32} FOLDER --merged`)"
+    assert f"| used beside | {beside} |" in text.splitlines()
 
 
 def test_peft_finds_the_base_model_by_the_name_that_it_has_on_the_hub() -> None:
