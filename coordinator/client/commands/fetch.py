@@ -49,7 +49,7 @@ async def download(client: Client, options: argparse.Namespace, out: Terminal) -
     readme = folder / "README.md"
     if found is not None and (section := evaluation_section(found)) and readme.is_file():
         readme.write_text(readme.read_text("utf-8") + section, "utf-8")
-    told, said = {"folder": str(folder)}, f"The model is in {folder}: AutoModelForCausalLM.from_pretrained opens it."
+    told, said = {"folder": str(folder)}, _opened(folder)
     if options.gguf is not None:
         file = folder / f"{folder.resolve().name}-{options.gguf}.gguf"
         await _write_gguf(folder, options.gguf, file)
@@ -59,6 +59,14 @@ async def download(client: Client, options: argparse.Namespace, out: Terminal) -
         said += f"\nIt was sent to {page}"
     show(out, options, told, said)
     return 0
+
+
+def _opened(folder: Path) -> str:
+    """What opens a folder that was downloaded."""
+    if not (folder / "adapter_config.json").is_file():
+        return f"The model is in {folder}: AutoModelForCausalLM.from_pretrained opens it."
+    beside = "PeftModel.from_pretrained of peft puts it beside its model, which README.md names"
+    return f"The adapter is in {folder}: {beside}. With --merged the whole model comes."
 
 
 async def _write_gguf(folder: Path, kind: str, file: Path) -> None:

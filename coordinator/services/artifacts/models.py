@@ -179,9 +179,10 @@ class TrainerTools:
     ) -> str:
         """Make the model folder and keep it as one archive."""
         described: dict[str, Any] = {"name": data} if data else {}
-        for name, file in (("training_tokens", "train.bin"), ("heldout_tokens", "heldout.bin")):
-            if file in job.files:
-                described[name] = await self._artifacts.size(job.files[file]) // TOKEN_BYTES
+        for name, file in (("training_sequences", "train.bin"), ("heldout_sequences", "heldout.bin")):
+            if file in job.files:  # Its last token is a label alone.
+                tokens = await self._artifacts.size(job.files[file]) // TOKEN_BYTES - 1
+                described[name] = tokens // job.spec.training.sequence
         needed = job.spec.training.lora is None and (keeps_embedding(job.config) or AROUND in job.config)
         started = job.spec.model.weight_files if needed else ()
         named = (job.files["config.json"], job.files["tokenizer.json"], *checkpoints, *started)
@@ -561,11 +562,13 @@ def _complaint(text: bytes) -> str:
 def _card(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     """What the model's card tells about the run."""
     done = accumulate(r.tokens for r in rounds)  # Those after a round: a curve is drawn over them.
+    # A round measures what the one before it came to.
+    measured = [(r.validation_loss, r.preference) for r in rounds[1:]] + [(job.validation_loss, job.preference)]
     curve: list[dict[str, Any]] = [
-        {"round": r.number, "tokens": tokens, "train_loss": r.train_loss, "validation_loss": r.validation_loss}
+        {"round": r.number, "tokens": tokens, "train_loss": r.train_loss, "validation_loss": loss}
         | ({"time": r.ended} if r.ended is not None else {})
-        | _score(r.preference)
-        for r, tokens in zip(rounds, done, strict=True)
+        | _score(score)
+        for r, tokens, (loss, score) in zip(rounds, done, measured, strict=False)
     ]
     return {
         "job": job.id,

@@ -49,14 +49,18 @@ def quote(
         check_subspace(shape, spec.training, weights=spec.model.weights is not None)
     except (ModelConfigError, CottageError) as error:
         return impossible(str(error), len(nodes.seatable()))
-    problems = [*_document_problems(spec), *filter(None, [harness.problem(spec, config_of.evaluation.names)])]
+    problems = [
+        *_document_problems(spec),
+        *_tokenizer_problems(spec),
+        *filter(None, [harness.problem(spec, config_of.evaluation.names)]),
+    ]
     rate = rate or MarketRate(config_of.price_per_petaflop, "")
     everybody = nodes.seatable()
     willing = affordable(everybody, rate.per_petaflop)
     reasons = [rate.reason] if rate.reason else []
     if len(willing) < len(everybody):
         reasons.append(f"{len(everybody) - len(willing)} nodes ask more than that and are not chosen")
-    told = (*reasons, *model.doubts)
+    told = (*reasons, *model.doubts, *_doubts(spec))
     offer = _Offer(rate.per_petaflop, len(willing), told, tuple(outcomes), all(c.card for c in willing))
     try:
         here = payable(willing, frozenset())
@@ -92,9 +96,26 @@ def _document_problems(spec: JobSpec) -> list[str]:
     if training.batch % training.micro_batches:
         return [
             f"training.batch {training.batch} cannot be divided into {training.micro_batches} micro_batches: "
-            f"choose a batch that is a multiple of {training.micro_batches}"
+            f"choose a batch that is a multiple of {training.micro_batches}, or training.micro_batches 1"
         ]
     return []
+
+
+def _doubts(spec: JobSpec) -> list[str]:
+    training = spec.training
+    if training.warmup_steps < (steps := total_steps(training, spec.parallel.replicas or 1)):
+        return []
+    said = f"training.warmup_steps {training.warmup_steps:,} are more than the {steps:,} steps that there are"
+    return [f"{said}: the learning rate ends before it is what was asked for"]
+
+
+def _tokenizer_problems(spec: JobSpec) -> list[str]:
+    if spec.model.weights is None or spec.model.from_job is not None or spec.tokenizer.kind != "bpe":
+        return []
+    return [
+        "tokenizer.kind bpe makes tokens of its own, which mean nothing to weights that have learnt: bring the model's own "
+        "tokenizer.json (tokenizer.kind file)"
+    ]
 
 
 def _priced(

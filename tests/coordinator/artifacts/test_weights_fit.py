@@ -22,7 +22,7 @@ from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.model_files import ModelFiles
 from coordinator.services.artifacts.uploads import _check
 from coordinator.services.artifacts.weight_index import check_fit, index_weights
-from protocol.job.job import JobSpec, LoraSpec, ModelSpec
+from protocol.job.job import JobSpec, LoraSpec, ModelSpec, TokenizerSpec
 from protocol.models.families import FAMILY
 from protocol.models.model import resolve, tensors_of
 from protocol.models.tensor_names import HEAD, ways, written
@@ -199,6 +199,21 @@ async def test_adapters_of_layers_that_the_model_has_not_are_told_with_the_price
         quote = await bench.parts.jobs.quote(msgspec.structs.replace(job, training=training))
         assert "".join(quote.problems).startswith(problem)
         assert bool(quote.problems) == bool(problem)
+
+
+async def test_a_tokenizer_of_the_data_and_a_warm_up_without_end_are_told_with_the_price(tmp_path: Path) -> None:
+    bench, store = await here(tmp_path)
+    job = of_llama(await store.put_file(kept(tmp_path, made_for(resolved("llama")))))
+    made = msgspec.structs.replace(job, tokenizer=TokenizerSpec("bpe", vocabulary=259))
+    (problem,) = (await bench.parts.jobs.quote(made)).problems
+    assert problem.startswith(
+        "tokenizer.kind bpe makes tokens of its own, which mean nothing to weights that have learnt"
+    )
+    slow = msgspec.structs.replace(job, training=msgspec.structs.replace(job.training, warmup_steps=10_000))
+    reasons = (await bench.parts.jobs.quote(slow)).reasons
+    assert any("training.warmup_steps 10,000 are more than the" in reason for reason in reasons)
+    quick = msgspec.structs.replace(job, training=msgspec.structs.replace(job.training, warmup_steps=0))
+    assert not any("warmup_steps" in reason for reason in (await bench.parts.jobs.quote(quick)).reasons)
 
 
 async def test_weights_that_come_later_are_compared_before_a_job_is_made(tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ async def submitted(house: House, **more: Any) -> api.JobView:
         return await client.create_job(spec(await house.dataset(), **more))
 
 
-def archive() -> bytes:
+def archive(name: str = "config.json") -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as file:  # Entries without a date: the same bytes whenever it is asked for.
-        file.writestr(zipfile.ZipInfo("config.json"), "{}")
+        file.writestr(zipfile.ZipInfo(name), "{}")
         file.writestr(zipfile.ZipInfo("nested/model.safetensors"), b"\0" * 100)
     return out.getvalue()
 

@@ -308,6 +308,44 @@ async def test_several_datasets_go_with_their_weights(
     assert "'often' is no number" in capsys.readouterr().err
 
 
+async def test_a_job_starts_from_one_model(
+    house: House, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COTTAGE_SERVER", house.url)
+    document = json.dumps({"model": {"from_job": "7" * 32}, "training": {}})
+    (files / "again.json").write_text(document)
+    assert await cottage("submit", str(files / "again.json"), "--model", str(files), "--yes") == 2
+    assert (
+        f"starts from job {'7' * 32} or from {files}: leave --model out, or model.from_job" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("config.json", "The model is in {}: AutoModelForCausalLM.from_pretrained opens it."),
+        ("adapter_config.json", "The adapter is in {}: PeftModel.from_pretrained of peft puts it beside its model"),
+    ],
+)
+async def test_what_was_downloaded_is_said_with_what_opens_it(
+    name: str,
+    words: str,
+    house: House,
+    files: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COTTAGE_SERVER", house.url)
+    monkeypatch.setenv("COLUMNS", "400")
+    assert await cottage("submit", str(files / "job.yaml"), "--data", str(files / "data.jsonl"), "--yes") == 0
+    (view,) = await house.cluster.list(5, None)
+    house.cluster.run(view.id)
+    await house.cluster.finish(view.id, archive(name))
+    capsys.readouterr()
+    assert await cottage("download", view.id, str(files / "out")) == 0
+    assert words.format(files / "out") in capsys.readouterr().out
+
+
 async def test_with_json_every_command_prints_one_document_a_line(
     house: House, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
