@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from openai import AsyncOpenAI
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -68,6 +69,7 @@ async def test_who_types_what_the_lesson_says_has_an_adapter_of_a_published_mode
                     (view,) = await client.jobs()
                     job = view.id
         view = await settled(run, job)
+        program = await asked_by_a_program(run.network.web, job)
         stakes = [await ledger.stake(provider.key.address) for provider in run.network.providers]
         assert [stake.slashed for stake in stakes if stake is not None] == [0] * len(run.network.providers)
     assert view.first_validation_loss is not None
@@ -77,6 +79,7 @@ async def test_who_types_what_the_lesson_says_has_an_adapter_of_a_published_mode
     asked_it = f'cottage try JOB "{NEW}" --chat --temperature 0 --tokens {ANSWER}'
     assert SAID in said[asked_it]
     assert SAID not in said[f"{asked_it} --start"]
+    assert (SAID in program[0], SAID in program[1]) == (True, False)
     for folder, library in (("adapter", "peft"), ("model", "transformers"), ("gguf", "transformers")):
         told = (tmp_path / folder / "README.md").read_text()
         assert f"library_name: {library}" in told
@@ -91,6 +94,18 @@ async def test_who_types_what_the_lesson_says_has_an_adapter_of_a_published_mode
         assert SAID in AutoTokenizer.from_pretrained(tmp_path / "model").decode(spoken.next)
     await asyncio.to_thread(both_answer, smollm2, tmp_path / "adapter", tmp_path / "model")
     await asyncio.to_thread(stays_what_it_was, smollm2, tmp_path / "model")
+
+
+async def asked_by_a_program(web: str, job: str) -> list[str]:
+    """What the model says to a program that speaks OpenAI's API, and what it said before."""
+    said = []
+    async with AsyncOpenAI(base_url=f"{web}/v1", api_key="none") as program:
+        for model in (job, f"{job}@start"):
+            answer = await program.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": NEW}], temperature=0, max_tokens=ANSWER
+            )
+            said.append(answer.choices[0].message.content or "")
+    return said
 
 
 async def settled(run: DemoRun, job: str) -> JobView:
