@@ -32,6 +32,18 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _LIBRARY = ("Expected `", "Invalid ", "Number out of range", "`")
 """How the library's own sentences begin; others are ours, of a ``__post_init__``."""
 _NOT_FINITE = re.compile(rb"-?(?:NaN|Infinity)\b")  # As Python's json writes them.
+_ELSEWHERE = {
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "target_modules": "targets",
+    "epochs": "tokens",
+    "num_train_epochs": "tokens",
+    "max_length": "sequence",
+    "max_seq_length": "sequence",
+    "per_device_train_batch_size": "batch",
+    "lr": "learning_rate",
+}
+"""What other trainers call fields of a job."""
 _HEXADECIMAL = re.compile(r"\^\[0-9a-f\]\{(\d+)\}\$")
 
 
@@ -155,6 +167,8 @@ def _shown(held: Any, text: str) -> str:
 
 def _unknown(name: str, here: Sequence[inspect.Type]) -> str:
     shown, names = repr(name[:SHOWN_CHARACTERS]), _names(here)
+    if (own := _ELSEWHERE.get(name)) in names:
+        return f"has no field {shown}: it is {own} here"
     inner = [
         f"{outer.encode_name}.{name}"
         for kind in here

@@ -73,7 +73,10 @@ def _day(moment: float | None) -> str:
 
 
 def quote_table(quote: api.Quote) -> RenderableType:
-    """A quote as a list of figures, its problems last."""
+    """A quote as a list of figures, its problems last; of a job that cannot be priced these alone."""
+    problems = [Text(f"✗ {problem}", style="red") for problem in quote.problems]
+    if problems and not quote.parameters:
+        return Group(*problems)
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = [
         ("price", f"{money(quote.price)}{_range(quote)}"),
@@ -88,7 +91,6 @@ def quote_table(quote: api.Quote) -> RenderableType:
     ]
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
-    problems = [Text(f"✗ {problem}", style="red") for problem in quote.problems]
     return Group(table, *problems)
 
 

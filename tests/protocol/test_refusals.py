@@ -126,6 +126,8 @@ def test_field_and_words_are_apart_for_forms() -> None:
         ({"modell": {}}, "it has no field 'modell': the nearest is model"),
         ({"name": "a", "training": {"batchh": 1}}, "training has no field 'batchh': the nearest is batch"),
         ({"training": {"quantize": "nf4"}}, "training has no field 'quantize': it is lora.quantize"),
+        ({"training": {"lora": {"r": 8}}}, "training.lora has no field 'r': it is rank here"),
+        ({"training": {"epochs": 3}}, "training has no field 'epochs': it is tokens here"),
         ({"tokens": 1000}, "it has no field 'tokens': it is training.tokens"),
     ],
 )

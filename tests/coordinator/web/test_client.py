@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from coordinator.client import ArchiveError, Client, ProblemError
 from coordinator.client.archive import unpack
 from coordinator.client.cli import main
 from coordinator.client.datasets import DatasetError, shards
 from coordinator.client.options import parser
+from coordinator.client.show import quote_table
 from coordinator.client.text import amount, count, duration, parse_amount, ratio, short, size, speed
+from coordinator.services.jobs.quotes import impossible
 from coordinator.web.pages.chart import nice_ticks
 from coordinator.web.pages.curves import loss_chart
 from protocol.rest.api import Metric
@@ -528,3 +531,9 @@ def test_the_wallet_of_a_submission_is_read_before_anything_is_sent(capsys: pyte
         said = capsys.readouterr().err
         assert "argument --wallet: this is" in said
         assert not any(part in said for part in secret.split() if len(part) > 8)
+
+
+def test_what_cannot_be_priced_is_told_without_figures() -> None:
+    out = io.StringIO()
+    Console(file=out, width=200).print(quote_table(impossible("the model has no layers", 4)))
+    assert out.getvalue().strip() == "✗ the model has no layers"
