@@ -26,14 +26,13 @@ from protocol.job.end_tokens import ends_of
 from protocol.job.job import ModelSpec, TokenizerSpec
 from protocol.models.model import ModelConfigError, resolve
 from protocol.models.text_part import AROUND
-from protocol.rest.api import TrialRequest
 from tests.trainer.files.test_families import IDS, stored, through
+from tests.trainer.serve.answering import answered
 from tests.trainer.small import VOCABULARY, Pipeline, cuts, training
 from tests.trainer.stage.test_lora import LORA
 from trainer.data.data import TokenFile
 from trainer.data.prepare import prepare
 from trainer.export.assemble import assemble
-from trainer.export.generate import generate
 from trainer.export.merge import merge
 from trainer.formats.source import Dataset
 from trainer.stage.stage import Stage
@@ -169,9 +168,7 @@ def test_an_adapter_opens_in_peft_beside_the_whole_model_and_merges_into_it(
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed
     assert all(".layers." in key and "vis" not in key for key in changed)
-    said: list[Any] = []
-    generate(tmp_path / "out", TrialRequest("a quick", tokens=3, temperature=0.0), 1, said.append)
-    assert said[-1]["tokens"] == 3
+    assert answered(tmp_path / "out", "a quick", 3)[1].tokens == 3
 
 
 def as_published(folder: Path) -> dict[str, Any]:
