@@ -36,6 +36,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         messages: for the model's chat template, with ``tools`` and further ``words`` of it; empty: ``prompt`` is gone on with.
         tokens: of the answer at most; None: as many as the model can read.
         stops: texts that end the answer, and are no part of it.
+        schema: a JSON schema that the answer keeps to; None: it is free.
     """
 
     id: RequestId
@@ -45,6 +46,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     words: dict[str, Any] = msgspec.field(default_factory=dict)
     tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
     sampling: Sampling = Sampling()
+    schema: dict[str, Any] | None = None
     stops: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=MAX_STOP)], ...], Meta(max_length=MAX_STOPS)
     ] = ()

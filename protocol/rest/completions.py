@@ -68,10 +68,25 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """``text`` is the only one that is supported."""
+class AnswerSchema(msgspec.Struct, frozen=True):
+    """A JSON schema, and what it is called; it is kept to whether ``strict`` or not."""
 
-    type: str = "text"
+    name: str = ""
+    schema: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """Free text, any JSON object, or one that keeps to a schema."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: AnswerSchema | None = None
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """What the answer keeps to; None: nothing."""
+        if self.type == "json_schema":
+            return self.json_schema.schema if self.json_schema is not None else {}
+        return {"type": "object"} if self.type == "json_object" else None
 
 
 class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
@@ -89,7 +104,6 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
         """As of both kinds."""
         refused = {
             "tools": bool(self.tools) and self.tool_choice != "none",
-            "response_format": self.response_format is not None and self.response_format.type != "text",
             "logprobs": bool(self.logprobs),
         }
         return next((name for name, is_asked in refused.items() if is_asked), "") or super().unsupported()
@@ -97,9 +111,15 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
     def command(self, seed: int) -> GenerateCommand:
         """What is asked of the model. ``seed``: where the request names none."""
         tokens = self.max_completion_tokens or self.max_tokens
-        words, stops = self.chat_template_kwargs or {}, self._stops()
-        sampling = self._sampling(seed)
-        return GenerateCommand("1", messages=self.messages, words=words, tokens=tokens, sampling=sampling, stops=stops)
+        return GenerateCommand(
+            "1",
+            messages=self.messages,
+            words=self.chat_template_kwargs or {},
+            tokens=tokens,
+            sampling=self._sampling(seed),
+            schema=None if self.response_format is None else self.response_format.schema,
+            stops=self._stops(),
+        )
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True):

@@ -27,7 +27,8 @@ from trainer.data.chat import ChatTemplate
 from trainer.errors import DataError
 from trainer.formats.conversations import talk_of
 from trainer.formats.talk import ChatMessages
-from trainer.serve.sampling import SAMPLING, SeededSampler
+from trainer.serve.grammar import AnswerForms
+from trainer.serve.sampling import FORM, SAMPLING, SeededSampler
 from trainer.serve.texts import TextStream
 
 PAGE = 32  # Tokens of a page of the cache.
@@ -70,6 +71,7 @@ class Engine:
         each = _cached_bytes(text)
         self.longest = max(PAGE, min(int(text.max_position_embeddings), LONGEST, CACHE_BYTES // each))
         self._ends = _ends(model.generation_config, made)
+        self._forms = AnswerForms(made, int(text.vocab_size), self._ends)
         pages = max(-(-self.longest // PAGE) + 1, CACHE_BYTES // (each * PAGE))
         self._manager = model.init_continuous_batching(
             cast(Any, GenerationConfig)(do_sample=False, max_new_tokens=self.longest, pad_token_id=0),
@@ -100,6 +102,7 @@ class Engine:
         """Begin an answer; what is wrong with a request is said like an answer."""
         try:
             ids = self._ids(command)
+            form = {} if command.schema is None else {FORM: self._forms.of(command.schema, len(ids))}
             room = self.longest - len(ids)
             if not ids or room < 1:
                 detail = f"the prompt has {len(ids):,} tokens: give 1 to {self.longest - 1:,}"
@@ -116,7 +119,7 @@ class Engine:
             max_new_tokens=most,
             streaming=True,
             eos_token_id=self._ends or -1,
-            **{SAMPLING: command.sampling},
+            **{SAMPLING: command.sampling, **form},
         )
 
     def cancel(self, request: str) -> None:

@@ -9,22 +9,23 @@ from torch import Tensor
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
 from protocol.serving import Sampling
+from trainer.serve.grammar import AnswerForm
 
-SAMPLING = "sampling"
+SAMPLING, FORM = "sampling", "form"
 _GREEDY = Sampling(temperature=0)
 
 
 class SeededSampler(ContinuousBatchingLogitsProcessor):
-    """Leaves one token of each row of logits, so that the likeliest one is the one that was drawn.
+    """Leaves one token of each row of logits, so that the likeliest one is the one that was drawn; of forms what may follow.
 
     What is drawn hangs on the request's seed and the token's place alone, not on what else is in the batch. A draw is the least
     of exponential times over probabilities (the Gumbel-max trick).
     """
 
     def __init__(self) -> None:
-        self.supported_kwargs: dict[str, type] = {SAMPLING: Sampling}
+        self.supported_kwargs: dict[str, type] = {SAMPLING: Sampling, FORM: AnswerForm}
         self.ignored_kwargs: tuple[str, ...] = ()
-        self._rows: list[tuple[Sampling, int]] = []
+        self._rows: list[tuple[Sampling, AnswerForm | None, list[int]]] = []
 
     def fill_defaults(self, int32_tensor: Tensor) -> None:
         """Nothing of a request lies in tensors."""
@@ -34,16 +35,23 @@ class SeededSampler(ContinuousBatchingLogitsProcessor):
         """Remember whose rows come next."""
         states = [one.state for one in requests_with_new_token]
         # A request that gave way for want of cache has begun again, with its own tokens as its prompt.
-        places = [len(one.initial_tokens) + len(one.generated_tokens) for one in states]
-        settings = [one.logit_processor_kwargs.get(SAMPLING, _GREEDY) for one in states]
-        self._rows = list(zip(settings, places, strict=True))
+        self._rows = [
+            (
+                one.logit_processor_kwargs.get(SAMPLING, _GREEDY),
+                one.logit_processor_kwargs.get(FORM),
+                [*one.initial_tokens, *one.generated_tokens],
+            )
+            for one in states
+        ]
         return torch.zeros(len(self._rows), dtype=torch.int32)
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
         """``scores`` [rows, vocabulary]: of rows that are drawn, all but one become -inf."""
-        for row, (sampling, place) in enumerate(self._rows[: scores.size(0)]):
+        for row, (sampling, form, tokens) in enumerate(self._rows[: scores.size(0)]):
+            if form is not None:
+                form.restrict(scores[row : row + 1], tokens)
             if sampling.temperature > 0:
-                token = drawn(scores[row], sampling, place)
+                token = drawn(scores[row], sampling, len(tokens))
                 scores[row] = float("-inf")
                 scores[row, token] = 0.0
         return scores

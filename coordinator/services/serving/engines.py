@@ -146,6 +146,8 @@ async def _until(
                 )
             case RefusedReport(code="too-long"):
                 raise PromptTooLongError(report.detail, "prompt")
+            case RefusedReport(code="bad-schema"):
+                raise InvalidError(report.detail, "response_format")
             case RefusedReport():
                 raise InvalidError(report.detail, "prompt")
             case _:

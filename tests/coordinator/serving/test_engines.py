@@ -105,6 +105,12 @@ async def test_an_answer_keeps_to_its_limits(folder: Path, tmp_path: Path) -> No
     assert (text, end.reason) == (whole[: whole.index(stop)], "stop")
     chat = GenerateCommand("1", messages=({"role": "user", "content": "function"},), tokens=12, sampling=GREEDY)
     assert whole.startswith((await hall.said(archive, chat))[0] or "?"), "in its template it is the same text"
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    text, _ = await hall.said(archive, ask("def ", sampling=GREEDY, schema=schema))
+    assert json.loads(text)["a"] in (1, 2)
+    with pytest.raises(InvalidError, match="the schema cannot be kept to") as refused:
+        await hall.said(archive, ask("def ", schema={"type": "colour"}))
+    assert refused.value.field == "response_format"
     with pytest.raises(PromptTooLongError, match=rf"give 1 to {LONGEST - 1}"):
         await hall.said(archive, ask("def function_ " * 60))
     odd = ({"role": "user", "content": "Hi"}, {"role": "user", "content": 3})

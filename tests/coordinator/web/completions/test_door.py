@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from protocol.codec import decode_json
 from protocol.rest.completions import ChatCompletionRequest, CompletionRequest
 from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
 from tests.coordinator.web.conftest import House
@@ -88,7 +89,11 @@ async def test_a_text_is_gone_on_with_whole_and_in_pieces(house: House, client: 
         ({"temperature": 3}, "temperature", "is 3, and must be at most 2"),
         ({"n": 2}, "n", "n is not supported here: leave it out"),
         ({"logprobs": True}, "logprobs", "logprobs is not supported here"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "response_format is not supported here"),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type",
+            "is 'xml': it is one of json_object, json_schema, text",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "sum"}}]}, "tools", "tools is not supported here"),
         ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty is not supported here"),
         ({"messages": []}, "messages", "must not be empty"),
@@ -217,5 +222,13 @@ def test_a_request_becomes_what_a_model_is_asked() -> None:
     assert chat.command(5) == GenerateCommand(
         "1", messages=({"role": "user"},), tokens=9, sampling=Sampling(1.0, 7, 0.5, 3), stops=("x",)
     )
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for given, wanted in (
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}, schema),
+    ):
+        body = json.dumps({"model": "m", "messages": HI, "response_format": given}).encode()
+        assert decode_json(body, ChatCompletionRequest).command(1).schema == wanted
     text = CompletionRequest(model="m", prompt="a", temperature=0)
     assert text.command(5) == GenerateCommand("1", "a", tokens=16, sampling=Sampling(0, seed=5))

@@ -1,0 +1,88 @@
+"""Answers that keep to a JSON schema, of a model that has learnt nothing: only the schema can have made them."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jsonschema import validate
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from protocol.job.job import TokenizerSpec
+from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, Sampling, TextReport
+from tests.trainer.small import FAMILY_CONFIGS
+from trainer.data.prepare import BYTE_SPECIALS, make_tokenizer
+from trainer.serve.engine import Engine
+
+PLACE = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "yellow"]},
+        "count": {"type": "integer", "minimum": 3, "maximum": 7},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
+    },
+    "required": ["colour", "count", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("random")
+    more = {
+        "vocab_size": 300,
+        "max_position_embeddings": 512,
+        "pad_token_id": None,
+        "eos_token_id": 256,
+        "bos_token_id": None,
+    }
+    torch.manual_seed(1)
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(FAMILY_CONFIGS["llama"] | more)))
+    model.save_pretrained(here)
+    made = make_tokenizer(TokenizerSpec("bytes"), None, lambda: iter(()))
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token=BYTE_SPECIALS[0]).save_pretrained(here)
+    return here
+
+
+async def asked(folder: Path, *commands: GenerateCommand) -> dict[str, tuple[str, EngineReport]]:
+    texts, ends = dict.fromkeys((one.id for one in commands), ""), dict[str, EngineReport]()
+    over = asyncio.Event()
+
+    def say(report: EngineReport) -> None:
+        if isinstance(report, TextReport):
+            texts[report.id] += report.text
+        elif isinstance(report, AnsweredReport | RefusedReport):
+            ends[report.id] = report
+            if len(ends) == len(commands):
+                over.set()
+
+    async with Engine(folder, 1, say) as engine, asyncio.timeout(60):
+        for command in commands:
+            engine.generate(command)
+        await over.wait()
+    return {name: (texts[name], ends[name]) for name in texts}
+
+
+async def test_answers_keep_to_their_schemas_beside_one_that_is_free(folder: Path) -> None:
+    drawn = [GenerateCommand(str(n), "Say:", tokens=400, sampling=Sampling(seed=n), schema=PLACE) for n in range(6)]
+    likeliest = GenerateCommand("greedy", "Say:", tokens=400, sampling=Sampling(0), schema=PLACE)
+    free = GenerateCommand("free", "Say:", tokens=40, sampling=Sampling(0))
+    found = await asked(folder, *drawn, likeliest, free)
+    for name, (text, end) in found.items():
+        assert isinstance(end, AnsweredReport)
+        if name != "free":
+            assert end.reason == "stop"
+            validate(json.loads(text), PLACE)
+    assert len({text for text, _ in found.values()}) > 4
+    with pytest.raises(ValueError, match="Expecting value"):
+        json.loads(found["free"][0])
+
+
+async def test_a_schema_that_nobody_can_keep_to_is_told(folder: Path) -> None:
+    wrong = GenerateCommand("1", "Say:", schema={"type": "colour"})
+    ((_, end),) = (await asked(folder, wrong)).values()
+    assert isinstance(end, RefusedReport)
+    assert end.code == "bad-schema"
+    assert end.detail.startswith("the schema cannot be kept to: ")
