@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainer.errors import DataError
 
-_DEFAULTS = {"whitespace_pattern": r"[ \n]{0,8}"}
+_DEFAULTS: Any = {"whitespace_pattern": r"[ \n]{0,8}"}
 """Models write JSON in lines; without a bound some would never end with blanks."""
 MAX_COMPLAINT = 300  # Characters of what the library says of a schema.
 
