@@ -74,13 +74,24 @@ class TextReport(msgspec.Struct, frozen=True, tag="text"):
     text: str
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    """A function that the model asks for. ``arguments``: JSON, an object."""
+
+    name: str
+    arguments: str
+
+
 class AnsweredReport(msgspec.Struct, frozen=True, tag="answered"):
-    """The end of an answer: the model or a text of ``stops`` ended it (``stop``), or it is as long as it may be (``length``)."""
+    """The end of an answer: the model or a text of ``stops`` ended it (``stop``), or it is as long as it may be (``length``).
+
+    ``calls``: of functions among the request's ``tools``; their text is no part of the answer.
+    """
 
     id: RequestId
     reason: Literal["stop", "length"]
     prompt: int
     tokens: int
+    calls: tuple[FunctionCall, ...] = ()
 
 
 class RefusedReport(msgspec.Struct, frozen=True, tag="refused"):

@@ -144,7 +144,11 @@ def main() -> None:
     options = parser.parse_args()
     found = asyncio.run(measured(options))
     Console(stderr=True).print(shown(found))
-    publish("answers", "answers take at most a fifth longer than generate, of one prompt or of a batch, and begin at once", found)
+    publish(
+        "answers",
+        "answers take at most a fifth longer than generate, of one prompt or of a batch, and begin at once",
+        found,
+    )
 
 
 if __name__ == "__main__":

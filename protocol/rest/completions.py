@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import View
-from protocol.serving import MAX_STOP, MAX_STOPS, MAX_TEXT, MAX_TOKENS, GenerateCommand, Sampling
+from protocol.serving import MAX_STOP, MAX_STOPS, MAX_TEXT, MAX_TOKENS, FunctionCall, GenerateCommand, Sampling
 
 MAX_MESSAGES = 1000
 MAX_NAME = 100
@@ -103,7 +103,7 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
     def unsupported(self) -> str:
         """As of both kinds."""
         refused = {
-            "tools": bool(self.tools) and self.tool_choice != "none",
+            "tool_choice": bool(self.tools) and self.tool_choice not in (None, "auto", "none"),
             "logprobs": bool(self.logprobs),
         }
         return next((name for name, is_asked in refused.items() if is_asked), "") or super().unsupported()
@@ -114,6 +114,7 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
         return GenerateCommand(
             "1",
             messages=self.messages,
+            tools=() if self.tool_choice == "none" else self.tools or (),
             words=self.chat_template_kwargs or {},
             tokens=tokens,
             sampling=self._sampling(seed),
@@ -155,13 +156,23 @@ class TokenUsage(View, frozen=True):
     total_tokens: int
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A function that the model asks for. ``index``: its place in the answer."""
+
+    id: str
+    index: int
+    function: FunctionCall
+    type: Literal["function"] = "function"
 
 
 class ChatAnswer(msgspec.Struct, frozen=True):
     """What the model says, as it says it: a text of a stranger's model."""
 
-    content: str
+    content: str | None
+    tool_calls: tuple[ToolCall, ...] | None = None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -191,6 +202,7 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: Literal["assistant", ""] = ""
     content: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

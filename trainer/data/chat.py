@@ -191,6 +191,11 @@ class ChatTemplate:
         first = 0 if self._learn == "all" else len(pair.prompt)
         return Rendered(text, ((first, len(text)),), whole=True)
 
+    @property
+    def calls_as_tags(self) -> bool:
+        """Whether it has functions, and their calls as JSON between ``<tool_call>`` tags, as Hermes, Qwen and SmolLM have."""
+        return any("tools" in one and "<tool_call>" in one for one in self._templates.values())
+
     def asked(self, talk: ChatMessages, where: str) -> str | DataError:
         """What an answer follows: the messages as text, and who speaks next; or why they cannot be written.
 
@@ -206,7 +211,10 @@ class ChatTemplate:
         self, talk: ChatMessages, where: str, write: Callable[[str, ChatMessages], _Written]
     ) -> _Written | DataError:
         """What ``write`` makes of a conversation, with one text a message where the template does not take it otherwise."""
-        template, flat, refusal = self._chosen(talk), talk.flat(), None
+        template, refusal = self._chosen(talk), None
+        if talk.calls and "arguments is string" not in template:  # It would write a text within a text.
+            talk = talk.with_tables()
+        flat = talk.flat()
         as_it_is = talk != flat and (_PARTS.search(template) or not _in_parts(talk))
         for way in (talk, flat) if as_it_is else (flat,):
             try:

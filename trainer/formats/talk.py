@@ -40,6 +40,10 @@ class ChatMessages:
         said = (one for one in self.messages[self.given :] if self.learns(one))
         return any(not _said(one).strip() for one in said)
 
+    def with_tables(self) -> "ChatMessages":
+        """With the arguments of calls as tables, which OpenAI's programs and files have as JSON within a text."""
+        return replace(self, messages=[_with_tables(one) for one in self.messages])
+
     def flat(self) -> "ChatMessages":
         """With one text for each message, for templates that know neither parts nor messages without a text."""
         messages = [{**one, "content": _text(one.get("content"), "\n")} for one in self.messages]
@@ -101,3 +105,19 @@ def _text(content: Any, between: str) -> str:
     """A message's content, its parts one after the other."""
     parts = content if isinstance(content, list) else [{"text": content or ""}]
     return between.join(str(part.get("text", "")) for part in parts)
+
+
+def _with_tables(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_with_table(one) for one in calls]} if isinstance(calls, list) else message
+
+
+def _with_table(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        table = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": table}} if isinstance(table, dict) else call

@@ -21,12 +21,13 @@ from transformers import (
 )
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, TextReport
+from protocol.serving import AnsweredReport, EngineReport, FunctionCall, GenerateCommand, RefusedReport, TextReport
 from trainer.audit.environment import configure
 from trainer.data.chat import ChatTemplate
 from trainer.errors import DataError
 from trainer.formats.conversations import talk_of
 from trainer.formats.talk import ChatMessages
+from trainer.serve.calls import CallsApart
 from trainer.serve.grammar import AnswerForms
 from trainer.serve.sampling import FORM, SAMPLING, SeededSampler
 from trainer.serve.texts import TextStream
@@ -44,10 +45,9 @@ Say = Callable[[EngineReport], None]
 class _Answer:
     """A request under way. ``seen``: tokens that are text already."""
 
-    command: GenerateCommand
     prompt: int
-    most: int
     text: TextStream
+    calls: CallsApart | None
     seen: int = 0
 
 
@@ -111,7 +111,8 @@ class Engine:
             self._say(RefusedReport(command.id, error.code, error.detail))
             return
         most = min(command.tokens or room, room)
-        self._answers[command.id] = _Answer(command, len(ids), most, TextStream(self._tokenizer, command.stops))
+        calls = CallsApart() if command.tools else None
+        self._answers[command.id] = _Answer(len(ids), TextStream(self._tokenizer, command.stops), calls)
         self._manager.register_result_handler(command.id, self._take)
         self._manager.add_request(
             ids,
@@ -142,6 +143,12 @@ class Engine:
         text = answer.text.add([one for one in new if one not in self._ends])
         if over := result.is_finished() or answer.text.stopped:
             text += answer.text.end()
+        asked: tuple[FunctionCall, ...] = ()
+        if answer.calls is not None:
+            text = answer.calls.add(text)
+            if over:
+                left, asked = answer.calls.end()
+                text += left
         if text:
             self._say(TextReport(result.request_id, text))
         if over:
@@ -149,7 +156,7 @@ class Engine:
             if not result.is_finished():
                 self._manager.cancel_request(result.request_id)
             reason: Literal["stop", "length"] = "stop" if ended or answer.text.stopped else "length"
-            self._say(AnsweredReport(result.request_id, reason, answer.prompt, len(tokens)))
+            self._say(AnsweredReport(result.request_id, reason, answer.prompt, len(tokens), asked))
 
     def _ids(self, command: GenerateCommand) -> list[int]:
         """The prompt's tokens."""
@@ -167,6 +174,10 @@ class Engine:
             raise DataError("bad-row", "this request has no messages with role and content: give at least one")
         if not self._chat.there:
             raise DataError("no-template", "this model has no chat template: have it continue the text, without chat")
+        if command.tools and not self._chat.calls_as_tags:
+            raise DataError(
+                "no-tools", "this model's chat template has no functions that are known here: leave tools out"
+            )
         text = self._chat.asked(talk, "this request")
         if isinstance(text, DataError):
             raise text

@@ -28,6 +28,8 @@ from protocol.serving import (
 MOST = 2  # Models at a time: each may take as much memory as a tool.
 IDLE_S = 300.0  # Then a model that nobody asks makes room.
 
+_FIELDS = {"bad-schema": "response_format", "no-tools": "tools"}
+"""What a refusal is about, by its code."""
 LOG = logging.getLogger(__name__)
 
 Process = asyncio.subprocess.Process
@@ -146,10 +148,8 @@ async def _until(
                 )
             case RefusedReport(code="too-long"):
                 raise PromptTooLongError(report.detail, "prompt")
-            case RefusedReport(code="bad-schema"):
-                raise InvalidError(report.detail, "response_format")
             case RefusedReport():
-                raise InvalidError(report.detail, "prompt")
+                raise InvalidError(report.detail, _FIELDS.get(report.code, "prompt"))
             case _:
                 raise engine.failure()
 

@@ -36,6 +36,7 @@ from protocol.rest.completions import (
     ServedModel,
     ServedModels,
     TokenUsage,
+    ToolCall,
     api_error,
 )
 from protocol.serving import AnsweredReport, TextReport
@@ -153,7 +154,9 @@ class _Shape:
     def whole(self, text: str, end: AnsweredReport) -> ChatCompletion | Completion:
         """All of it."""
         if self.chat:
-            choices = (ChatChoice(ChatAnswer(text), end.reason),)
+            calls = _calls(end) or None
+            said = ChatAnswer(text or (None if calls else ""), calls)
+            choices = (ChatChoice(said, "tool_calls" if calls else end.reason),)
             return ChatCompletion(self.id, self.created, self.model, choices, _counted(end))
         return Completion(self.id, self.created, self.model, (CompletionChoice(text, end.reason),), _counted(end))
 
@@ -168,8 +171,11 @@ class _Shape:
     def last(self, end: AnsweredReport) -> bytes:
         """The events that end it."""
         kind = ChatCompletionChunk if self.chat else Completion
+        calls = _calls(end)
+        asked = (ChatChunkChoice(ChatDelta(tool_calls=calls)),)
+        told = _event(ChatCompletionChunk(self.id, self.created, self.model, asked)) if calls else b""
         counted = _event(kind(self.id, self.created, self.model, (), _counted(end))) if self.usage else b""
-        return self.chunk("", reason=end.reason) + counted + _DONE
+        return told + self.chunk("", reason="tool_calls" if calls else end.reason) + counted + _DONE
 
 
 async def _whole(shape: _Shape, first: Report, reports: Reports) -> ChatCompletion | Completion:
@@ -215,6 +221,10 @@ async def _while_there(request: web.Request, reports: Reports) -> AsyncGenerator
 
 def _event(value: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def _calls(end: AnsweredReport) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(f"call_{secrets.token_hex(8)}", index, call) for index, call in enumerate(end.calls))
 
 
 def _counted(end: AnsweredReport) -> TokenUsage:

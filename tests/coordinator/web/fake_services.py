@@ -29,7 +29,7 @@ from protocol.rest.withdrawals import (
     WithdrawalRequest,
     WithdrawalTerms,
 )
-from protocol.serving import AnsweredReport, GenerateCommand, TextReport
+from protocol.serving import AnsweredReport, FunctionCall, GenerateCommand, TextReport
 from tests.coordinator.web.fake import NODES, PRICE_PER_PETAFLOP, START, Cluster, address, loss_at, signature
 
 
@@ -261,6 +261,9 @@ class Leavings:
         if said == "fail":
             yield TextReport("1", "So")
             raise UnavailableError("the model failed")
+        if said == "call sum" and command.tools:
+            yield AnsweredReport("1", "stop", 7, 9, (FunctionCall("sum", '{"a": 2}'),))
+            return
         words = (f"{point}: {said}" if point is not None else said).split()
         for word in words[: command.tokens]:
             yield TextReport("1", f" {word}")

@@ -293,6 +293,19 @@ def test_parts_that_are_texts_reach_every_template(template: str, expected: str,
     assert "4" in learnt(tokenizer, made)
 
 
+def test_arguments_that_are_json_within_a_text_are_those_of_a_table(tokenizer: Tokenizer) -> None:
+    """OpenAI's programs and files write them so, and a template that makes JSON of them would make it twice."""
+    made = chat(tokenizer, unmarked(QWEN3))
+    calls = [
+        {"type": "function", "function": {"name": "sum", "arguments": one}} for one in ({"a": 2}, '{"a": 2}', "a is 2")
+    ]
+    rows = [[TALK[0], {"role": "assistant", "content": "", "tool_calls": [call]}] for call in calls]
+    table, text, none = (learnt(tokenizer, document(made, {"messages": row, "tools": TOOLS})) for row in rows)
+    assert text == table
+    assert '"arguments": {"a": 2}' in table
+    assert '"arguments": "a is 2"' in none
+
+
 @pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}])
 @pytest.mark.parametrize("marks", [True, False], ids=["with marks", "without"])
 def test_an_answer_that_is_not_to_be_learnt_is_not(marks: bool, mark: dict[str, Any], tokenizer: Tokenizer) -> None:

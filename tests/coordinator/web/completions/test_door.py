@@ -21,6 +21,9 @@ from tests.coordinator.web.test_tenants import job_of, member
 HI: Any = [{"role": "user", "content": "to be or not"}]
 
 
+SUM: Any = {"type": "function", "function": {"name": "sum", "parameters": {"type": "object"}}}
+
+
 def client_of(house: House, key: str = "none") -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=0)
 
@@ -69,6 +72,26 @@ async def test_messages_are_answered_whole_and_in_pieces(house: House, client: A
     assert counted.usage.completion_tokens == 5
 
 
+async def test_a_function_that_the_model_asks_for_is_a_call(house: House, client: AsyncOpenAI) -> None:
+    job = await started(house)
+    call: Any = [{"role": "user", "content": "call sum"}]
+    whole = await client.chat.completions.create(model=job, messages=call, tools=[SUM])
+    (choice,) = whole.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert choice.message.tool_calls is not None
+    (asked,) = choice.message.tool_calls
+    assert asked.type == "function"
+    assert (asked.function.name, asked.function.arguments) == ("sum", '{"a": 2}')
+    stream = await client.chat.completions.create(model=job, messages=call, tools=[SUM], stream=True)
+    deltas = [(chunk.choices[0].delta.tool_calls, chunk.choices[0].finish_reason) async for chunk in stream]
+    ((found, _),) = [one for one in deltas if one[0]]
+    assert found is not None
+    assert found[0].function is not None
+    assert (found[0].index, found[0].function.name, deltas[-1][1]) == (0, "sum", "tool_calls")
+    plain = await client.chat.completions.create(model=job, messages=call, tools=[SUM], tool_choice="none")
+    assert plain.choices[0].message.content == " call sum"
+
+
 async def test_a_text_is_gone_on_with_whole_and_in_pieces(house: House, client: AsyncOpenAI) -> None:
     job = await started(house)
     whole = await client.completions.create(model=job, prompt="to be or not", max_tokens=3)
@@ -94,7 +117,7 @@ async def test_a_text_is_gone_on_with_whole_and_in_pieces(house: House, client: 
             "response_format.type",
             "is 'xml': it is one of json_object, json_schema, text",
         ),
-        ({"tools": [{"type": "function", "function": {"name": "sum"}}]}, "tools", "tools is not supported here"),
+        ({"tools": [SUM], "tool_choice": "required"}, "tool_choice", "tool_choice is not supported here"),
         ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty is not supported here"),
         ({"messages": []}, "messages", "must not be empty"),
         ({"max_tokens": 0}, "max_tokens", "is 0, and must be at least 1"),
