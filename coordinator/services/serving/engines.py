@@ -43,7 +43,7 @@ class Engines:
     def __init__(self, start: Start, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self._start, self._most, self._idle_s = start, most, idle_s
         self._running: OrderedDict[Digest, _Engine] = OrderedDict()
-        self._room = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._waiting = 0
         self._numbers = count(1)
 
@@ -93,38 +93,36 @@ class Engines:
                 await engine.ready()
             yield engine
         finally:
-            await self._freed(archive, engine)
+            engine.let_go(self._idle_s, lambda: self._expired(archive, engine))
+            self._changed.set()
 
     async def _taken(self, archive: Digest) -> "_Engine":
         """The model's engine, begun where it is not there; the one that was asked longest ago makes room."""
-        async with self._room:
-            self._waiting += 1
-            try:
-                await self._room.wait_for(lambda: self._free(archive))
-            finally:
-                self._waiting -= 1
-            engine = self._running.get(archive)
-            if engine is None or engine.ended:
-                idle = next((name for name, one in self._running.items() if not one.held), None)
-                full = engine is None and len(self._running) >= self._most
-                before = engine or (self._running.pop(idle) if full and idle is not None else None)
-                engine = self._running[archive] = _Engine(lambda: self._start(archive), before)
-            self._running.move_to_end(archive)
-            engine.hold()
-            return engine
+        self._waiting += 1
+        try:
+            while not self._free(archive):
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._waiting -= 1
+        engine = self._running.get(archive)
+        if engine is None or engine.ended:
+            idle = next((name for name, one in self._running.items() if not one.held), None)
+            full = engine is None and len(self._running) >= self._most
+            before = engine or (self._running.pop(idle) if full and idle is not None else None)
+            engine = self._running[archive] = _Engine(lambda: self._start(archive), before)
+        self._running.move_to_end(archive)
+        engine.hold()
+        return engine
 
     def _free(self, archive: Digest) -> bool:
         there = archive in self._running or len(self._running) < self._most
         return there or not all(engine.held for engine in self._running.values())
 
-    async def _freed(self, archive: Digest, engine: "_Engine") -> None:
-        async with self._room:
-            engine.let_go(self._idle_s, lambda: self._expired(archive, engine))
-            self._room.notify_all()
-
     def _expired(self, archive: Digest, engine: "_Engine") -> None:
         if self._running.get(archive) is engine:
             del self._running[archive]
+        self._changed.set()
         engine.stop()
 
 
