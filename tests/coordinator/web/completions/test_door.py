@@ -208,11 +208,12 @@ async def test_whoever_leaves_ends_the_answer(
     house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = await started(house)
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def endless(
         _self: Leavings, _job: str, _point: int | Literal["start"] | None, _command: GenerateCommand
     ) -> AsyncIterator[TextReport | AnsweredReport]:
+        begun.set()
         try:
             while True:
                 yield TextReport("1", "word ")
@@ -222,12 +223,13 @@ async def test_whoever_leaves_ends_the_answer(
 
     monkeypatch.setattr(Leavings, "complete", endless)
     for stream in (True, False):
+        begun.clear()
         ended.clear()
         body = json.dumps({"model": job, "messages": HI, "stream": stream})
         asking = asyncio.create_task(
             http.post(f"{house.url}/v1/chat/completions", data=body, headers={"Content-Type": "application/json"})
         )
-        await asyncio.sleep(0.3)
+        await begun.wait()
         if stream:
             answer = await asking
             await answer.content.readline()

@@ -1,0 +1,45 @@
+"""The door as other stock clients find it: OpenAI's for JavaScript, and LangChain's."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.coordinator.web.conftest import House
+from tests.coordinator.web.test_life import started
+
+ROOT = Path(__file__).parents[4] / "build" / "openai"
+WAY = "npm install --prefix build/openai openai@6.49.0"
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (ROOT / "node_modules" / "openai").is_dir(),
+    reason=f"OpenAI's client for JavaScript is not here: {WAY}",
+)
+async def test_the_client_for_javascript_is_answered(house: House) -> None:
+    job = await started(house)
+    script = ROOT / "client.mjs"  # A module finds packages beside itself.
+    shutil.copyfile(Path(__file__).with_name("client.mjs"), script)
+    process = await asyncio.create_subprocess_exec(
+        *("node", str(script), f"{house.url}/v1", job), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    printed, complaint = await process.communicate()
+    assert process.returncode == 0, complaint.decode()
+    assert json.loads(printed) == {
+        "models": [job],
+        "said": " to be or",
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+        "streamed": " to be or not",
+        "refused": {"status": 404, "code": "not_found", "param": "model"},
+    }
+
+
+async def test_langchain_is_answered(house: House) -> None:
+    chat_openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed").ChatOpenAI
+    job = await started(house)
+    model = chat_openai(base_url=f"{house.url}/v1", api_key="none", model=job, max_retries=0)
+    answer = await model.ainvoke("to be or not")
+    assert (answer.content, answer.usage_metadata["total_tokens"]) == (" to be or not", 11)
+    assert "".join([piece.content async for piece in model.astream("to be")]) == " to be"
