@@ -21,3 +21,10 @@ SMOLLM2_135M: dict[str, Any] = {
     "num_key_value_heads": 3,
     "vocab_size": 49_152,
 }
+LLAMA_3_1_8B = LLAMA_3_2_1B | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "head_dim": 128,
+    "tie_word_embeddings": False,
+}

@@ -5,11 +5,11 @@ import pytest
 
 from coordinator.domain.placement import MEGABYTE, Candidate, NoPlacementError, choose, needed
 from coordinator.domain.placement.layers import most_layers
-from protocol.job.job import TrainingSpec
+from protocol.job.job import LoraSpec, TrainingSpec
 from protocol.models.boundary_bytes import recorded_bytes
 from protocol.models.model import inspect_config
 from protocol.task import Layers
-from tests.support.published_configs import LLAMA_3_2_1B
+from tests.support.published_configs import LLAMA_3_1_8B, LLAMA_3_2_1B
 
 SHAPE = inspect_config(LLAMA_3_2_1B)
 LEAN = TrainingSpec(sequence=512, batch=8, micro_batches=8, memory="lean", precision="bf16", pseudo_gradient="coarse")
@@ -31,6 +31,21 @@ def test_a_billion_parameters_fit_a_card_only_with_main_memory_beside_it() -> No
     assert choose(SHAPE, LEAN, [beside(enough)], 1, 1).layers == (Layers(0, SHAPE.layers),)
     with pytest.raises(NoPlacementError, match=r"MB of main memory beside graphics cards.*lend more memory"):
         choose(SHAPE, LEAN, [beside(enough // 4)], 1, 1)
+
+
+@pytest.mark.parametrize(("sequence", "megabytes", "cards"), [(2048, 11_500, 1), (512, 7_600, 1), (2048, 7_600, 2)])
+def test_eight_billion_parameters_with_an_adapter_beside_them_fit_cards_of_homes(
+    sequence: int, megabytes: int, cards: int
+) -> None:
+    """QLoRA: a card of 12 GB, one of 8 GB with short sequences, two of 8 GB in stages. As it came it fits none of them."""
+    shape = inspect_config(LLAMA_3_1_8B)
+    assert 8.0e9 < shape.parameters < 8.1e9
+    short = msgspec.structs.replace(LEAN, sequence=sequence, batch=1, micro_batches=1)
+    lent = [msgspec.structs.replace(beside(16_000, f"card {n}"), memory_mb=megabytes) for n in range(cards)]
+    narrow, wide = (msgspec.structs.replace(short, lora=LoraSpec(rank=16, quantize=one)) for one in ("nf4", "none"))
+    assert len(choose(shape, narrow, lent, cards, 1).layers) == cards
+    with pytest.raises(NoPlacementError):
+        choose(shape, wide, lent, cards, 1)
 
 
 def test_two_cards_share_what_the_memory_beside_one_does_not_hold() -> None:
