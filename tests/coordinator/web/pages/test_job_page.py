@@ -259,11 +259,13 @@ async def test_the_model_is_tried_without_scripts(house: House, http: aiohttp.Cl
 
 
 async def test_the_owner_finds_what_programs_need(house: House, http: aiohttp.ClientSession) -> None:
-    job = await started(house)
-    page = await (await http.get(f"{house.url}/jobs/{job}")).text()
+    job = (await running(house)).id
+    async with http.get(f"{house.url}/jobs/{job}", headers=HTML) as response:
+        page = await response.text()
     assert f'<code id="api-address">{house.url}/v1</code>' in page
     assert f'<code id="api-model">{job}</code>' in page
-    assert (await http.get(f"{house.url}/docs/use-a-model")).status == 200
+    async with http.get(f"{house.url}/docs/use-a-model") as response:
+        assert response.status == 200
 
 
 async def test_a_checkpoint_is_trained_on_from_its_page(house: House, http: aiohttp.ClientSession) -> None:
