@@ -118,10 +118,8 @@ class CompletionRoutes:
         chat = isinstance(asked, ChatCompletionRequest)
         number = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         counts = asked.stream_options is not None and asked.stream_options.include_usage
-        shape, command = (
-            _Shape(number, asked.model, counts, chat, int(time.time())),
-            asked.command(secrets.randbits(63)),
-        )
+        shape = _Shape(number, asked.model, counts, chat, int(time.time()))
+        command = asked.command(secrets.randbits(63))
         async with aclosing(_while_there(request, self._outputs.complete(job, point, command))) as reports:
             first = await anext(reports)  # What is refused at once is an ordinary error.
             if asked.stream:
@@ -206,6 +204,7 @@ async def _streamed(request: web.Request, shape: _Shape, first: Report, reports:
     except TimeoutError:  # A reader that takes nothing is cut off.
         if request.transport is not None:
             request.transport.abort()
+        return response
     await response.write_eof()
     return response
 
