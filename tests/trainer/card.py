@@ -24,6 +24,9 @@ _MIXED = frozenset({"aten::index.Tensor"})
 class _CardBackend(backend_registration._DummyBackendModule):
     """What torch asks a backend for; that autocast may be switched off there, too."""
 
+    __name__ = "torch.card_on_cpu"
+    """What is no graphics card for transformers, which looks at how this ends."""
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
 
