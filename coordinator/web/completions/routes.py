@@ -1,5 +1,6 @@
 """``/v1``: the models of an account's jobs, for every program that speaks OpenAI's API."""
 
+import asyncio
 import re
 import secrets
 import time
@@ -42,6 +43,7 @@ from protocol.rest.completions import (
 from protocol.serving import AnsweredReport, TextReport
 
 MAX_MODELS = 100
+FIRST_S = 10.0  # Without a word for so long a stream says that it is alive: a proxy would cut it.
 _NAME = re.compile(r"([0-9a-f]{32})(?:@(start|[0-9]{1,9}))?")
 _DONE = b"data: [DONE]\n\n"
 _ERRORS = (400, 404, 409)
@@ -121,10 +123,9 @@ class CompletionRoutes:
         shape = _Shape(number, asked.model, counts, chat, int(time.time()))
         command = asked.command(secrets.randbits(63))
         async with aclosing(_while_there(request, self._outputs.complete(job, point, command))) as reports:
-            first = await anext(reports)  # What is refused at once is an ordinary error.
             if asked.stream:
-                return await _streamed(request, shape, first, reports)
-            return answer(await _whole(shape, first, reports))
+                return await _streamed(request, shape, reports)
+            return answer(await _whole(shape, reports))
 
     async def _found(self, request: web.Request, name: str) -> tuple[str, int | Literal["start"] | None]:
         """The caller's job that a model's name means, and which of its models."""
@@ -176,35 +177,49 @@ class _Shape:
         return told + self.chunk("", reason="tool_calls" if calls else end.reason) + counted + _DONE
 
 
-async def _whole(shape: _Shape, first: Report, reports: Reports) -> ChatCompletion | Completion:
+async def _whole(shape: _Shape, reports: Reports) -> ChatCompletion | Completion:
     texts: list[str] = []
-    report = first
+    report = await anext(reports)
     while isinstance(report, TextReport):
         texts.append(report.text)
         report = await anext(reports)
     return shape.whole("".join(texts), report)
 
 
-async def _streamed(request: web.Request, shape: _Shape, first: Report, reports: Reports) -> web.StreamResponse:
+async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> web.StreamResponse:
+    """Piece by piece. What is refused at once is an ordinary error; while a model is loaded the line is kept alive."""
     response = web.StreamResponse(headers={hdrs.CACHE_CONTROL: "no-store", "X-Accel-Buffering": "no"})
     response.content_type = "text/event-stream"
-    await response.prepare(request)
-    out = Writer(response, request.transport)
+    out: Writer | None = None
+    coming = asyncio.ensure_future(anext(reports))
     try:
+        await asyncio.wait({coming}, timeout=FIRST_S)
+        if coming.done():
+            coming.result()
+        await response.prepare(request)
+        out = Writer(response, request.transport)
+        while not coming.done():
+            await out.write(b": alive\n\n")
+            await asyncio.wait({coming}, timeout=FIRST_S)
         if shape.chat:
             await out.write(shape.chunk("", "assistant"))
-        report = first
+        report = coming.result()
         while isinstance(report, TextReport):
             await out.write(shape.chunk(report.text))
             report = await anext(reports)
         await out.write(shape.last(report))
     except CottageError as error:
+        if out is None:
+            raise
         _, told = api_error(error.status, error.code, untrusted(error.detail), error.field)
         await out.write(_event(told))
     except TimeoutError:  # A reader that takes nothing is cut off.
         if request.transport is not None:
             request.transport.abort()
         return response
+    finally:
+        if coming.cancel():
+            await asyncio.wait({coming})
     await response.write_eof()
     return response
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from coordinator.errors import UnavailableError
 from protocol.codec import decode_json
 from protocol.rest.completions import ChatCompletionRequest, CompletionRequest
 from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
@@ -238,6 +239,41 @@ async def test_whoever_leaves_ends_the_answer(
             asking.cancel()
         async with asyncio.timeout(10):
             await ended.wait()
+
+
+async def test_a_stream_is_kept_alive_while_a_model_is_loaded(
+    house: House, http: aiohttp.ClientSession, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await started(house)
+    ready, ended = asyncio.Event(), asyncio.Event()
+
+    async def slow(
+        _self: Leavings, _job: str, _point: int | Literal["start"] | None, command: GenerateCommand
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        try:
+            await ready.wait()
+            if command.tokens == 1:
+                raise UnavailableError("too large")
+            yield TextReport("1", "Hi")
+            yield AnsweredReport("1", "stop", 3, 1)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Leavings, "complete", slow)
+    monkeypatch.setattr("coordinator.web.completions.routes.FIRST_S", 0.05)
+    body = {"model": job, "messages": HI, "stream": True}
+    async with http.post(f"{house.url}/v1/chat/completions", json=body) as answer:
+        assert await answer.content.readline() == b": alive\n"
+        assert not ended.is_set()
+    async with asyncio.timeout(10):
+        await ended.wait()  # Who left is waited for no more.
+    failing = asyncio.create_task(client.chat.completions.create(model=job, messages=HI, stream=True, max_tokens=1))
+    stream = await client.chat.completions.create(model=job, messages=HI, stream=True)
+    ready.set()
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Hi"
+    late = await failing
+    with pytest.raises(openai.APIError, match="too large"):
+        [chunk async for chunk in late]
 
 
 def test_a_request_becomes_what_a_model_is_asked() -> None:
