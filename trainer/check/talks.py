@@ -27,14 +27,6 @@ Remark = tuple[str, int, str]
 """A kind of finding, the row, and what is shown of it."""
 
 
-@dataclass
-class _Kinds:
-    """Rows with messages, and prompts with their completions."""
-
-    messages: int = 0
-    pairs: int = 0
-
-
 class TalkTokens:
     """Renders every conversation, as preparing them does, and counts."""
 
@@ -48,7 +40,8 @@ class TalkTokens:
         self.trained = self.held = 0
         self.bare = 0
         """Conversations that no template is there for."""
-        self._kinds = _Kinds()
+        self._messages = self._pairs = 0
+        """Rows with messages, and prompts with their completions."""
         self.unread: Counter[str] = Counter()
         self.rendered: tuple[RenderedPart, ...] = ()
         self.rejected: tuple[RenderedPart, ...] = ()
@@ -56,7 +49,7 @@ class TalkTokens:
     @property
     def pairs(self) -> bool:
         """Whether some rows have no messages, which no template writes."""
-        return self._kinds.pairs > 0
+        return self._pairs > 0
 
     @property
     def changed(self) -> bool:
@@ -66,9 +59,7 @@ class TalkTokens:
     @property
     def content(self) -> Literal["conversations", "pairs", "preferences"]:
         """What the rows are."""
-        return (
-            "preferences" if self.answers else "pairs" if self._kinds.pairs > self._kinds.messages else "conversations"
-        )
+        return "preferences" if self.answers else "pairs" if self._pairs > self._messages else "conversations"
 
     def of(self, _size: int) -> int:
         """Tokens of all of them."""
@@ -84,8 +75,8 @@ class TalkTokens:
                 self.unread.update(one.talk.unread)
                 talks.append((one, one.talk))
         with_messages = sum(_has_messages(talk) for _, talk in talks)
-        self._kinds.messages += with_messages
-        self._kinds.pairs += len(talks) - with_messages
+        self._messages += with_messages
+        self._pairs += len(talks) - with_messages
         if not self._template.there:
             bare = [one for one, talk in talks if _has_messages(talk)]
             self._tokens += sum(map(len, self._template.plain([one.content.decode() for one in bare])))

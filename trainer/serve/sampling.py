@@ -25,7 +25,7 @@ class SeededSampler(ContinuousBatchingLogitsProcessor):
     def __init__(self) -> None:
         self.supported_kwargs: dict[str, type] = {SAMPLING: Sampling, FORM: AnswerForm}
         self.ignored_kwargs: tuple[str, ...] = ()
-        self._rows: list[tuple[Sampling, AnswerForm | None, list[int]]] = []
+        self._states: list[Any] = []
 
     def fill_defaults(self, int32_tensor: Tensor) -> None:
         """Nothing of a request lies in tensors."""
@@ -33,25 +33,19 @@ class SeededSampler(ContinuousBatchingLogitsProcessor):
 
     def prepare_tensor_args(self, requests_with_new_token: Sequence[Any]) -> Tensor:
         """Remember whose rows come next."""
-        states = [one.state for one in requests_with_new_token]
-        # A request that gave way for want of cache has begun again, with its own tokens as its prompt.
-        self._rows = [
-            (
-                one.logit_processor_kwargs.get(SAMPLING, _GREEDY),
-                one.logit_processor_kwargs.get(FORM),
-                [*one.initial_tokens, *one.generated_tokens],
-            )
-            for one in states
-        ]
-        return torch.zeros(len(self._rows), dtype=torch.int32)
+        self._states = [one.state for one in requests_with_new_token]
+        return torch.zeros(len(self._states), dtype=torch.int32)
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
         """``scores`` [rows, vocabulary]: of rows that are drawn, all but one become -inf."""
-        for row, (sampling, form, tokens) in enumerate(self._rows[: scores.size(0)]):
-            if form is not None:
-                form.restrict(scores[row : row + 1], tokens)
+        for row, state in enumerate(self._states[: scores.size(0)]):
+            sampling = state.logit_processor_kwargs.get(SAMPLING, _GREEDY)
+            # A request that gave way for want of cache has begun again, with its own tokens as its prompt.
+            if (form := state.logit_processor_kwargs.get(FORM)) is not None:
+                form.restrict(scores[row : row + 1], [*state.initial_tokens, *state.generated_tokens])
             if sampling.temperature > 0:
-                token = drawn(scores[row], sampling, len(tokens))
+                place = len(state.initial_tokens) + len(state.generated_tokens)
+                token = drawn(scores[row], sampling, place)
                 scores[row] = float("-inf")
                 scores[row, token] = 0.0
         return scores

@@ -26,13 +26,13 @@ _HERE = frozenset({404, 409, 422, 503})
 async def document_of(client: Client, options: argparse.Namespace, out: Terminal) -> dict[str, Any]:
     """The job document as plain data, with what was uploaded for it put in."""
     document = read_document(options.document)
-    await _take_from_hub(client, document, options, out)
     part = document.get("model")
     if options.model is not None and isinstance(part, dict) and part.get("from_job"):
         way = "leave --model out, or model.from_job"
         raise CliUsageError(
             f"{options.document}: a job starts from job {part['from_job']} or from {options.model}: {way}"
         )
+    await _take_from_hub(client, document, options, out)
     if options.model is not None:
         await _upload_weights(client, document, options, out)
     for number, (path, weight) in enumerate(options.data):

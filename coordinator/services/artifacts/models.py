@@ -14,9 +14,8 @@ import resource
 import signal
 import sys
 import tempfile
-import zipfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import accumulate
@@ -32,6 +31,7 @@ from coordinator.domain.job import Job
 from coordinator.errors import CottageError, FullError, InvalidError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES, Room
+from coordinator.services.artifacts.model_archives import pack, unpack
 from coordinator.services.artifacts.weight_index import index_weights
 from coordinator.store.records import RoundRecord
 from protocol.audit import MAX_RECORD_BYTES
@@ -207,7 +207,7 @@ class TrainerTools:
             ]
             await self._run(arguments)
             archive = Path(folder) / "model.zip"
-            await asyncio.to_thread(_pack, out, archive)
+            await asyncio.to_thread(pack, out, archive)
             return await self._artifacts.put_file(archive)
 
     async def merge(self, job: Job, adapter: str) -> str:
@@ -215,7 +215,7 @@ class TrainerTools:
         named = (job.files["config.json"], adapter, *job.spec.model.weight_files)
         async with self._artifacts.files(*named) as (config, packed, *weights), self._folder() as folder:
             unpacked, out, archive = (Path(folder) / name for name in ("adapter", "model", "model.zip"))
-            await asyncio.to_thread(_unpack, packed, unpacked)
+            await asyncio.to_thread(unpack, packed, unpacked)
             arguments = ["merge", "--adapter", str(unpacked), "--config", str(config), "--out", str(out)]
             for path in weights:
                 arguments += ["--weights", str(path)]
@@ -224,7 +224,7 @@ class TrainerTools:
                 generation.write_bytes(msgspec.json.encode(job.spec.model.generation))
                 arguments += ["--generation", str(generation)]
             await self._run(arguments)
-            await asyncio.to_thread(_pack, out, archive)
+            await asyncio.to_thread(pack, out, archive)
             return await self._artifacts.put_file(archive)
 
     async def start(self, job: Job) -> str:
@@ -237,7 +237,7 @@ class TrainerTools:
             for path in weights:
                 arguments += ["--weights", str(path)]
             await self._run([*arguments, "--out", str(out)])
-            await asyncio.to_thread(_pack, out, archive)
+            await asyncio.to_thread(pack, out, archive)
             return await self._artifacts.put_file(archive)
 
     async def forge(self, opening: Digest, leaves: int, step: int) -> tuple[Digest, Digest]:
@@ -360,24 +360,13 @@ class TrainerTools:
             NotFoundError: the archive is not here. TookTooLongError: it took longer than ``seconds``.
             UnavailableError: it took more memory than it may, or ended by itself.
         """
+        lines: asyncio.Queue[bytes] = asyncio.Queue()  # As many as there are results.
         folders = [word for folder in tasks.folders for word in ("--include", str(folder.resolve()))]
-        more = [*folders, "--threads", str(max(1, (os.cpu_count() or 1) // 2))]
-        async with aclosing(self._tell("tasks", archive, asked, seconds, more)) as lines:
-            async for line in lines:
-                yield line
-
-    async def _tell(
-        self, verb: str, archive: Digest, request: msgspec.Struct, seconds: float, more: Sequence[str] = ()
-    ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """What a tool prints of a model's archive, line by line as it comes."""
-        lines: asyncio.Queue[bytes] = asyncio.Queue()  # As long as the answer, which is bounded in tokens.
-        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            model, asked = Path(folder) / "model", Path(folder) / "request.json"
-            asked.write_bytes(msgspec.json.encode(request))
-            async with self._artifacts.files(archive) as (packed,):
-                await asyncio.to_thread(_unpack, packed, model)
-            arguments = [verb, "--model", str(model), "--request", str(asked), *more]
-            running = asyncio.create_task(self._run(arguments, lines.put_nowait, seconds), name=verb)
+        async with self._unpacked(archive) as model:
+            request = model.parent / "request.json"
+            request.write_bytes(msgspec.json.encode(asked))
+            arguments = ["tasks", "--model", str(model), "--request", str(request), *folders, "--threads", _half()]
+            running = asyncio.create_task(self._run(arguments, lines.put_nowait, seconds), name="tasks")
             running.add_done_callback(lambda _: lines.put_nowait(b""))
             try:
                 while line := await lines.get():
@@ -396,18 +385,22 @@ class TrainerTools:
         """
         if find_spec("torch") is None:
             raise UnavailableError("models cannot be tried here: PyTorch is not installed beside the coordinator")
-        async with self._folder() as folder:
-            model = Path(folder) / "model"
-            async with self._artifacts.files(archive) as (packed,):
-                await asyncio.to_thread(_unpack, packed, model)
-            threads = str(max(1, (os.cpu_count() or 1) // 2))
-            process = await self._begun(["serve", "--model", str(model), "--threads", threads], self._left())
+        async with self._unpacked(archive) as model:
+            process = await self._begun(["serve", "--model", str(model), "--threads", _half()], self._left())
             try:
                 yield process
             finally:
                 if process.returncode is None:
                     process.kill()
                 await process.wait()
+
+    @asynccontextmanager
+    async def _unpacked(self, archive: Digest) -> AsyncIterator[Path]:
+        """The folder of a model, with room beside it."""
+        async with self._folder() as folder:
+            async with self._artifacts.files(archive) as (packed,):
+                await asyncio.to_thread(unpack, packed, Path(folder) / "model")
+            yield Path(folder) / "model"
 
     @asynccontextmanager
     async def _folder(self) -> AsyncIterator[str]:
@@ -485,10 +478,9 @@ def _tokenizer(spec: TokenizerSpec, files: Sequence[Path], called: Mapping[str, 
     return document
 
 
-def _unpack(archive: Path, folder: Path) -> None:
-    """Our own archive: plain names, stored as they are."""
-    with zipfile.ZipFile(archive) as packed:
-        packed.extractall(folder)
+def _half() -> str:
+    """Threads of what may work for long: half of the processors."""
+    return str(max(1, (os.cpu_count() or 1) // 2))
 
 
 async def _printed(output: asyncio.StreamReader, told: Callable[[bytes], None] | None) -> bytes:
@@ -594,14 +586,3 @@ def _beside(spec: JobSpec) -> dict[str, Any]:
     """Small files of the folder that the model came from, by name."""
     files = {"tokenizer_config.json": spec.tokenizer.settings, "generation_config.json": spec.model.generation}
     return {name: content for name, content in files.items() if content is not None}
-
-
-def _pack(folder: Path, archive: Path) -> None:
-    """The same files make the same archive: no times, a fixed order, stored as they are (weights do not compress)."""
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
-        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-            entry = zipfile.ZipInfo(str(path.relative_to(folder)), (1980, 1, 1, 0, 0, 0))
-            entry.external_attr = 0o644 << 16
-            with path.open("rb") as source, packed.open(entry, "w", force_zip64=True) as target:
-                while block := source.read(1 << 20):
-                    target.write(block)

@@ -17,7 +17,8 @@ from coordinator.config import OfferedTasks
 from coordinator.errors import InvalidError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts import harness as offers
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
-from coordinator.services.artifacts.models import TrainerTools, _pack
+from coordinator.services.artifacts.model_archives import pack
+from coordinator.services.artifacts.models import TrainerTools
 from protocol.codec import convert
 from protocol.evaluation import EvaluationSpec, TaskResult
 from protocol.job.job import TokenizerSpec
@@ -109,7 +110,7 @@ async def told(
 async def shop(tmp_path: Path, model: Path) -> tuple[TrainerTools, str]:
     """A coordinator's tools, and an archive of the model."""
     artifacts = DiskArtifacts(tmp_path / "artifacts")
-    _pack(model, tmp_path / "model.zip")
+    pack(model, tmp_path / "model.zip")
     archive = await artifacts.put_file(tmp_path / "model.zip")
     return TrainerTools(artifacts, tmp_path / "scratch", 60.0, 16_384), archive
 
@@ -138,7 +139,7 @@ async def test_what_is_no_model_is_refused_in_a_sentence(
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text("{}")
-    _pack(tmp_path / "empty", tmp_path / "empty.zip")
+    pack(tmp_path / "empty", tmp_path / "empty.zip")
     archive = await DiskArtifacts(tmp_path / "artifacts").put_file(tmp_path / "empty.zip")
     with pytest.raises(InvalidError, match="lm-evaluation-harness cannot open the model: "):
         await told(shop[0], archive, EvaluationSpec(("numbers",)), tasks)

@@ -22,7 +22,8 @@ from coordinator.errors import InvalidError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership, sources
-from coordinator.services.artifacts.models import TrainerTools, _card, _pack
+from coordinator.services.artifacts.model_archives import pack
+from coordinator.services.artifacts.models import TrainerTools, _card
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import RoundRecord
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
@@ -302,7 +303,7 @@ def test_the_same_folder_makes_the_same_archive(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(bytes(3000))
-    _pack(folder, tmp_path / "one.zip")
-    _pack(folder, tmp_path / "two.zip")
+    pack(folder, tmp_path / "one.zip")
+    pack(folder, tmp_path / "two.zip")
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
     assert zipfile.ZipFile(tmp_path / "one.zip").namelist() == ["config.json", "model.safetensors"]

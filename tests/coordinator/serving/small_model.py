@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
-from coordinator.services.artifacts.models import _pack
+from coordinator.services.artifacts.model_archives import pack
 from protocol.ids import Digest
 from protocol.job.job import TokenizerSpec
 from tests.trainer.small import SEQUENCE, VOCABULARY, config_of
@@ -31,5 +31,5 @@ def small_model(folder: Path) -> Path:
 
 async def pack_into(artifacts: DiskArtifacts, folder: Path, archive: Path) -> Digest:
     """Store a folder as the coordinator stores models."""
-    _pack(folder, archive)
+    pack(folder, archive)
     return await artifacts.put_file(archive)
