@@ -1,4 +1,7 @@
-"""What a process that holds a model is asked, and what it answers: JSON, a line each, several requests at a time."""
+"""What a process that holds a model is asked, and what it answers, several requests at a time.
+
+Beside the coordinator that is JSON, a line each; at a node it goes with what its task is told and says (``protocol.task``).
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -10,8 +13,18 @@ from protocol.codec import MAX_MESSAGE
 MAX_TEXT = 256 << 10  # Characters of a prompt; no model that is served here reads as many tokens.
 MAX_TOKENS = 1 << 20  # Of an answer; its model reads fewer.
 MAX_STOPS, MAX_STOP = 4, 200
+LONGEST = 8192  # Tokens of a prompt with its answer where nobody asks for less, and the model reads more.
+CACHE_BYTES = 1 << 30  # Of keys and values, of all answers together.
+MAX_CALLS = 256  # Of functions, in an answer.
+MAX_SAID = 256  # Reports of a process that are told at a time.
+MODEL_ARCHIVE = "model.zip"  # The model's folder, of a job that answers.
 MAX_LINE = 2 * MAX_MESSAGE  # A request of a whole conversation.
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+Token = Annotated[int, Meta(ge=0, lt=2**31)]
+Tokens = Annotated[tuple[Token, ...], Meta(max_length=MAX_TOKENS)]
+EndReason = Literal["stop", "length"]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +50,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         tokens: of the answer at most; None: as many as the model can read.
         stops: texts that end the answer, and are no part of it.
         schema: a JSON schema that the answer keeps to; None: it is free.
+        begun: tokens of the answer that another process has drawn: the answer goes on behind them, and their text is not told again.
     """
 
     id: RequestId
@@ -50,6 +64,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     stops: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=MAX_STOP)], ...], Meta(max_length=MAX_STOPS)
     ] = ()
+    begun: Tokens = ()
 
 
 class CancelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cancel"):
@@ -58,7 +73,22 @@ class CancelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     id: RequestId
 
 
-EngineCommand = GenerateCommand | CancelCommand
+class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check"):
+    """Whether this model, asked so, says this: each token as it is drawn, its text, and why it ended.
+
+    Attributes:
+        prompt: how many tokens the prompt is said to have.
+    """
+
+    id: RequestId
+    asked: GenerateCommand
+    tokens: Tokens
+    text: Annotated[str, Meta(max_length=MAX_LINE)]
+    reason: EndReason
+    prompt: Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+EngineCommand = GenerateCommand | CancelCommand | CheckCommand
 
 
 class ReadyReport(msgspec.Struct, frozen=True, tag="ready"):
@@ -68,38 +98,56 @@ class ReadyReport(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class TextReport(msgspec.Struct, frozen=True, tag="text"):
-    """A piece of an answer that no later token can change."""
+    """A piece of an answer that no later token can change, and the tokens since the piece before; either may be empty.
+
+    A token that ends the answer is one of them, though it has no text.
+    """
 
     id: RequestId
-    text: str
+    text: Annotated[str, Meta(max_length=MAX_LINE)]
+    tokens: Tokens = ()
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
     """A function that the model asks for. ``arguments``: JSON, an object."""
 
-    name: str
-    arguments: str
+    name: Annotated[str, Meta(max_length=MAX_LINE)]
+    arguments: Annotated[str, Meta(max_length=MAX_LINE)]
 
 
 class AnsweredReport(msgspec.Struct, frozen=True, tag="answered"):
     """The end of an answer: the model or a text of ``stops`` ended it (``stop``), or it is as long as it may be (``length``).
 
-    ``calls``: of functions among the request's ``tools``; their text is no part of the answer.
+    ``prompt`` and ``tokens``: how many, those that were ``begun`` among them. ``calls``: of functions among the request's
+    ``tools``; their text is no part of the answer.
     """
 
     id: RequestId
-    reason: Literal["stop", "length"]
-    prompt: int
-    tokens: int
-    calls: tuple[FunctionCall, ...] = ()
+    reason: EndReason
+    prompt: Annotated[int, Meta(ge=0, lt=2**31)]
+    tokens: Annotated[int, Meta(ge=0, lt=2**31)]
+    calls: Annotated[tuple[FunctionCall, ...], Meta(max_length=MAX_CALLS)] = ()
 
 
 class RefusedReport(msgspec.Struct, frozen=True, tag="refused"):
     """A request that cannot be answered. ``code``: stable, for programs."""
 
     id: RequestId
-    code: str
-    detail: str
+    code: Annotated[str, Meta(max_length=100)]
+    detail: Annotated[str, Meta(max_length=4000)]
 
 
-EngineReport = ReadyReport | TextReport | AnsweredReport | RefusedReport
+class CheckedReport(msgspec.Struct, frozen=True, tag="checked"):
+    """What came of a check.
+
+    Attributes:
+        wrong: what is not as the model says it, in words; empty: it all is.
+        worst: by how many nats the token that is furthest from its draw is behind it (0: none is).
+    """
+
+    id: RequestId
+    wrong: Annotated[str, Meta(max_length=500)]
+    worst: float
+
+
+EngineReport = ReadyReport | TextReport | AnsweredReport | RefusedReport | CheckedReport

@@ -21,6 +21,7 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
       ReplayAcross    ->   AuditReport     the same for a step of another environment class, with a tolerance
       OpenOuter, ReplayOuter               the same for the outer step
       BisectQuery     ->   BisectAnswer    a dispute: ``protocol.audit``
+      AskModel        ->   ModelSaid       of a job that serves, which has no rounds: a request, and pieces of its answer
 """
 
 from typing import Annotated, Literal
@@ -60,6 +61,7 @@ from protocol.ids import (
     StepIndex,
 )
 from protocol.plan import MAX_MEMBERS, MAX_REPLICAS, MAX_STAGES, Layers, Member, Plan
+from protocol.serving import MAX_SAID, EngineCommand, EngineReport
 
 __all__ = [
     "MAX_MEMBERS",
@@ -67,6 +69,7 @@ __all__ = [
     "MAX_STAGES",
     "AbandonRound",
     "ApplyRound",
+    "AskModel",
     "AuditReport",
     "BeginRound",
     "BisectAnswer",
@@ -77,6 +80,7 @@ __all__ = [
     "Layers",
     "LeafShown",
     "Member",
+    "ModelSaid",
     "OpenOuter",
     "OpenStep",
     "OpeningMade",
@@ -193,6 +197,12 @@ class ExpectPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     nodes: Annotated[tuple[NodeAddress, ...], Meta(max_length=MAX_REPLICAS)] = ()
 
 
+class AskModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask_model"):
+    """To a node that holds a whole model (``JobSpec.serve``). It has no effect that is stored, and is not sent again."""
+
+    body: EngineCommand
+
+
 class StopTask(Told, frozen=True, forbid_unknown_fields=True, tag="stop"):
     """The task is over; the agent ends the worker and gives the lease back."""
 
@@ -212,6 +222,7 @@ TaskCommand = (
     | ReplayOuter
     | BisectQuery
     | ExpectPeers
+    | AskModel
     | StopTask
 )
 
@@ -387,6 +398,12 @@ class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="traf
     artifacts: Count
 
 
+class ModelSaid(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="model_said"):
+    """What a model says to those who ask (``AskModel``), in order; lossy, since whoever waits asks another node."""
+
+    reports: Annotated[tuple[EngineReport, ...], Meta(min_length=1, max_length=MAX_SAID)]
+
+
 TaskReport = (
     TaskReady
     | Progress
@@ -403,4 +420,5 @@ TaskReport = (
     | TaskFailed
     | Traffic
     | WorkerLog
+    | ModelSaid
 )

@@ -199,7 +199,7 @@ async def memory(width: int, layers: int, device: str, **more: Any) -> list[dict
         **more,
     )
     config = llama(width, layers)
-    spec = JobSpec("memory", ModelSpec(config=config), DatasetSpec("0" * 64), 2, training=training)
+    spec = JobSpec("memory", ModelSpec(config=config), 2, DatasetSpec("0" * 64), training=training)
     with tempfile.TemporaryDirectory() as folder:
         job, sockets = Path(folder) / "job", Path(folder) / "s"
         sockets.mkdir()

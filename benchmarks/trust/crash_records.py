@@ -70,7 +70,7 @@ class Bench:
         self.shelf = Shelf(folder / "states", b"s" * 32)
         self.records = CrashRecords(folder / "records", b"s" * 32, self.shelf, "", 1 << 40, time.time)
         plan = Plan(0, (Layers(0, layers // 2), Layers(layers // 2, layers)), (Member(1, 0, NODE),))
-        spec = JobSpec("bench", ModelSpec(config=config), DatasetSpec("0" * 64), 1, training=SPEC)
+        spec = JobSpec("bench", ModelSpec(config=config), 1, DatasetSpec("0" * 64), training=SPEC)
         self.assign = Assign("a" * 32, 1, "b" * 32, spec, 1, 0, plan, {})
         self.folder = folder
 

@@ -340,13 +340,27 @@ class ParallelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas: Annotated[int, Meta(ge=1, le=256)] | None = None
 
 
+class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model answers programs on nodes instead of learning, see ``coordinator.services.serving``.
+
+    ``replicas``: nodes that hold it, as many as there are up to so many. ``context``: tokens of a prompt with its answer;
+    ``None``: as many as the model reads, and ``protocol.serving.LONGEST`` at most.
+    """
+
+    replicas: Annotated[int, Meta(ge=1, le=64)] = 1
+    context: Annotated[int, Meta(ge=64, le=131_072)] | None = None
+
+
 class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
-    """One job. ``budget`` is in millionths of the token and goes into escrow; what is not spent comes back."""
+    """One job. ``budget`` is in millionths of the token and goes into escrow; what is not spent comes back.
+
+    It learns from ``dataset``, or answers (``serve``).
+    """
 
     name: Annotated[Untrusted, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
     model: ModelSpec
-    dataset: DatasetSpec
     budget: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    dataset: DatasetSpec | None = None
     tokenizer: TokenizerSpec = TokenizerSpec()
     training: TrainingSpec = TrainingSpec()
     parallel: ParallelSpec = ParallelSpec()
@@ -360,15 +374,21 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
     """What the held-out loss is of; ``None``: a part of each of the others, ``dataset.heldout``."""
     evaluation: EvaluationSpec | None = None
     """Tasks of lm-evaluation-harness to try the model with, before and after; among those that the coordinator offers."""
+    serve: ServeSpec | None = None
+    """The model answers; ``None``: it learns."""
 
     def __post_init__(self) -> None:
-        """Refuse adapters and checkpoints of nothing."""
+        """Refuse adapters and checkpoints of nothing, and jobs without anything to do."""
         super().__post_init__()
+        if self.serve is not None:
+            _check_served(self)
+        elif self.dataset is None:
+            raise ValueError("dataset is missing: say what the model learns from, or serve, if it is to answer")
         if self.model.from_round is not None and self.model.from_job is None:
             raise ValueError("model.from_round is a checkpoint of a job: name the job in model.from_job")
         if self.training.lora is not None and self.model.weights is None and self.model.from_job is None:
             raise ValueError("training.lora adapts a model that has learnt already: give its weights in model.weights")
-        if self.training.preference is not None and self.dataset.learn == "all":
+        if self.training.preference is not None and self.dataset is not None and self.dataset.learn == "all":
             raise ValueError("training.preference compares answers, and dataset.learn is all: set it to answers")
         if self.training.learning_rate is None:
             started = self.model.weights is not None or self.model.from_job is not None
@@ -376,9 +396,18 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
             msgspec.structs.force_setattr(self, "training", msgspec.structs.replace(self.training, learning_rate=rate))
 
 
+def _check_served(spec: JobSpec) -> None:
+    if spec.model.from_job is None:
+        raise ValueError("serve answers with the model of a job: name it in model.from_job")
+    if spec.dataset is not None or spec.more_datasets or spec.heldout_dataset is not None:
+        raise ValueError("a model that answers (serve) learns nothing: leave the datasets out")
+    if spec.evaluation is not None:
+        raise ValueError("tasks are tried before and after training: leave evaluation out of a job that serves")
+
+
 def datasets_of(spec: JobSpec) -> list[tuple[str, DatasetSpec]]:
     """Every dataset of a job, with its place in the document."""
-    found = [("dataset", spec.dataset)]
+    found = [] if spec.dataset is None else [("dataset", spec.dataset)]
     found += [(f"more_datasets.{number}", one) for number, one in enumerate(spec.more_datasets)]
     return found + ([] if spec.heldout_dataset is None else [("heldout_dataset", spec.heldout_dataset)])
 

@@ -253,6 +253,31 @@ class Metric(msgspec.Struct, frozen=True):
     time: float
 
 
+class ServingView(msgspec.Struct, frozen=True):
+    """How a job's model is served. Prices in millionths of the token, fixed when the job was made.
+
+    Attributes:
+        ready: nodes that hold the model and answer. ``loading``: those that are about to.
+        answering: answers under way. ``waiting``: requests that wait for a node.
+        answers, tokens, prompt_tokens: so far, of nodes.
+        checked: answers that were drawn again, ``wrong`` of them not as the model says them.
+        per_million: a million tokens of answers. ``per_million_prompt``: of prompts. ``per_hour``: an hour of a ready node.
+    """
+
+    ready: int
+    loading: int
+    answering: int
+    waiting: int
+    answers: int
+    tokens: int
+    prompt_tokens: int
+    checked: int
+    wrong: int
+    per_million: int
+    per_million_prompt: int
+    per_hour: int
+
+
 class JobView(View, frozen=True):
     """``bytes_*`` as in ``task.Traffic``, summed over the nodes. ``model``: artifact of the model archive once there is one.
 
@@ -263,7 +288,7 @@ class JobView(View, frozen=True):
     end. ``cost``: of all work so far, ``cost_projected``: of all of it in the end, ``cap``: never more than this, as long as
     nothing is added. ``checkpoint``: rounds that are in the newest one, 0 without one. ``agreement``: whose word
     ``validation_loss`` is; ``preference``: beside it, where pairs of answers are compared.
-    ``evaluation``: what the document's tasks came to; they are run once the job is settled.
+    ``evaluation``: what the document's tasks came to; they are run once the job is settled. ``serving``: of a job that answers.
     """
 
     id: JobId
@@ -306,6 +331,7 @@ class JobView(View, frozen=True):
     agreement: Agreement | None = None
     preference: PreferenceScore | None = None
     evaluation: EvaluationView | None = None
+    serving: ServingView | None = None
 
 
 class CheckpointPart(msgspec.Struct, frozen=True):

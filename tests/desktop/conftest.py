@@ -130,6 +130,6 @@ def plan_of(*nodes: tuple[int, int, str], epoch: int = 0) -> Plan:
 def assignment(
     coordinator: Double, plan: Plan, stage: int | None, replica: int | None, script: str = "exchange"
 ) -> Assign:
-    spec = JobSpec(script, ModelSpec("tiny-llama"), DatasetSpec("00" * 32), 1_000_000)
+    spec = JobSpec(script, ModelSpec("tiny-llama"), 1_000_000, DatasetSpec("00" * 32))
     config = coordinator.store(b'{"layers": 2}')
     return Assign(secrets.token_hex(16), 1, JOB, spec, stage, replica, plan, {"config.json": config})

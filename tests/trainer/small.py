@@ -109,7 +109,7 @@ def training(**changes: Any) -> TrainingSpec:
 
 
 def job(config: dict[str, Any] = LLAMA, **changes: Any) -> JobSpec:
-    return JobSpec("small", ModelSpec(config=config), DatasetSpec("0" * 64), 1, training=training(**changes))
+    return JobSpec("small", ModelSpec(config=config), 1, DatasetSpec("0" * 64), training=training(**changes))
 
 
 def config_of(family: str = "llama") -> dict[str, Any]:

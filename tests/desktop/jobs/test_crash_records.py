@@ -47,7 +47,7 @@ class Desk:
 
 
 def lease() -> Assign:
-    spec = JobSpec("small", ModelSpec("tiny-llama"), DatasetSpec("00" * 32), 1_000_000)
+    spec = JobSpec("small", ModelSpec("tiny-llama"), 1_000_000, DatasetSpec("00" * 32))
     return Assign(secrets.token_hex(16), 3, JOB, spec, 0, 0, plan_of((0, 0, NODE)), {"config.json": "ab" * 32})
 
 

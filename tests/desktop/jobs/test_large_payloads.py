@@ -73,7 +73,7 @@ class Agent:
     """A bridge with a real shelf; what leaves it is kept here."""
 
     def __init__(self, folder: Path, assign: Assign | None = None) -> None:
-        spec = JobSpec("small", ModelSpec("tiny-llama"), DatasetSpec("00" * 32), 1_000_000)
+        spec = JobSpec("small", ModelSpec("tiny-llama"), 1_000_000, DatasetSpec("00" * 32))
         self.assign = assign or Assign("ab" * 16, 3, JOB, spec, 0, 0, plan_of((0, 0, NODE)), {})
         self.folder = folder
         self.shelf = Shelf(folder, SECRET)
@@ -262,7 +262,7 @@ async def test_what_nobody_may_hand_over_ends_the_task_before_it_is_taken(
 def of_llama(folder: Path) -> Agent:
     """An agent with a seat in a lean job of 1.2 billion parameters in two stages."""
     training = TrainingSpec(memory="lean", precision="bf16", pseudo_gradient="coarse")
-    spec = JobSpec("large", ModelSpec(config=LLAMA_3_2_1B), DatasetSpec("00" * 32), 1_000_000, training=training)
+    spec = JobSpec("large", ModelSpec(config=LLAMA_3_2_1B), 1_000_000, DatasetSpec("00" * 32), training=training)
     plan = plan_of((0, 0, NODE), (1, 0, NODE))
     plan = type(plan)(0, (Layers(0, 8), Layers(8, 16)), plan.members)
     agent = Agent(folder, Assign("ab" * 16, 3, JOB, spec, 0, 0, plan, {}))

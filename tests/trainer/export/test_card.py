@@ -20,7 +20,7 @@ CONFIG = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "v
 
 def card(lora: LoraSpec | None = None, **model: Any) -> dict[str, Any]:
     given: dict[str, Any] = {"config": {}, "weights": "a" * 64, "hub": HUB, "license": "apache-2.0"} | model
-    spec = JobSpec("moo", ModelSpec(**given), DatasetSpec("d" * 64), 50, training=TrainingSpec(lora=lora))
+    spec = JobSpec("moo", ModelSpec(**given), 50, DatasetSpec("d" * 64), training=TrainingSpec(lora=lora))
     return {
         "name": "moo",
         "job": "0" * 32,

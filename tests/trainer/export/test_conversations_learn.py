@@ -33,7 +33,7 @@ def test_answers_are_learnt_and_questions_only_where_that_is_asked_for(learn: st
     config = resolve(ModelSpec(config=LLAMA), manifest.vocabulary)
     (tmp_path / "job" / "config.json").write_bytes(msgspec.json.encode(config))
     spec = training(sequence=SEQUENCE, tokens=80 * 4 * SEQUENCE, learning_rate=1e-2, sampling="epochs")
-    job = JobSpec("talks", ModelSpec(config=LLAMA), DatasetSpec("0" * 64), 1, training=spec)  # type: ignore[arg-type]
+    job = JobSpec("talks", ModelSpec(config=LLAMA), 1, DatasetSpec("0" * 64), training=spec)  # type: ignore[arg-type]
     found = train_single(job, tmp_path / "job", 1, 1, lambda _: None)
     held = np.fromfile(tmp_path / "job" / "heldout.bin", "<u4")
     assert (held & UNLEARNT == 0).any()

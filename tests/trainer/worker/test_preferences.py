@@ -113,6 +113,6 @@ def test_from_rows_to_a_model_that_prefers_in_one_process(tmp_path: Path) -> Non
     save_file(values, out / weights_name(Layers(0, 3)))
     model = ModelSpec(config=longer, weights="0" * 64)
     spec = training(sequence=128, tokens=30 * 4 * 128, learning_rate=1e-2, lora=LORA, preference=PreferenceSpec(0.5))
-    found = train_single(JobSpec("told", model, DatasetSpec("0" * 64), 1, training=spec), out, 1, 1, lambda _: None)  # type: ignore[arg-type]
+    found = train_single(JobSpec("told", model, 1, DatasetSpec("0" * 64), training=spec), out, 1, 1, lambda _: None)  # type: ignore[arg-type]
     assert found["loss_before"] == pytest.approx(np.log(2), abs=1e-9)
     assert found["loss_after"] < 0.1 * found["loss_before"]

@@ -118,7 +118,7 @@ ODD = JobSpec(
     EvaluationSpec(("arc_easy", "mmlu"), 30, True),
 )
 
-ONWARD = JobSpec("on", ModelSpec(from_job="a" * 32, from_round=7), DatasetSpec("c" * 64), 5_000_000)
+ONWARD = JobSpec("on", ModelSpec(from_job="a" * 32, from_round=7), 5_000_000, DatasetSpec("c" * 64))
 
 
 async def test_tasks_are_asked_for_only_where_the_operator_offers_some(
