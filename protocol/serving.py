@@ -73,11 +73,20 @@ class CancelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     id: RequestId
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    """A function that the model asks for. ``arguments``: JSON, an object."""
+
+    name: Annotated[str, Meta(max_length=MAX_LINE)]
+    arguments: Annotated[str, Meta(max_length=MAX_LINE)]
+
+
 class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check"):
     """Whether this model, asked so, says this: each token as it is drawn, its text, and why it ended.
 
     Attributes:
+        asked: what was answered; ``begun`` is taken as it is, and ``tokens``, ``text`` and ``calls`` are what came behind it.
         prompt: how many tokens the prompt is said to have.
+        context: tokens of a prompt with its answer, at most, where it was answered; None: as here.
     """
 
     id: RequestId
@@ -86,6 +95,8 @@ class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     text: Annotated[str, Meta(max_length=MAX_LINE)]
     reason: EndReason
     prompt: Annotated[int, Meta(ge=0, lt=2**31)]
+    calls: Annotated[tuple[FunctionCall, ...], Meta(max_length=MAX_CALLS)] = ()
+    context: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
 
 
 EngineCommand = GenerateCommand | CancelCommand | CheckCommand
@@ -108,18 +119,11 @@ class TextReport(msgspec.Struct, frozen=True, tag="text"):
     tokens: Tokens = ()
 
 
-class FunctionCall(msgspec.Struct, frozen=True):
-    """A function that the model asks for. ``arguments``: JSON, an object."""
-
-    name: Annotated[str, Meta(max_length=MAX_LINE)]
-    arguments: Annotated[str, Meta(max_length=MAX_LINE)]
-
-
 class AnsweredReport(msgspec.Struct, frozen=True, tag="answered"):
     """The end of an answer: the model or a text of ``stops`` ended it (``stop``), or it is as long as it may be (``length``).
 
     ``prompt`` and ``tokens``: how many, those that were ``begun`` among them. ``calls``: of functions among the request's
-    ``tools``; their text is no part of the answer.
+    ``tools``; their text is no part of the answer. ``nodes``: names of those that answered, which the coordinator fills in.
     """
 
     id: RequestId
@@ -127,6 +131,7 @@ class AnsweredReport(msgspec.Struct, frozen=True, tag="answered"):
     prompt: Annotated[int, Meta(ge=0, lt=2**31)]
     tokens: Annotated[int, Meta(ge=0, lt=2**31)]
     calls: Annotated[tuple[FunctionCall, ...], Meta(max_length=MAX_CALLS)] = ()
+    nodes: Annotated[tuple[Annotated[str, Meta(max_length=200)], ...], Meta(max_length=16)] = ()
 
 
 class RefusedReport(msgspec.Struct, frozen=True, tag="refused"):

@@ -14,6 +14,7 @@ from protocol.ids import Digest
 from protocol.task import (
     AbandonRound,
     ApplyRound,
+    AskModel,
     BeginRound,
     BisectQuery,
     ExpectPeers,
@@ -64,7 +65,7 @@ def named_by(command: TaskCommand) -> tuple[Digest, ...]:
             return (replay.opening, replay.anchor) if stored and replay.anchor is not None else (replay.opening,)
         case ReduceRound() | ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf():
             return ()
-        case ExpectPeers() | StopTask():
+        case ExpectPeers() | AskModel() | StopTask():
             return ()
         case _:
             assert_never(command)

@@ -13,6 +13,7 @@ import msgspec
 from coordinator.domain.audits.quorum import ask
 from coordinator.domain.rounds.round import Round, Seat, agreed, checkpoint, kept_state
 from coordinator.domain.rounds.straggler_deadline import LATENESS
+from coordinator.domain.serving import Served
 from protocol.ids import Digest, NodeAddress
 from protocol.job.job import CrossingPlan, TrainingSpec
 from protocol.job.rounds import Schedule, Stretch
@@ -99,6 +100,7 @@ class Run(msgspec.Struct, frozen=True):
         asked_from: nothing is asked of rounds before this epoch: the coordinator was restored, and nobody opens a step twice.
         shares: replicas that windows are dealt to, of jobs that read in epochs; None: each replica reads them all.
         crossing: what the plan settled for a job that left it open, fixed for the job: a step is re-run as it was made.
+        served: of a job that answers, which has periods of pay in place of rounds.
     """
 
     layers: tuple[Layers, ...]
@@ -137,6 +139,7 @@ class Run(msgspec.Struct, frozen=True):
     evaluators: int = EVALUATORS
     shares: int | None = None
     asked_from: int = 0
+    served: Served = Served()
 
     @property
     def total_rounds(self) -> int:
