@@ -75,7 +75,10 @@ from coordinator.services.payments.stakes import StakeService
 from coordinator.services.payments.withdrawals import LedgerSponsor, Sponsor, WithdrawalService
 from coordinator.services.recovery.job_records import RecordsSeal
 from coordinator.services.recovery.keepers import RecordKeepers
+from coordinator.services.serving.checks import AnswerChecks
+from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.engines import Engines
+from coordinator.services.serving.homes import Homes
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
@@ -141,6 +144,8 @@ class CoordinatorParts:
     buckets: OutputBuckets
     evaluations: Evaluations
     operation: OperatorService
+    homes: Homes
+    answer_checks: AnswerChecks
     checks: DatasetChecks | None = None
     vital_signs: VitalSigns | None = None
 
@@ -176,6 +181,8 @@ class CoordinatorParts:
             "keeping": self.keeping.run,
             "output-buckets": self.buckets.run,
             "evaluations": self.evaluations.run,
+            "homes": self.homes.watch,
+            "answer-checks": self.answer_checks.run,
             "unpaid": self.unpaid.run,
             "forgetting": self.forgetting.run,
             "machine-days": self.days.run,
@@ -203,6 +210,8 @@ class _Rounds:
     funding: FundingService
     lanes: Lanes
     runs: Runs
+    homes: Homes
+    deployments: Deployments
 
 
 def _rounds(
@@ -220,8 +229,12 @@ def _rounds(
     lanes = Lanes(context, desk, chain, promises, Confirmations(context, desk, chain, promises, funding))
     looks = Looks(context, desk, nodes, leases)
     context.metrics.watch(looks.gauges)
-    runs = Runs(context, nodes, Staffing(context, nodes, links, watching), looks, drawing, verification, settlement)
-    return _Rounds(watching, drawing, disputes, verification, promises, settlement, funding, lanes, runs)
+    homes = Homes(context, desk, leases, nodes)
+    deployments = Deployments(context, nodes, settlement, homes)
+    staffing = Staffing(context, nodes, links, watching)
+    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments)
+    made = (watching, drawing, disputes, verification, promises, settlement, funding, lanes)
+    return _Rounds(*made, runs, homes, deployments)
 
 
 def assemble(
@@ -260,13 +273,13 @@ def assemble(
     doors = ArtifactAccess(context, nodes, deliveries or Deliveries(store, clock), room)
     returns = Returns(desk, leases, nodes, doors, runs.advance)
     talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
-    conversation = Conversation(*talk, rounds.watching, doors, returns)
+    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes)
     keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
     upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
     checkpoints = Checkpoints(context, artifacts, models)
     unpaid = Unpaid(context, desk, runs, rounds.funding, artifacts, artifacts.total if room is not None else _endless)
     asked = (context, desk, nodes, links, runs, rounds.funding, chain, models, artifacts, checkpoints)
-    jobs = JobService(*asked, coordinator, test_wallet, conversation.traffic, unpaid)
+    jobs = JobService(*asked, coordinator, test_wallet, conversation.traffic, unpaid, rounds.homes)
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
     days = MachineDays(context, nodes)
@@ -274,7 +287,8 @@ def assemble(
     books = BookService(context, chain, nodes, leases, coordinator, promises)
     buckets = OutputBuckets(context, artifacts, checkpoints, OutsideBuckets(clock, config.webhook_networks))
     openings = StepOpenings(context, artifacts)
-    leavings = JobOutputs(checkpoints, Trials(checkpoints, generator), logs, openings, buckets)
+    leavings = JobOutputs(checkpoints, Trials(context, checkpoints, generator, rounds.homes), logs, openings, buckets)
+    checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
     outside = outside or (lambda: outside_session(allowed=config.webhook_networks))
     notices = NoticeDelivery(context, outside, config.mail)
     work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
@@ -285,8 +299,9 @@ def assemble(
     files = (doors, keeping := Keeping(context, artifacts, checkpoints.folders), unpaid)
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
     evaluations = Evaluations(context, desk, checkpoints, task_runner)
-    operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic)
-    parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation)
+    operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic, rounds.homes)
+    served = (rounds.homes, checks)
+    parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
     return CoordinatorParts(*parts)
 
 

@@ -13,11 +13,13 @@ from coordinator.domain.job import Job, JobState
 from coordinator.errors import ConflictError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.checkpoints import Checkpoints
+from coordinator.services.artifacts.models import Prepared
 from coordinator.services.core.context import Context
 from coordinator.store.ports import col
 from protocol.ids import Digest
 from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
 from protocol.models.model import ENDS_WITH
+from protocol.serving import MODEL_ARCHIVE
 
 FIELD, ROUND = "model.from_job", "model.from_round"
 _CONFIG = "config.json"
@@ -78,6 +80,12 @@ class Origins:
         end = spec.tokenizer.end or own.end
         tokenizer = msgspec.structs.replace(own, end=end, settings=files.get(_SETTINGS))
         return msgspec.structs.replace(spec, model=model, tokenizer=tokenizer)
+
+    async def served(self, model: ModelSpec) -> Prepared:
+        """The files of a node that answers with a job's model, an adapter merged into it, and its config; raises as ``of``."""
+        job = await self.of(model)
+        archive = await self._checkpoints.model(job.id, model.from_round)
+        return Prepared({MODEL_ARCHIVE: archive, _CONFIG: job.files[_CONFIG]}, job.config)
 
 
 def _tokenizer(job: Job) -> TokenizerSpec:

@@ -114,7 +114,9 @@ class FileOwnership:
 
 
 async def dataset_name(tx: Transaction, job: Job) -> str:
-    """What a job's owner calls its dataset; empty where it has no name."""
+    """What a job's owner calls its dataset; empty where it has no name, or the job none."""
+    if job.spec.dataset is None:
+        return ""
     return await _name(tx, job.account_id, job.spec.dataset.artifact)
 
 

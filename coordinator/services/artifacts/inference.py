@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, Protocol
 
+from coordinator.domain.job import Job
 from coordinator.errors import UnavailableError
 from coordinator.services.accounts.budgets import (
     MAX_COMPLETIONS,
@@ -13,8 +14,10 @@ from coordinator.services.accounts.budgets import (
     LaneBudget,
 )
 from coordinator.services.artifacts.checkpoints import Checkpoints
+from coordinator.services.core.context import Context
+from coordinator.store.ports import col
 from protocol.rest.api import TrialRequest
-from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
+from protocol.serving import AnsweredReport, CheckCommand, CheckedReport, GenerateCommand, Sampling, TextReport
 
 SECONDS = 120.0  # For loading the model and all its tokens.
 ANSWER_S = 600.0  # The same for programs: their clients wait for so long.
@@ -31,12 +34,28 @@ class Generator(Protocol):
     ) -> AsyncIterator[TextReport | AnsweredReport]:
         """Pieces of text as they come, then how it ended."""
 
+    async def check(self, archive: str, command: CheckCommand, seconds: float) -> CheckedReport:
+        """Whether a model gives an answer."""
+
+
+class NodeAnswers(Protocol):
+    """Asks the nodes of a deployment."""
+
+    def generate(
+        self, job: Job, command: GenerateCommand, seconds: float
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        """As ``Generator``."""
+
 
 class Trials:
     """Requests of people who look at a job."""
 
-    def __init__(self, checkpoints: Checkpoints, generator: Generator | None) -> None:
+    def __init__(
+        self, context: Context, checkpoints: Checkpoints, generator: Generator | None, homes: NodeAnswers
+    ) -> None:
+        self._context = context
         self._checkpoints = checkpoints
+        self._homes = homes
         self._generator = generator
         self._lane = LaneBudget("trials of models", MAX_TRIALS_EACH, MAX_TRIALS, SECONDS / 2)
         self._programs = LaneBudget("answers of models", MAX_COMPLETIONS_EACH, MAX_COMPLETIONS, 10.0)
@@ -49,6 +68,11 @@ class Trials:
         Raises:
             CottageError: as ``generate``.
         """
+        if (deployment := await self._deployment(job)) is not None:
+            async with aclosing(self._homes.generate(deployment, command, ANSWER_S)) as reports:  # type: ignore[type-var]
+                async for report in reports:
+                    yield report
+            return
         generator = self._there()
         stored, _, found = await self._checkpoints.point(job, None if point == "start" else point)
         with self._programs.enter(stored.account_id):
@@ -68,6 +92,11 @@ class Trials:
             UnavailableError: this machine cannot run models. InvalidError: the model cannot read the prompt.
             TooManyError: too many wait, of the job's account or of all.
         """
+        if (deployment := await self._deployment(job)) is not None:
+            async with aclosing(self._homes.generate(deployment, _command(request), SECONDS)) as reports:  # type: ignore[type-var]
+                async for report in reports:
+                    yield _piece(report)
+            return
         generator = self._there()
         stored, _, point = await self._checkpoints.point(job, round_)
         with self._lane.enter(stored.account_id):
@@ -78,6 +107,12 @@ class Trials:
             async with aclosing(generator.generate(archive, _command(request), SECONDS)) as reports:  # type: ignore[type-var]
                 async for report in reports:
                     yield _piece(report)
+
+    async def _deployment(self, job: str) -> Job | None:
+        """The job, if nodes answer for it."""
+        async with self._context.store.transaction() as tx:
+            found = await tx.find(Job, col(Job.id).equals(job))
+        return found[0] if found and found[0].spec.serve is not None else None
 
     def _there(self) -> Generator:
         if self._generator is None:

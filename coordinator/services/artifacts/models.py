@@ -125,8 +125,8 @@ class TrainerTools:
             InvalidError: dataset, tokenizer or model are not usable; the text is the tool's.
             TookTooLongError: it would take more time than there is.
         """
-        _, *beside = datasets_of(spec)
-        given = [spec.dataset.artifact, *(data.artifact for _, data in beside), *filter(None, [spec.tokenizer.file])]
+        (_, own), *beside = datasets_of(spec)
+        given = [own.artifact, *(data.artifact for _, data in beside), *filter(None, [spec.tokenizer.file])]
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=self._scratch))
             dataset, *others = await stack.enter_async_context(self._artifacts.files(*given))
@@ -136,16 +136,16 @@ class TrainerTools:
             told = {
                 "--dataset": dataset,
                 "--name": name or NAMELESS,
-                "--format": spec.dataset.format,
-                "--encoding": spec.dataset.encoding,
-                "--text-field": spec.dataset.text_field,
+                "--format": own.format,
+                "--encoding": own.encoding,
+                "--text-field": own.text_field,
                 "--tokenizer": tokenizer,
-                "--heldout": spec.dataset.heldout,
+                "--heldout": own.heldout,
                 "--sequence": spec.training.sequence,
                 "--out": out,
-                "--faulty": spec.dataset.faulty,
-                "--learn": spec.dataset.learn,
-                "--weight": spec.dataset.weight,
+                "--faulty": own.faulty,
+                "--learn": own.learn,
+                "--weight": own.weight,
             }
             arguments = ["prepare", *(str(word) for pair in told.items() for word in pair)]
             if spec.training.preference is not None:

@@ -4,10 +4,11 @@ Who causes one records it (``UnitOfWork.record``). Who follows it up takes it wi
 subscribes a handler that runs after the commit (``JobDesk.on``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.domain.lease import Lease
+from coordinator.domain.serving import CountedPeriod
 from protocol.node import Promised
 
 
@@ -78,6 +79,13 @@ class NodeExpelled(DomainEvent):
     """A node was banned."""
 
     node: str
+
+
+@dataclass(frozen=True)
+class PeriodCounted(DomainEvent):
+    """What these nodes answered was stored as a period of pay."""
+
+    counted: Sequence[CountedPeriod]
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ from coordinator.services.network.nodes import FOUND_FALSE, Nodes, NodeSession
 from coordinator.services.payments import tallies
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
+from coordinator.services.serving import deployments
+from coordinator.services.serving.homes import Homes
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
 from coordinator.store.ports import Condition, col
@@ -62,6 +64,7 @@ from protocol.task import (
     AuditReport,
     BisectAnswer,
     LeafShown,
+    ModelSaid,
     OpeningMade,
     Progress,
     RoundApplied,
@@ -111,8 +114,10 @@ class Conversation:
         watching: Watching,
         doors: ArtifactAccess,
         returns: Returns,
+        homes: Homes,
     ) -> None:
         self._context = context
+        self._homes = homes
         self._returns = returns
         self._settlement = settlement
         self._promises = promises
@@ -158,6 +163,8 @@ class Conversation:
     def left(self, session: NodeSession) -> None:
         """A connection is over."""
         self._nodes.leave(session)
+        if self._nodes.session(session.node) is None:
+            self._homes.left(session.node)
         if self._nodes.session(session.node) is None and not self._leases.of_node(session.node):
             self._links.left(session.node)
 
@@ -273,7 +280,7 @@ class Conversation:
                 self._failed(work, work.leases[lease], body)
             case StepChallenge():
                 pass  # Takes reading the round, so ``_store`` sees to it.
-            case Progress() | Traffic() | WorkerLog():
+            case Progress() | Traffic() | WorkerLog() | ModelSaid():
                 self._lossy(work.leases[lease], report)
             case _:
                 assert_never(body)
@@ -294,7 +301,8 @@ class Conversation:
         session = self._nodes.session(lease.node)
         if session is None or lease.seat is None or work.run is None:
             return
-        needed = memory_needed(work)["card" if session.profile.kind == "cuda" else "main"][lease.seat[0]] // MEGABYTE
+        needs = memory_needed(work) if work.job.spec.serve is None else deployments.memory_needed(work)
+        needed = needs["card" if session.profile.kind == "cuda" else "main"][lease.seat[0]] // MEGABYTE
         less = max(1, min(session.profile.memory_mb, needed * 9 // 10))
         work.note("fault", f"node {lease.node} gets no stage of {needed:,} MB any more: it counts with {less:,} MB")
         session.profile = msgspec.structs.replace(session.profile, memory_mb=less)
@@ -315,7 +323,11 @@ class Conversation:
         if lease.state != "starting":
             self._context.metrics.count("reports_stale_total")  # What a worker is, it says once.
             return
-        if lease.seat and not self._watching.seats(work.job.spec.training, body.env_class):
+        if (
+            lease.seat
+            and work.job.spec.serve is None
+            and not self._watching.seats(work.job.spec.training, body.env_class)
+        ):
             work.note("unused", f"node {lease.node} loses its seat: {UNSEEN}")
             work.end(lease.id, "rejected", f"it computes as {body.env_class}: {UNSEEN}")
             return
@@ -333,6 +345,8 @@ class Conversation:
                 self._point(lease, progress)
             case WorkerLog() as log:
                 self._logs.offer(lease, log)
+            case ModelSaid() as said:
+                self._homes.said(lease, said)
             case _:
                 self._context.metrics.count("reports_stale_total")  # Only these may go without a number.
 

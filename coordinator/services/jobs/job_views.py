@@ -9,8 +9,11 @@ import msgspec
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
+from coordinator.domain.serving import Served
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
+from coordinator.services.serving import serving_views
+from coordinator.services.serving.homes import Homes
 from coordinator.services.training.pauses import spent_by
 from coordinator.services.views import resources
 from coordinator.services.views.resources import JobResources, TrafficOf
@@ -24,9 +27,10 @@ LOOKED_AT = frozenset({JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING})
 class JobViews:
     """Makes the views."""
 
-    def __init__(self, context: Context, traffic_of: TrafficOf) -> None:
+    def __init__(self, context: Context, traffic_of: TrafficOf, homes: Homes) -> None:
         self._context = context
         self._traffic_of = traffic_of
+        self._homes = homes
 
     async def view(self, tx: Transaction, job: Job) -> api.JobView:
         """One job."""
@@ -44,7 +48,10 @@ class JobViews:
     def _view(self, job: Job, leases: Sequence[Lease], names: Mapping[str, str], standing: JobResources) -> api.JobView:
         offered = msgspec.structs.replace(job.quote, limit=readable(job.quote.limit, names))
         shown = msgspec.structs.replace(job, quote=offered)
-        return resources.job_view(shown, leases, self._traffic_of, readable(job.reason, names), standing)
+        view = resources.job_view(shown, leases, self._traffic_of, readable(job.reason, names), standing)
+        if job.spec.serve is None:
+            return view
+        return serving_views.served(view, job, leases, standing.served, self._homes)
 
     async def _standings(self, tx: Transaction, jobs: Sequence[Job]) -> Mapping[str, JobResources]:
         ids = tuple(job.id for job in jobs)
@@ -52,14 +59,15 @@ class JobViews:
         runs = {record.job: record.run for record in await tx.find(RunRecord, col(RunRecord.job).in_(ids))}
         costs, now = await spent_by(tx, ids), self._context.clock.time()
         return {
-            job: JobResources(
+            job.id: JobResources(
                 now,
-                costs.get(job, 0),
-                places.get(job),
-                runs[job].base.done if job in runs and runs[job].checkpoints else 0,
-                looks[job],
+                costs.get(job.id, 0),
+                places.get(job.id),
+                runs[job.id].base.done if job.id in runs and runs[job.id].checkpoints else 0,
+                looks[job.id],
+                runs[job.id].served if job.id in runs else Served(),
             )
-            for job in ids
+            for job in jobs
         }
 
 

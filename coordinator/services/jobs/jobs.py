@@ -12,13 +12,14 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, NEXT, Job, JobAction, JobState, raised
 from coordinator.domain.lease import Lease
+from coordinator.domain.serving import context_of
 from coordinator.errors import ConflictError, CottageError, FundsError, InvalidError, NotFoundError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.base_models import Origins
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.model_files import ModelFiles
-from coordinator.services.artifacts.models import ModelWorkshop
+from coordinator.services.artifacts.models import ModelWorkshop, Prepared
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.core.logs import log_of
@@ -36,6 +37,8 @@ from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.escrows import escrow_deadline
 from coordinator.services.payments.funding import FundingService
 from coordinator.services.payments.payees import ROOM
+from coordinator.services.serving import offers
+from coordinator.services.serving.homes import Homes
 from coordinator.services.training.runs import Runs
 from coordinator.services.views import resources
 from coordinator.services.views.resources import JobResources, TrafficOf
@@ -53,8 +56,8 @@ from coordinator.store.records import (
 from ledger.client import job_bytes
 from ledger.errors import LedgerError
 from protocol.ids import Digest
-from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec, datasets_of
-from protocol.models.model import ModelConfigError
+from protocol.job.job import JobSpec, ModelSpec, ServeSpec, TokenizerSpec, datasets_of
+from protocol.models.model import ModelConfigError, inspect_config
 from protocol.rest import api
 
 _OfJob = TypeVar("_OfJob", bound=RoundRecord | CommitRecord | Audit | OutboxRecord | MetricRecord | EventRecord)
@@ -80,6 +83,7 @@ class JobService:
         test_wallet: str | None,
         traffic_of: TrafficOf,
         unpaid: Unpaid,
+        homes: Homes,
     ) -> None:
         self._context = context
         self._desk = desk
@@ -94,7 +98,7 @@ class JobService:
         self._coordinator = coordinator
         self._test_wallet = test_wallet
         self._traffic_of = traffic_of
-        self._views = JobViews(context, traffic_of)
+        self._views = JobViews(context, traffic_of, homes)
         self._unpaid = unpaid
         self._rates = Rates(context, nodes)
         self._outlook = Outlook(context)
@@ -122,6 +126,8 @@ class JobService:
         if job is not None and await self._exists(job):
             await self.check_owner(job, account_id)
             return await self.get(job)
+        if new.spec.serve is not None:
+            return await self._deploy(new, new.spec.serve, account_id, job)
         spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec, account_id))
@@ -133,6 +139,7 @@ class JobService:
                 raise NotFoundError(f"there is no file of weights {digest}: upload it first", "model.weights")
         await self._check_balance(submitter, spec)
         named = await self._weight_names(spec, account_id)
+        assert spec.dataset is not None
         async with self._unpaid.making(account_id, spec.dataset.artifact):
             name = await self.file_name(account_id, spec.dataset.artifact)
             for file in filter(None, [*(data.artifact for _, data in datasets_of(spec)[1:]), spec.tokenizer.file]):
@@ -140,13 +147,36 @@ class JobService:
             prepared = await self._models.prepare(spec, name, named)
         final = await self._quote(spec, prepared.config, named)
         _refuse(spec, final)
+        return await self._make(new, spec, final, prepared, account_id, job)
+
+    async def _deploy(self, new: api.NewJob, serve: ServeSpec, account_id: str, job: str | None) -> api.JobView:
+        """A job that answers, with the model of another one."""
+        submitter, spec = self._submitter(new), new.spec
+        final = await self.quote(spec, account_id)
+        _refuse(spec, final)
+        await self._check_balance(submitter, spec)
+        async with self._unpaid.making(account_id):
+            found = await self._origins.served(spec.model)
+        context = context_of(inspect_config(found.config), serve.context)
+        spec = msgspec.structs.replace(spec, serve=msgspec.structs.replace(serve, context=context))
+        return await self._make(new, spec, final, found, account_id, job)
+
+    async def _make(
+        self,
+        new: api.NewJob,
+        spec: JobSpec,
+        final: api.Quote,
+        prepared: Prepared,
+        account_id: str,
+        job: str | None,
+    ) -> api.JobView:
         now = self._context.clock.time()
         made = Job(
             id=job or self._context.new_id(),
             name=spec.name,
             state=JobState.CREATED,
             spec=spec,
-            submitter=submitter,
+            submitter=self._submitter(new),
             test_wallet=new.submitter is None,
             created=now,
             deadline=now + spec.deadline_hours * 3600,
@@ -412,6 +442,9 @@ class JobService:
     ) -> api.Quote:
         if spec.model.from_job is not None and config is None and spec.model.config is None:
             config = (await self._origins.of(spec.model)).config
+        if spec.serve is not None and config is not None:
+            everybody = self._nodes.seatable()
+            return offers.quote(spec, spec.serve, config, everybody, self._context.config, await self._rates.now())
         try:
             model = await self._model_files.of(spec, config, called or {})
         except (ModelConfigError, CottageError) as error:

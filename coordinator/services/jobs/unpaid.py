@@ -79,8 +79,8 @@ class Unpaid:
         self._strangers_turn = asyncio.Semaphore(MAX_PREPARED_AT_ONCE - 1)  # Whoever is known waits for no crowd.
 
     @asynccontextmanager
-    async def making(self, account_id: str, dataset: str) -> AsyncIterator[None]:
-        """Make a job's files inside, once it is the account's turn.
+    async def making(self, account_id: str, dataset: str | None = None) -> AsyncIterator[None]:
+        """Make a job's files inside, once it is the account's turn; ``dataset``: what they are made of, if it takes room.
 
         Raises:
             TooManyError: the account has too many unpaid jobs, or too many that failed by their own files lately, or too many
@@ -88,7 +88,8 @@ class Unpaid:
             FullError: all accounts have, or there is no room for the files.
             NotFoundError: the dataset is not here.
         """
-        known = account_id == LOCAL_ACCOUNT or await self._may(account_id, await self._artifacts.size(dataset))
+        size = 0 if dataset is None else await self._artifacts.size(dataset)
+        known = account_id == LOCAL_ACCOUNT or await self._may(account_id, size)
         with self._lane.enter(account_id):
             if known:
                 async with self._turn:

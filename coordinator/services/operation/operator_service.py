@@ -20,6 +20,7 @@ from coordinator.services.jobs.ports import ListWindow
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.operation.node_orders import NodeOrders
 from coordinator.services.operation.ports import NodeQuery, NodeSlice, OrderedBy
+from coordinator.services.serving.homes import Homes
 from coordinator.services.views.resources import TrafficOf
 from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import OPEN_ROWS, OutboxRecord, OutboxState
@@ -49,6 +50,7 @@ class OperatorService:
         artifacts: ArtifactStore,
         keeping: Keeping,
         traffic_of: TrafficOf,
+        homes: Homes,
     ) -> None:
         self._context = context
         self._leases = leases
@@ -57,7 +59,7 @@ class OperatorService:
         self._keeping = keeping
         self._orders = NodeOrders(context, leases, nodes)
         self._accounts = AccountService(context.store, context.clock)
-        self._views = JobViews(context, traffic_of)
+        self._views = JobViews(context, traffic_of, homes)
 
     async def nodes(self, asked: NodeQuery, window: ListWindow) -> NodeSlice:
         """As ``OperatorPort.nodes``."""

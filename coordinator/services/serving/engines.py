@@ -9,14 +9,17 @@ from itertools import count
 
 import msgspec
 
-from coordinator.errors import CottageError, InvalidError, PromptTooLongError, TookTooLongError, UnavailableError
+from coordinator.errors import CottageError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.models import MAX_DIAGNOSIS, crashed
+from coordinator.services.serving.refusals import error_of
 from protocol.codec import decode_json
 from protocol.ids import Digest
 from protocol.serving import (
     MAX_LINE,
     AnsweredReport,
     CancelCommand,
+    CheckCommand,
+    CheckedReport,
     EngineCommand,
     EngineReport,
     GenerateCommand,
@@ -28,8 +31,6 @@ from protocol.serving import (
 MOST = 2  # Models at a time: each may take as much memory as a tool.
 IDLE_S = 300.0  # Then a model that nobody asks makes room.
 
-_FIELDS = {"bad-schema": "response_format", "no-tools": "tools"}
-"""What a refusal is about, by its code."""
 LOG = logging.getLogger(__name__)
 
 Process = asyncio.subprocess.Process
@@ -77,6 +78,28 @@ class Engines:
         except TimeoutError as error:
             late = f"the model took longer than {seconds:g} s, which is all the time that there is for it here"
             raise TookTooLongError(f"{late}: ask for fewer tokens, or run it at home", "tokens") from error
+
+    async def check(self, archive: Digest, command: CheckCommand, seconds: float) -> CheckedReport:
+        """Draw an answer again.
+
+        Raises:
+            CottageError: as ``generate``.
+        """
+        until = asyncio.get_running_loop().time() + seconds
+        try:
+            async with self._held(archive, until) as engine:
+                request = str(next(self._numbers))
+                reports = engine.ask(msgspec.structs.replace(command, id=request))
+                try:
+                    async with asyncio.timeout_at(until):
+                        report = await reports.get()
+                finally:
+                    engine.cancel(request)
+        except TimeoutError as error:
+            raise TookTooLongError(f"the answer was not checked within {seconds:g} s", "tokens") from error
+        if isinstance(report, CheckedReport):
+            return report
+        raise error_of(report) if isinstance(report, RefusedReport) else engine.failure()
 
     async def close(self) -> None:
         """End all of them."""
@@ -141,13 +164,9 @@ async def _until(
                 return
             case RefusedReport(code="failed"):
                 LOG.error("a model failed at a request: %s", report.detail)
-                raise UnavailableError(
-                    "the model failed at this request: try again, or tell the coordinator's operator"
-                )
-            case RefusedReport(code="too-long"):
-                raise PromptTooLongError(report.detail, "prompt")
+                raise error_of(report)
             case RefusedReport():
-                raise InvalidError(report.detail, _FIELDS.get(report.code, "prompt"))
+                raise error_of(report)
             case _:
                 raise engine.failure()
 
@@ -180,7 +199,7 @@ class _Engine:
         """Why it has ended."""
         return self._error or UnavailableError("the model's process has ended: try again")
 
-    def ask(self, command: GenerateCommand) -> asyncio.Queue[EngineReport | None]:
+    def ask(self, command: GenerateCommand | CheckCommand) -> asyncio.Queue[EngineReport | None]:
         """Begin a request; what comes of it, and None once the process has ended."""
         reports = self._answers[command.id] = asyncio.Queue()  # As long as the answer.
         self._send(command)

@@ -23,9 +23,11 @@ from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.escrows import closing, owed, payable_work
 from coordinator.services.payments.settlement import Settlement
+from coordinator.services.serving.deployments import Deployments
 from coordinator.services.training.endings import Endings
 from coordinator.services.training.job_faults import blamed_files, diverged, too_many_faults
 from coordinator.services.training.pauses import Halts, fraction_of, paced
+from coordinator.services.training.round_words import completed_words, last_stage, left_out_words
 from coordinator.services.training.staffing import Staffing, holders, seats_ready, shape_of
 from coordinator.services.training.validation import HeldOut
 from coordinator.store.ports import Condition, col
@@ -55,8 +57,10 @@ class Runs:
         drawing: Drawing,
         verification: Verification,
         settlement: Settlement,
+        deployments: Deployments,
     ) -> None:
         self._context = context
+        self._deployments = deployments
         self._nodes = nodes
         self._staffing = staffing
         self._looks = looks
@@ -80,8 +84,9 @@ class Runs:
         self._verification.extend(work)
 
     async def challenge(self, work: UnitOfWork, lease: str, wanted: StepChallenge) -> None:
-        """Somebody asks to audit a finished round."""
-        await self._drawing.challenge(work, lease, wanted)
+        """Somebody asks to audit a finished round; a deployment has none."""
+        if work.job.spec.serve is None:
+            await self._drawing.challenge(work, lease, wanted)
 
     def fold(self, work: UnitOfWork, lease: str, report: RoundReport) -> None:
         """Take a report into the round in flight."""
@@ -103,6 +108,9 @@ class Runs:
 
     async def advance(self, work: UnitOfWork) -> None:
         """Bring the job as far as it goes now."""
+        if work.job.spec.serve is not None:
+            await self._deployments.advance(work)
+            return
         verified = work.job.verified
         for _ in range(MAX_PASSES):
             if work.job.state not in ACTIVE:
@@ -122,6 +130,9 @@ class Runs:
         Raises:
             ConflictError: the job is in no state for it. FundsError: its budget is used up.
         """
+        if work.job.spec.serve is not None:
+            await self._deployments.ask(work, action)
+            return
         await self._halts.ask(work, action)
         if work.job.wish is Wish.STOP:
             await self._give_up_round(work)
@@ -131,6 +142,9 @@ class Runs:
 
     async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
         """End a job before its time, once what is done was looked at: pay what is verified, refund the rest."""
+        if work.job.spec.serve is not None:
+            await self._deployments.stop(work, state, reason)
+            return
         if work.job.wish in ENDINGS:
             return
         await self._give_up_round(work)
@@ -357,7 +371,7 @@ class Runs:
         after, start = job.tokens_done + tokens, work.run.price_from
         points = (job.tokens_done - start.tokens, after - start.tokens, total - start.tokens)
         pot = pricing.pot(job.quote.price - start.spent, *points)
-        losses = [s.commit.loss for s in _last_stage(over) if s.commit is not None and s.commit.loss is not None]
+        losses = [s.commit.loss for s in last_stage(over) if s.commit is not None and s.commit.loss is not None]
         loss = sum(losses) / len(losses) if losses else None
         speed = tokens / max(1e-3, work.now - over.started)
         commits = await self._store_commits(work, over, pot, "late")
@@ -384,8 +398,8 @@ class Runs:
             pace=paced(job.pace, work.run, work.now, over.started),
         )
         await self._halts.warn(work)
-        work.note("round", _completed(over.number, len(contributors), work.run.replicas, loss))
-        if words := _left_out(over, training.loss_scale):
+        work.note("round", completed_words(over.number, len(contributors), work.run.replicas, loss))
+        if words := left_out_words(over, training.loss_scale):
             work.note("overflow", words)
         record = await work.tx.update(await self._drawing.prepare(work, record, commits))
         seal_commitments(work, record, commits)
@@ -529,33 +543,6 @@ def _begin_anew(work: UnitOfWork, leases: Collection[str]) -> None:
         work.audits[audit.id] = trust.sent_away(audit)
     for lease in leases:
         work.end(lease, "replaced", "begins anew")
-
-
-def _completed(number: int, contributors: int, replicas: int, loss: float | None) -> str:
-    """A complete round in a sentence; rounds are counted from 1, as on the pages."""
-    text = f"round {number + 1} is complete"
-    if contributors < replicas:
-        text += f" with {contributors} of {replicas} replicas"
-    return text if loss is None else f"{text}: training loss {loss:.3f}"
-
-
-def _left_out(over: Round, scale: float) -> str:
-    """How many steps of a round changed nothing, and what to do about most of them; empty where none was left out."""
-    commits = [seat.commit for seat in _last_stage(over) if seat.commit is not None]
-    steps, lost = sum(c.leaves for c in commits), sum(min(c.left_out, c.leaves) for c in commits)
-    if not lost:
-        return ""
-    text = f"round {over.number + 1}: {lost} of {steps} steps were left out, since their gradients overflowed in half floats"
-    if 2 * lost <= steps:
-        return text
-    return (
-        f"{text}: training.loss_scale {scale:g} is too large; stop the job and choose a smaller one, or precision bf16"
-    )
-
-
-def _last_stage(over: Round) -> tuple[Seat, ...]:
-    contributors = set(over.contributors or ())
-    return tuple(s for s in over.seats if s.stage == len(over.layers) - 1 and s.replica in contributors)
 
 
 def _commit(

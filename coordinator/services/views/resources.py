@@ -11,6 +11,7 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, Evaluated, Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.rounds.run import Run
+from coordinator.domain.serving import Served
 from coordinator.services.views import job_summary
 from coordinator.store.records import CommitRecord, EventRecord, MetricRecord, NodeRecord, OutboxRecord, RoundRecord
 from protocol.evaluation import EvaluationView
@@ -30,6 +31,7 @@ class JobResources(msgspec.Struct, frozen=True):
         now: in Unix seconds. cost: of all work so far, in millionths.
         position: among the jobs that wait for nodes, from 1. checkpoint: rounds in the newest one.
         looks: steps that wait for one of the operator's auditors.
+        served: what a deployment has done, in periods that were counted.
     """
 
     now: float
@@ -37,12 +39,14 @@ class JobResources(msgspec.Struct, frozen=True):
     position: int | None = None
     checkpoint: int = 0
     looks: int = 0
+    served: Served = Served()
 
 
 def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str, place: JobResources) -> api.JobView:
     """A job with everything that its page shows at the top. ``reason``: the job's, as people read it."""
     training, replicas = job.spec.training, job.quote.replicas
-    total = total_steps(training, replicas) * training.batch * training.sequence * replicas
+    per_step = training.batch * training.sequence * replicas if job.spec.serve is None else 0
+    total = total_steps(training, max(1, replicas)) * per_step
     traffic = [traffic_of(lease) or NO_TRAFFIC for lease in leases]
     ready = job_summary.ready(job, place.now)
     return api.JobView(

@@ -1,0 +1,386 @@
+"""What a deployment does next: nodes are seated, counted and paid, and let go. Everything on an open desk.
+
+::
+
+    funded -> planned <-> running -> verifying -> settled
+       ^         |           |          |
+       '------ paused <------'     last checks, payments, the refund
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from coordinator.client.text import money
+from coordinator.domain import serving as rules
+from coordinator.domain.job import ENDINGS, JobAction, JobState, Wish, asked
+from coordinator.domain.lease import FAULTS, Lease
+from coordinator.domain.placement import MEGABYTE, Candidate, Needed
+from coordinator.domain.rounds.run import Run
+from coordinator.domain.serving import CountedPeriod
+from coordinator.errors import FundsError
+from coordinator.services.audits import credit
+from coordinator.services.audits.audit_outcomes import reject
+from coordinator.services.audits.evidence import correct_outcomes, seal_commitments, seal_outcome
+from coordinator.services.core.context import Context
+from coordinator.services.core.domain_events import PeriodCounted
+from coordinator.services.core.unit_of_work import UnitOfWork
+from coordinator.services.network.nodes import Nodes
+from coordinator.services.payments.payees import affordable, payable, payees_of
+from coordinator.services.payments.settlement import Settlement
+from coordinator.services.serving.homes import DrawnAnswer, Homes
+from coordinator.services.training.pauses import spent
+from coordinator.store.ports import Condition, col
+from coordinator.store.records import CommitRecord, RoundRecord
+from ledger import events as ledger_events
+from protocol.job.job import ServeSpec
+from protocol.merkle import merkle_root
+from protocol.models.model import ModelShape, inspect_config
+from protocol.plan import MAX_REPLICAS
+from protocol.serving import CheckedReport
+from protocol.task import Layers
+
+ANSWERS = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
+FORGIVEN_S = 600.0  # A node that failed twice within it is left in peace for so long.
+MAX_FAULTS_PER_NODE = 2
+START_S = 600.0  # To fetch the model and load it.
+MAX_LOADS = 6  # Nodes that fail before any has answered; then it is the model.
+
+
+def memory_needed(work: UnitOfWork) -> Needed:
+    """What a node needs to answer for a deployment."""
+    serve = _serve(work)
+    shape = _shape(work)
+    return rules.needed(shape, rules.context_of(shape, serve.context))
+
+
+class Deployments:
+    """Jobs that answer."""
+
+    def __init__(self, context: Context, nodes: Nodes, settlement: Settlement, homes: Homes) -> None:
+        self._context = context
+        self._nodes = nodes
+        self._settlement = settlement
+        self._homes = homes
+        self._counted: dict[str, float] = {}
+        self._told: dict[str, str] = {}
+
+    async def advance(self, work: UnitOfWork) -> None:
+        """Bring the deployment as far as it goes now."""
+        state, verified = work.job.state, work.job.verified
+        if state is JobState.CREATED or state not in ANSWERS | {JobState.PAUSED, JobState.VERIFYING}:
+            return
+        await self._conclude(work)
+        if work.job.wish in ENDINGS:
+            await self._ends(work)
+        elif state is JobState.VERIFYING:
+            await self._close(work)
+        elif state in ANSWERS and not await self._ends_by_itself(work):
+            await self._seat(work)
+            self._move(work)
+            if (
+                self._context.clock.now() - self._counted.setdefault(work.job.id, self._context.clock.now())
+                >= rules.PERIOD_S
+            ):
+                await self._count(work)
+        if work.job.verified != verified and work.job.state in ANSWERS:
+            await self._settlement.settle_if_due(work)
+
+    async def ask(self, work: UnitOfWork, action: JobAction) -> None:
+        """Rest, go on or end, as its owner asks.
+
+        Raises:
+            ConflictError: it is in no state for it. FundsError: its budget is used up.
+        """
+        after = asked(work.job, action, checkpoint=True)
+        match action:
+            case JobAction.PAUSE if work.job.state is not JobState.PAUSED and after.wish is Wish.PAUSE:
+                await self._release(work, "the deployment rests")
+                work.change(halt="asked")
+                work.advance(JobState.PAUSED, "the submitter paused the deployment: its nodes are let go")
+                await self._settlement.settle_now(work)
+            case JobAction.RESUME if work.job.state is JobState.PAUSED:
+                if await spent(work.tx, work.job.id) >= work.job.escrow:
+                    raise FundsError(
+                        f"the budget of deployment {work.job.id} is used up: deploy the model again", "budget"
+                    )
+                work.change(halt="")
+                work.advance(JobState.FUNDED, "the deployment goes on: it waits for nodes")
+            case JobAction.STOP:
+                await self._finish(work, "the submitter stopped the deployment")
+            case _:
+                return
+        await self.advance(work)
+
+    async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
+        """End it before its time: pay what is verified, refund the rest."""
+        if work.job.wish in ENDINGS:
+            return
+        await self._release(work, reason)
+        work.change(wish=Wish.CANCEL if state is JobState.CANCELLED else Wish.FAIL, halt="", reason=reason)
+        if not await self._ends(work):
+            work.note("ending", f"{reason}: the last answers are checked, then paid")
+
+    # --- nodes ------------------------------------------------------------------------------------------------------------
+
+    async def _seat(self, work: UnitOfWork) -> None:
+        """Let go who does not answer, and give empty seats to free nodes."""
+        for broken, why in self._homes.broken(work.job.id):
+            work.note("lost", f"node {work.leases[broken].node} is let go: {why}")
+            work.end(broken, "stalled", why)
+        for lease in [one for one in work.leases.values() if one.state == "starting"]:
+            if work.now - lease.granted > START_S:
+                work.note("lost", f"node {lease.node} was not ready after {START_S:g} s and is given up")
+                work.end(lease.id, "stalled", f"not ready after {START_S:g} s")
+        if why := await self._unloadable(work):
+            await self.stop(work, JobState.FAILED, why)
+            return
+        for lease in [one for one in work.leases.values() if self._nodes.is_draining(one.node)]:
+            work.end(lease.id, "replaced", self._nodes.why_draining(lease.node))
+        missing = _serve(work).replicas - len(work.leases)
+        if missing <= 0:
+            return
+        chosen = await self._free(work, missing)
+        if work.job.state is JobState.FUNDED:
+            if not chosen:
+                need = memory_needed(work)["main"][0] // MEGABYTE
+                self._tell(work, f"no free node holds the model with its cache ({need:,} MB) at this price")
+                return
+            work.run = work.run or _run(_shape(work), _serve(work).replicas)
+            nodes = "one node is chosen" if len(chosen) == 1 else f"{len(chosen)} nodes are chosen"
+            work.advance(JobState.PLANNED, f"{nodes}: each loads the whole model")
+        for candidate, replica in zip(chosen, self._places(work), strict=False):
+            work.grant(candidate.node, candidate.owner, (0, replica))
+            work.note("assigned", f"node {candidate.node} takes replica {replica}")
+
+    async def _free(self, work: UnitOfWork, missing: int) -> list[Candidate]:
+        """Free nodes that can hold the model and work for its price: of owners that have none yet first, the quickest first."""
+        of_job: Condition = col(Lease.job).equals(work.job.id)
+        stored = await work.tx.find(Lease, of_job, col(Lease.ended) > work.now - FORGIVEN_S)
+        known = {lease.id: lease for lease in (*stored, *work.ended)}.values()
+        failures = [lease.node for lease in known if lease.end in FAULTS]
+        out = {lease.node for lease in await work.tx.find(Lease, of_job, col(Lease.end).equals("rejected"))}
+        out |= {lease.node for lease in work.ended if lease.end == "rejected"} | {
+            one.node for one in work.leases.values()
+        }
+        needed = memory_needed(work)
+        able = [
+            one
+            for one in affordable(self._nodes.candidates(), work.job.quote.rate)
+            if one.holds(needed, 0) and one.node not in out and failures.count(one.node) < MAX_FAULTS_PER_NODE
+        ]
+        every = {lease.id: lease for lease in (*await work.tx.find(Lease, of_job), *work.ended, *work.leases.values())}
+        commits = await work.tx.find(CommitRecord, col(CommitRecord.job).equals(work.job.id))
+        able = payable(able, payees_of(every.values(), {commit.lease for commit in commits}))
+        owners = {lease.payout for lease in work.leases.values()}
+        chosen: list[Candidate] = []
+        for _ in range(min(missing, len(able))):
+            best = min(able, key=lambda one: (one.owner in owners, -one.flops, one.node))
+            able.remove(best)
+            owners.add(best.owner)
+            chosen.append(best)
+        return chosen
+
+    def _places(self, work: UnitOfWork) -> list[int]:
+        """Numbers of replicas that nobody has, or is still to be paid for: a period has one share for each."""
+        taken = {lease.replica for lease in work.leases.values()}
+        taken |= {period.lease.replica for period in self._homes.periods(work.job.id)}
+        return [number for number in range(MAX_REPLICAS) if number not in taken]
+
+    async def _unloadable(self, work: UnitOfWork) -> str:
+        """Why no node can ever answer; empty: some may."""
+        if work.run is None or work.run.served.answers or all(lease.end not in FAULTS for lease in work.ended):
+            return ""
+        where: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id), col(Lease.end).in_(tuple(sorted(FAULTS))))
+        failed = {lease.id: lease for lease in (*await work.tx.find(Lease, *where), *work.ended) if lease.end in FAULTS}
+        if len(failed) < MAX_LOADS or any(period.usage.answers for period in self._homes.periods(work.job.id)):
+            return ""
+        return f"{len(failed)} times a node could not load the model: {work.ended[-1].reason}"
+
+    def _tell(self, work: UnitOfWork, why: str) -> None:
+        if self._told.get(work.job.id) != why:
+            work.note("limit", f"the deployment waits: {why}")
+        self._told[work.job.id] = why
+
+    def _move(self, work: UnitOfWork) -> None:
+        """Whether it answers now."""
+        ready = any(lease.state == "ready" for lease in work.leases.values())
+        if ready and work.job.state is JobState.PLANNED:
+            work.advance(JobState.RUNNING, "the model answers")
+        elif not ready and work.job.state is JobState.RUNNING:
+            work.advance(JobState.PLANNED, "no node holds the model any more: the deployment waits for others")
+
+    # --- pay --------------------------------------------------------------------------------------------------------------
+
+    async def _count(self, work: UnitOfWork) -> None:
+        """Store what nodes have done since the last time as a period, with a share for each."""
+        periods = self._homes.periods(work.job.id)
+        self._counted[work.job.id] = self._context.clock.now()
+        if not periods or work.run is None:
+            return
+        parameters, rate, number = _shape(work).parameters, work.job.quote.rate, work.job.rounds_done
+        full = {one.lease.id: rules.worth(parameters, rate, one.usage) for one in periods}
+        amounts = rules.bounded(full, work.job.escrow - await spent(work.tx, work.job.id))
+        tokens, started = sum(one.usage.tokens for one in periods), work.now - rules.PERIOD_S
+        record = RoundRecord(
+            work.job.id,
+            0,
+            number,
+            "complete",
+            work.plan(),
+            first_step=0,
+            steps=0,
+            total_steps=0,
+            started=max(started, work.job.created),
+            ended=work.now,
+            tokens=tokens,
+            pot=sum(amounts.values()),
+        )
+        record = await work.tx.insert(record)
+        commits = [
+            await work.tx.insert(_share(work, number, one, parameters, amounts[one.lease.id])) for one in periods
+        ]
+        served = work.run.served
+        for one in periods:
+            served = served.plus(one.usage)
+        work.change_run(served=served)
+        work.change(
+            rounds_done=number + 1, tokens_done=work.job.tokens_done + tokens, tokens_per_second=tokens / rules.PERIOD_S
+        )
+        work.record(PeriodCounted(periods))
+        seal_commitments(work, record, commits)
+
+    async def _conclude(self, work: UnitOfWork) -> None:
+        """Verify shares of which nothing is to be checked any more; then their periods are over."""
+        pending = await self._pending(work)
+        for commit in pending:
+            if not self._homes.waits(commit.lease, commit.round):
+                await work.tx.update(msgspec.structs.replace(commit, state="verified"))
+                work.change(verified=work.job.verified + commit.amount)
+        left = {(commit.epoch, commit.round) for commit in await self._pending(work)}
+        waiting: tuple[Condition, ...] = (
+            col(RoundRecord.job).equals(work.job.id),
+            col(RoundRecord.state).equals("complete"),
+            col(RoundRecord.concluded).equals(False),
+        )
+        for record in await work.tx.find(RoundRecord, *waiting):
+            if (record.epoch, record.number) not in left:
+                await seal_outcome(work, await work.tx.update(msgspec.structs.replace(record, concluded=True)))
+        await correct_outcomes(work)
+
+    async def _pending(self, work: UnitOfWork) -> Sequence[CommitRecord]:
+        where: tuple[Condition, ...] = (
+            col(CommitRecord.job).equals(work.job.id),
+            col(CommitRecord.state).equals("pending"),
+        )
+        return await work.tx.find(CommitRecord, *where)
+
+    async def checked(self, work: UnitOfWork, drawn: DrawnAnswer, report: CheckedReport) -> None:
+        """An answer was drawn again. One that is not the model's costs its node all that is not verified, seat and standing."""
+        if work.run is None:
+            return
+        served, wrong = work.run.served, int(bool(report.wrong))
+        work.change_run(served=msgspec.structs.replace(served, checked=served.checked + 1, wrong=served.wrong + wrong))
+        if not wrong:
+            return
+        work.note("fault", f"node {drawn.node} gave an answer that is not the model's: {report.wrong}")
+        self._context.metrics.count("answers_wrong_total")
+        self._homes.forget(drawn.lease)
+        for commit in await self._pending(work):
+            if commit.node == drawn.node:
+                await reject(work, commit, "wrong")
+        for lease in [one.id for one in work.leases.values() if one.node == drawn.node]:
+            work.end(lease, "rejected", f"an answer was not the model's: {report.wrong}")
+        await credit.lose(work, drawn.node, everywhere=True)
+
+    # --- the end ----------------------------------------------------------------------------------------------------------
+
+    async def _ends_by_itself(self, work: UnitOfWork) -> bool:
+        used = await spent(work.tx, work.job.id)
+        due = used
+        if work.run is not None:
+            parameters = _shape(work).parameters
+            due += sum(
+                rules.worth(parameters, work.job.quote.rate, one.usage) for one in self._homes.periods(work.job.id)
+            )
+        match rules.ending(work.now, work.job.deadline, due, work.job.escrow):
+            case "hours":
+                await self._finish(work, f"its {work.job.spec.deadline_hours:g} hours are over")
+            case "budget":
+                await self._finish(work, f"its budget of {money(work.job.spec.budget)} is used up")
+            case _:
+                return False
+        return True
+
+    async def _release(self, work: UnitOfWork, reason: str) -> None:
+        """Count what was done, and let all nodes go."""
+        await self._count(work)
+        for lease in list(work.leases):
+            work.end(lease, "stopped", reason)
+
+    async def _finish(self, work: UnitOfWork, why: str) -> None:
+        if work.job.state is JobState.FUNDED:
+            await self.stop(work, JobState.CANCELLED, f"{why}, and no node was free for it")
+            return
+        await self._release(work, why)
+        work.advance(JobState.VERIFYING, f"{why}: the last answers are checked and paid")
+        await self._conclude(work)
+        await self._close(work)
+
+    async def _close(self, work: UnitOfWork) -> None:
+        """Settle once everything is checked, and everybody's money is safe."""
+        if await self._pending(work):
+            return
+        await self._settlement.finish(work)
+        if not await self._settlement.is_done(work):
+            return
+        tokens = f"{work.job.tokens_done:,} tokens were answered"
+        work.advance(JobState.SETTLED, f"the deployment is over: {tokens}, and it cost {money(work.job.paid)}")
+        event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
+        work.memo("settled", event)
+
+    async def _ends(self, work: UnitOfWork) -> bool:
+        await self._conclude(work)
+        if await self._pending(work):
+            return False
+        state = ENDINGS[work.job.wish]
+        work.change(wish=Wish.NONE)
+        work.advance(state, work.job.reason)
+        await self._settlement.finish(work)
+        return True
+
+
+def _serve(work: UnitOfWork) -> ServeSpec:
+    assert work.job.spec.serve is not None
+    return work.job.spec.serve
+
+
+def _shape(work: UnitOfWork) -> ModelShape:
+    return inspect_config(work.job.config)
+
+
+def _run(shape: ModelShape, replicas: int) -> Run:
+    """A run without rounds: its leases have numbers, and its nodes hold the whole model."""
+    return Run((Layers(0, shape.layers),), replicas, total_steps=0, inner_steps=1, evaluate=())
+
+
+def _share(work: UnitOfWork, number: int, one: CountedPeriod, parameters: int, amount: int) -> CommitRecord:
+    root = merkle_root(one.leaves).hex()
+    return CommitRecord(
+        job=work.job.id,
+        epoch=0,
+        round=number,
+        stage=0,
+        replica=one.lease.replica or 0,
+        lease=one.lease.id,
+        node=one.lease.node,
+        payout=one.lease.payout,
+        root=root,
+        leaves=one.usage.answers,
+        pseudo_gradient=root,
+        tokens=one.usage.tokens,
+        operations=rules.operations(parameters, one.usage),
+        drawable=False,
+        state="pending",
+        amount=amount,
+    )

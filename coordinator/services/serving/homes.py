@@ -1,0 +1,458 @@
+"""Requests go to nodes that hold their model; an answer whose node is gone, or silent, goes on at another one.
+
+The coordinator has every token that was said, so the next node gets them (``GenerateCommand.begun``) and draws what comes behind.
+Only who ends an answer is paid, for the tokens that it drew itself.
+"""
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import count
+
+import msgspec
+
+from coordinator.domain import serving as rules
+from coordinator.domain.job import Job, JobState
+from coordinator.domain.lease import Lease
+from coordinator.domain.serving import CountedPeriod, Replica, Usage
+from coordinator.errors import ConflictError, InvalidError, TookTooLongError, TooManyError, UnavailableError
+from coordinator.services.core.context import Context
+from coordinator.services.core.domain_events import PeriodCounted
+from coordinator.services.core.leases import Leases
+from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
+from coordinator.services.network.nodes import Nodes
+from coordinator.services.serving.refusals import error_of
+from protocol.codec import MAX_MESSAGE, encode
+from protocol.node import Command
+from protocol.serving import (
+    LONGEST,
+    AnsweredReport,
+    CancelCommand,
+    CheckCommand,
+    EngineReport,
+    GenerateCommand,
+    RefusedReport,
+    Sampling,
+    TextReport,
+)
+from protocol.task import AskModel, ModelSaid
+
+WATCH_S = 10.0
+RETRY_S = 5.0
+MAX_TRIES = 4  # Nodes that a request may fail at; then it may be the request's fault.
+MAX_UNCHECKED = 256  # Answers that wait to be drawn again; more are not drawn for it.
+MOST_TEXT = 256  # Characters of a token, on average: more are none of a model.
+PROBE_TOKENS = 8
+MAX_FAILURES = 3
+SILENT_S = 300.0
+_MESSAGE_ROOM = MAX_MESSAGE // 2
+_AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
+
+Report = TextReport | AnsweredReport
+
+
+@dataclass
+class _Home:
+    """A node that holds a model.
+
+    Attributes:
+        counted: until when it was counted. ``usage``, ``leaves``: since then; the digests of its answers.
+        silent: since when it has let an answer wait and said nothing.
+        asked: when it was asked last. ``failures``: requests in a row that it could not answer.
+        here: its lease is live.
+    """
+
+    lease: Lease
+    counted: float
+    asked: float
+    answering: int = 0
+    silent: float | None = None
+    checked: int = 0
+    usage: Usage = field(default_factory=Usage)
+    leaves: list[bytes] = field(default_factory=list)
+    here: bool = True
+    failures: int = 0
+
+
+class _Turn:
+    """A request that waits for a node."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.ended = False
+
+
+@dataclass
+class _Answer:
+    """What was said so far, and by whom."""
+
+    command: GenerateCommand
+    context: int
+    account_id: str
+    tokens: list[int] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    tried: set[str] = field(default_factory=set)
+    failures: int = 0
+
+    @property
+    def limit(self) -> int:
+        """Tokens that it may have."""
+        return min(self.command.tokens or self.context, self.context)
+
+
+@dataclass
+class _Part:
+    """One node's part of an answer. ``first``: the answer's tokens that came before."""
+
+    home: _Home
+    request: str
+    first: int
+    reports: asyncio.Queue[EngineReport | None] = field(default_factory=asyncio.Queue)
+    text: str = ""
+    heard: bool = False
+
+
+@dataclass(frozen=True)
+class DrawnAnswer:
+    """An answer that is to be drawn again."""
+
+    job: str
+    lease: str
+    node: str
+    period: int
+    check: CheckCommand
+
+
+class Homes:
+    """Which node answers which request, and what each has done since it was counted."""
+
+    def __init__(self, context: Context, desk: JobDesk, leases: Leases, nodes: Nodes) -> None:
+        self._context, self._leases, self._nodes = context, leases, nodes
+        self._homes: dict[str, _Home] = {}
+        self._parts: dict[tuple[str, str], _Part] = {}
+        self._waiting: dict[str, deque[_Turn]] = defaultdict(deque)
+        self._numbers = count(1)
+        self._periods: dict[str, int] = {}
+        self._unchecked: Counter[tuple[str, int]] = Counter()
+        self.drawn: asyncio.Queue[DrawnAnswer] = asyncio.Queue()
+        desk.on_stored(self._notice)
+        desk.on(PeriodCounted, lambda _work, event: self._counted(event))
+        context.metrics.watch(self.gauges)
+
+    def gauges(self) -> Mapping[tuple[str, ...], float]:
+        """For whoever watches the coordinator."""
+        return {
+            ("answers_under_way",): len(self._parts),
+            ("answers_waiting",): sum(map(len, self._waiting.values())),
+            ("answers_unchecked",): self._unchecked.total(),
+        }
+
+    # --- requests ---------------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, job: Job, command: GenerateCommand, seconds: float
+    ) -> AsyncGenerator[TextReport | AnsweredReport]:
+        """Pieces of an answer as they come, and its end. Whoever stops listening ends it.
+
+        Args:
+            seconds: for all of it, waiting for a node among it.
+        Raises:
+            ConflictError: the deployment has ended, or rests. TooManyError: too many wait for it.
+            InvalidError: the model cannot read the request. TookTooLongError, UnavailableError: nobody answers in time.
+        """
+        if job.state not in _AT_WORK or job.spec.serve is None:
+            raise ConflictError(f"deployment {job.id} is {job.state}: deploy the model again, or resume it", "model")
+        if len(encode(command)) > _MESSAGE_ROOM:
+            raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", "messages")
+        answer = _Answer(command, job.spec.serve.context or LONGEST, job.account_id)
+        until = self._context.clock.now() + seconds
+        while True:
+            home = await self._taken(job.id, answer, until)
+            part = self._begin(home, answer)
+            try:
+                async for report in self._said_by(part, answer, until):
+                    yield report
+                    if isinstance(report, AnsweredReport):
+                        return
+            finally:
+                self._over(part)
+            if answer.failures >= MAX_TRIES:
+                raise UnavailableError(
+                    f"{answer.failures} nodes could not answer this request: change it, or try again"
+                )
+
+    async def _said_by(self, part: _Part, answer: _Answer, until: float) -> AsyncIterator[TextReport | AnsweredReport]:
+        """What a node says of an answer; it ends without an end where another one has to go on."""
+        while (report := await self._next(part, answer, until)) is not None:
+            match report:
+                case TextReport(text=text, tokens=tokens):
+                    answer.tokens += tokens
+                    part.text += text
+                    own = len(answer.tokens) - part.first
+                    if len(answer.tokens) > answer.limit or len(part.text) > MOST_TEXT * (own + 4):
+                        self._failed(part, answer)
+                        return
+                    yield report
+                case AnsweredReport():
+                    yield self._ended(part, answer, report)
+                    return
+                case RefusedReport(code="failed" | "busy"):
+                    self._failed(part, answer)
+                    return
+                case RefusedReport():
+                    raise error_of(report)
+                case _:
+                    pass
+
+    def _failed(self, part: _Part, answer: _Answer) -> None:
+        """A node cannot do it, or says what no model says."""
+        answer.tried.add(part.home.lease.id)
+        answer.failures += 1
+        part.home.failures += 1
+        self._context.metrics.count("answers_failed_total")
+
+    async def _next(self, part: _Part, answer: _Answer, until: float) -> EngineReport | None:
+        """The next report; None: another node has to go on, since this one is gone, or silent while another could."""
+        clock = self._context.clock
+        while True:
+            patience = rules.SILENCE_S if part.heard else rules.FIRST_SILENCE_S
+            left = until - clock.now()
+            try:
+                async with clock.timeout(max(0.0, min(patience, left))):
+                    report = await part.reports.get()
+            except TimeoutError:
+                if left <= patience:
+                    late = "the model's nodes took longer than there is time for"
+                    raise TookTooLongError(f"{late}: ask for fewer tokens, or deploy more replicas", "tokens") from None
+                others = answer.tried | {part.home.lease.id}
+                self._is_silent(part.home)
+                if self._chosen(part.home.lease.job, others) is None:
+                    continue
+                self._context.metrics.count("answers_moved_total")
+                return None
+            part.heard = True
+            if report is None:
+                self._context.metrics.count("answers_moved_total")
+            return report
+
+    def _ended(self, part: _Part, answer: _Answer, report: AnsweredReport) -> AnsweredReport:
+        """Count an answer that has ended, and have it drawn again where the lot falls on it."""
+        home, tokens = part.home, tuple(answer.tokens)
+        prompt = min(report.prompt, answer.context)
+        own = tokens[part.first :]
+        home.usage += Usage(1, prompt, len(own))
+        home.failures = 0
+        asked = msgspec.structs.replace(answer.command, id=part.request, begun=tokens[: part.first])
+        check = CheckCommand(part.request, asked, own, part.text, report.reason, prompt, report.calls, answer.context)
+        home.leaves.append(sha256(encode(check)).digest())
+        self._draw(home, check)
+        return msgspec.structs.replace(report, prompt=prompt, tokens=len(tokens), nodes=tuple(answer.nodes))
+
+    def _draw(self, home: _Home, check: CheckCommand) -> None:
+        lot = int.from_bytes(self._context.entropy(4))
+        if not rules.is_drawn(home.checked, lot) or self._unchecked.total() >= MAX_UNCHECKED:
+            return
+        home.checked += 1
+        period = self._periods.get(home.lease.job, 0)
+        self._unchecked[home.lease.id, period] += 1
+        self.drawn.put_nowait(DrawnAnswer(home.lease.job, home.lease.id, home.lease.node, period, check))
+
+    # --- who answers ------------------------------------------------------------------------------------------------------
+
+    async def _taken(self, job: str, answer: _Answer, until: float) -> _Home:
+        """A node that has room, the longest waiting first."""
+        queue, turn = self._waiting[job], _Turn()
+        if len(queue) >= rules.MAX_WAITING:
+            raise TooManyError(f"{len(queue)} requests wait for this deployment already: deploy more replicas", RETRY_S)
+        queue.append(turn)
+        try:
+            while queue[0] is not turn or (lease := self._chosen(job, answer.tried)) is None:
+                if answer.tried and answer.tried >= {home.lease.id for home in self._of(job)}:
+                    raise UnavailableError("no node of this deployment could answer: change the request, or try again")
+                turn.changed.clear()
+                async with self._context.clock.timeout(max(0.0, until - self._context.clock.now())):
+                    await turn.changed.wait()
+                if turn.ended:
+                    raise ConflictError(f"deployment {job} has ended, or rests", "model")
+        except TimeoutError:
+            raise UnavailableError(f"no node of deployment {job} was free in time: try again") from None
+        finally:
+            queue.remove(turn)
+            self._wake(job)
+        home = self._homes[lease]
+        home.answering += 1
+        return home
+
+    def _of(self, job: str) -> list[_Home]:
+        return [home for home in self._homes.values() if home.lease.job == job and home.here]
+
+    def _chosen(self, job: str, tried: set[str]) -> str | None:
+        able = [
+            Replica(home.lease.id, home.answering, home.silent is not None, home.lease.id in tried)
+            for home in self._of(job)
+            if self._nodes.session(home.lease.node) is not None
+        ]
+        return rules.chosen(able)
+
+    def _wake(self, job: str) -> None:
+        """Somebody may have room: who waits longest looks."""
+        if self._waiting.get(job):
+            self._waiting[job][0].changed.set()
+
+    def _begin(self, home: _Home, answer: _Answer) -> _Part:
+        part = _Part(home, str(next(self._numbers)), len(answer.tokens))
+        self._parts[home.lease.id, part.request] = part
+        command = msgspec.structs.replace(answer.command, id=part.request, begun=tuple(answer.tokens))
+        home.asked = self._context.clock.now()
+        session = self._nodes.session(home.lease.node)
+        if session is None:
+            part.reports.put_nowait(None)
+        else:
+            if session.profile.name not in answer.nodes:
+                answer.nodes.append(session.profile.name)
+            session.send(Command(home.lease.id, home.lease.fence, AskModel(command)))
+        return part
+
+    def _over(self, part: _Part) -> None:
+        """This node's part is over; it need not go on."""
+        home = part.home
+        home.answering -= 1
+        if self._parts.pop((home.lease.id, part.request), None) is not None:
+            session = self._nodes.session(home.lease.node) if home.here else None
+            if session is not None:
+                session.send(Command(home.lease.id, home.lease.fence, AskModel(CancelCommand(part.request))))
+        self._wake(home.lease.job)
+
+    # --- what nodes say ---------------------------------------------------------------------------------------------------
+
+    def said(self, lease: Lease, body: ModelSaid) -> None:
+        """A node has spoken."""
+        home = self._homes.get(lease.id)
+        if home is None:
+            return
+        if home.silent is not None:
+            home.silent = None
+            self._wake(lease.job)
+        for report in body.reports:
+            part = self._parts.get((lease.id, getattr(report, "id", "")))
+            if part is None:
+                continue
+            part.reports.put_nowait(report)
+            if isinstance(report, AnsweredReport | RefusedReport):
+                del self._parts[lease.id, part.request]
+
+    def left(self, node: str) -> None:
+        """A node's connection is gone, and what it was about to say with it."""
+        for home in [home for home in self._homes.values() if home.lease.node == node]:
+            self._interrupt(home)
+
+    def _is_silent(self, home: _Home) -> None:
+        home.silent = self._context.clock.now() if home.silent is None else home.silent
+
+    def _interrupt(self, home: _Home) -> None:
+        for key in [key for key in self._parts if key[0] == home.lease.id]:
+            self._parts.pop(key).reports.put_nowait(None)
+
+    def _notice(self, work: UnitOfWork) -> None:
+        if work.job.spec.serve is None:
+            return
+        self._periods[work.job.id] = work.job.rounds_done
+        for lease in work.leases.values():
+            if lease.state == "ready" and lease.id not in self._homes:
+                now = self._context.clock.now()
+                self._homes[lease.id] = _Home(lease, now, now - rules.PROBE_S)
+                self._wake(work.job.id)
+        for lease in work.ended:
+            if (home := self._homes.get(lease.id)) is not None:
+                home.here = False
+                self._interrupt(home)
+                if not home.leaves:
+                    del self._homes[lease.id]
+        if work.job.state not in _AT_WORK:
+            self._give_up(work.job.id)
+
+    def _give_up(self, job: str) -> None:
+        """Nobody answers any more: who waits is told."""
+        for turn in self._waiting.get(job, ()):
+            turn.ended = True
+            turn.changed.set()
+
+    # --- counting ---------------------------------------------------------------------------------------------------------
+
+    def periods(self, job: str) -> list[CountedPeriod]:
+        """What each node of a job has done since it was counted; who has answered nobody was not ready."""
+        now, found = self._context.clock.now(), []
+        for home in self._homes.values():
+            if home.lease.job == job and home.leaves:
+                usage = msgspec.structs.replace(home.usage, ready=now - home.counted if home.here else 0.0)
+                found.append(CountedPeriod(home.lease, usage, tuple(home.leaves), now))
+        return found
+
+    def broken(self, job: str) -> list[tuple[str, str]]:
+        """Leases whose nodes cannot answer, or do not any more, and why."""
+        now, found = self._context.clock.now(), []
+        for home in self._of(job):
+            if home.failures >= MAX_FAILURES:
+                found.append((home.lease.id, f"it could not answer {home.failures} requests in a row"))
+            elif home.silent is not None and now - home.silent > SILENT_S:
+                found.append((home.lease.id, f"it has said nothing for {SILENT_S:g} s, though it was asked"))
+        return found
+
+    def _counted(self, event: PeriodCounted) -> None:
+        """A period was stored: what it counted is no longer owed. Answers may have ended meanwhile."""
+        for counted in event.counted:
+            home = self._homes.get(counted.lease.id)
+            if home is None:
+                continue
+            home.usage, home.leaves = home.usage - counted.usage, home.leaves[len(counted.leaves) :]
+            home.counted = counted.until
+            if not home.here and not home.leaves:
+                del self._homes[counted.lease.id]
+
+    def forget(self, lease: str) -> None:
+        """What a node did since it was counted is not paid: an answer of it was wrong."""
+        if (home := self._homes.get(lease)) is not None:
+            home.usage, home.leaves = Usage(), []
+
+    def waits(self, lease: str, period: int) -> bool:
+        """Whether an answer of a node of this period, or one before, is still to be checked."""
+        return any(number and key[0] == lease and key[1] <= period for key, number in self._unchecked.items())
+
+    def checked(self, drawn: DrawnAnswer) -> None:
+        """One was checked, or could not be."""
+        self._unchecked -= Counter({(drawn.lease, drawn.period): 1})
+
+    def now(self, job: str) -> tuple[int, int, Usage]:
+        """Answers under way, requests that wait, and what was not counted yet."""
+        under_way = sum(part.home.lease.job == job for part in self._parts.values())
+        usage = sum((home.usage for home in self._homes.values() if home.lease.job == job), Usage())
+        return under_way, len(self._waiting.get(job, ())), usage
+
+    # --- nodes that nobody asks -------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """For ever: ask nodes that nobody has asked whether they answer."""
+        while True:
+            await self._context.clock.sleep(WATCH_S)
+            now = self._context.clock.now()
+            for home in list(self._homes.values()):
+                if home.here and not home.answering and now - home.asked >= rules.PROBE_S:
+                    await self._probe(home)
+
+    async def _probe(self, home: _Home) -> None:
+        """A short request that a program might make; its answer counts like any other."""
+        text = f"Note {self._context.entropy(6).hex()}:"
+        seed = int.from_bytes(self._context.entropy(7))
+        answer = _Answer(GenerateCommand("1", text, tokens=PROBE_TOKENS, sampling=Sampling(seed=seed)), LONGEST, "")
+        home.answering += 1
+        part = self._begin(home, answer)
+        try:
+            until = self._context.clock.now() + rules.FIRST_SILENCE_S
+            async for _ in self._said_by(part, answer, until):
+                pass
+        except (TookTooLongError, InvalidError):
+            self._is_silent(home)
+        finally:
+            self._over(part)

@@ -1,0 +1,76 @@
+"""A deployment as its owner reads it."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from common.untrusted_text import untrusted
+from coordinator.client.text import money
+from coordinator.domain import serving as rules
+from coordinator.domain.job import ENDINGS, LIVE, Job, JobState
+from coordinator.domain.lease import Lease
+from coordinator.domain.serving import Served
+from coordinator.services.serving.homes import Homes
+from coordinator.services.serving.offers import per_million
+from protocol.rest.api import JobView, ServingView
+
+
+def served(view: JobView, job: Job, leases: Sequence[Lease], done: Served, homes: Homes) -> JobView:
+    """The view of a job that answers; ``leases``: all of it."""
+    held = [lease for lease in leases if lease.state != "ended" and lease.seat]
+    ready = sum(lease.state == "ready" for lease in held)
+    answering, waiting, usage = homes.now(job.id)
+    answers, prompts = per_million(job.quote.parameters, job.quote.rate)
+    all_of = done.plus(usage)
+    serving = ServingView(
+        ready=ready,
+        loading=len(held) - ready,
+        answering=answering,
+        waiting=waiting,
+        answers=all_of.answers,
+        tokens=all_of.tokens,
+        prompt_tokens=all_of.prompt,
+        checked=done.checked,
+        wrong=done.wrong,
+        per_million=answers,
+        per_million_prompt=prompts,
+        per_hour=rules.hour(job.quote.parameters, job.quote.rate),
+    )
+    return msgspec.structs.replace(
+        view,
+        sentence=untrusted(sentence(job, view.reason, serving)),
+        cost_projected=view.cost,
+        eta_seconds=None,
+        serving=serving,
+    )
+
+
+def sentence(job: Job, reason: str, serving: ServingView) -> str:
+    """Where a deployment stands, in one sentence that is true. ``reason``: of its state, as people read it."""
+    if job.wish in ENDINGS and job.state in LIVE:
+        return (
+            f"Ending, since {reason or 'it was asked for'}: the last answers are checked and paid, the rest goes back."
+        )
+    match job.state:
+        case JobState.CREATED:
+            return f"Waiting for {money(job.spec.budget)} in escrow: until then nothing runs and nothing is spent."
+        case JobState.FUNDED:
+            return "Waiting for a free node that can hold the model."
+        case JobState.PLANNED:
+            nodes = "1 node loads" if serving.loading == 1 else f"{serving.loading} nodes load"
+            return (
+                f"Getting ready: {nodes} the model." if serving.loading else "Waiting for nodes: none holds the model."
+            )
+        case JobState.RUNNING:
+            more = f", {serving.loading} more load the model" if serving.loading else ""
+            nodes = "1 node answers" if serving.ready == 1 else f"{serving.ready} nodes answer"
+            return f"Serving: {nodes}{more}."
+        case JobState.PAUSED:
+            return "Paused: no node holds the model, and nothing is spent."
+        case JobState.VERIFYING:
+            return "Over: the last answers are checked and paid."
+        case JobState.SETTLED:
+            return f"Over: {serving.tokens:,} tokens were answered, and it cost {money(job.paid)}."
+        case JobState.FAILED | JobState.CANCELLED:
+            word = "Failed" if job.state is JobState.FAILED else "Cancelled"
+            return f"{word}: {reason or 'no reason was given'}. Right answers are paid, the rest goes back."
