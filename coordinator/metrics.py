@@ -66,6 +66,12 @@ _COUNTERS: Mapping[str, str] = {
     "withdrawals_refused_total": "withdrawals that were asked for and not offered or not signed",
     "log_lines_dropped_total": "lines of jobs' logs that were too many to be stored",
     "store_away_total": "times that a loop or a node's report waited because the database did not answer",
+    "answers_total": "answers of deployed models that nodes have ended",
+    "answers_moved_total": "answers that went on at another node, since one was gone or silent",
+    "answers_failed_total": "requests that a node of a deployed model could not answer",
+    "answers_checked_total": "answers of nodes that were drawn again",
+    "answers_wrong_total": "answers of nodes that were not their model's",
+    "answers_unchecked_total": "answers that were to be drawn again, and could not be",
     "http_requests_total": "requests answered, by the kind of their route and the status",
 }
 
@@ -78,6 +84,9 @@ _GAUGES: Mapping[str, str] = {
     "outbox_oldest_seconds": "age of the oldest row for the ledger that is not over, of money or else records; 0: none waits",
     "looks_waiting": "opened steps that wait for one of the operator's auditors",
     "looks_oldest_seconds": "since when a look is waited for, at the most; 0: none is",
+    "answers_under_way": "answers of deployed models that nodes are giving",
+    "answers_waiting": "requests that wait for a node of a deployed model",
+    "answers_to_check": "answers of nodes that wait to be drawn again",
     "links": "ends of links that live now, by the kind of their way",
     "relays": "relays, by whether they are handed out",
     "relay_allocations": "allocations that relays hold",

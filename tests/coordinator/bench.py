@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import msgspec
 
+from common.clock import Clock
 from coordinator.app import CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.domain.job import Job, JobState
 from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.inference import Generator
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.network.nodes import NodeSession
 from coordinator.services.payments.chain import ChainPort
@@ -50,9 +52,11 @@ class Bench:
         coordinator: str = COORDINATOR,
         wallet: str | None = WALLET,
         models: object | None = None,
+        clock: Clock | None = None,
+        generator: Generator | None = None,
     ) -> None:
         self.fake = FakeChain()
-        self.clock = SimClock()
+        self.clock: Any = clock or SimClock()
         self.store = store or MemoryStore()
         self.sent: dict[str, list[CoordinatorMessage]] = {}
         self.closed: dict[str, str] = {}
@@ -65,6 +69,7 @@ class Bench:
             cast(ArtifactStore, FakeArtifacts()),
             coordinator,
             wallet,
+            generator=generator,
             deliveries=AllDelivered(self.store, self.clock),
         )
 

@@ -6,7 +6,7 @@ Only who ends an answer is paid, for the tokens that it drew itself.
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import count
@@ -14,10 +14,11 @@ from itertools import count
 import msgspec
 
 from coordinator.domain import serving as rules
-from coordinator.domain.job import Job, JobState
+from coordinator.domain.job import ENDINGS, Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import CountedPeriod, Replica, Usage
 from coordinator.errors import ConflictError, InvalidError, TookTooLongError, TooManyError, UnavailableError
+from coordinator.metrics import Gauges
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
 from coordinator.services.core.leases import Leases
@@ -76,14 +77,6 @@ class _Home:
     failures: int = 0
 
 
-class _Turn:
-    """A request that waits for a node."""
-
-    def __init__(self) -> None:
-        self.changed = asyncio.Event()
-        self.ended = False
-
-
 @dataclass
 class _Answer:
     """What was said so far, and by whom."""
@@ -132,21 +125,22 @@ class Homes:
         self._context, self._leases, self._nodes = context, leases, nodes
         self._homes: dict[str, _Home] = {}
         self._parts: dict[tuple[str, str], _Part] = {}
-        self._waiting: dict[str, deque[_Turn]] = defaultdict(deque)
+        self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
         self._numbers = count(1)
         self._periods: dict[str, int] = {}
+        self._closed: set[str] = set()  # Deployments that rest, or are over.
         self._unchecked: Counter[tuple[str, int]] = Counter()
         self.drawn: asyncio.Queue[DrawnAnswer] = asyncio.Queue()
         desk.on_stored(self._notice)
         desk.on(PeriodCounted, lambda _work, event: self._counted(event))
         context.metrics.watch(self.gauges)
 
-    def gauges(self) -> Mapping[tuple[str, ...], float]:
+    def gauges(self) -> Gauges:
         """For whoever watches the coordinator."""
         return {
             ("answers_under_way",): len(self._parts),
             ("answers_waiting",): sum(map(len, self._waiting.values())),
-            ("answers_unchecked",): self._unchecked.total(),
+            ("answers_to_check",): self._unchecked.total(),
         }
 
     # --- requests ---------------------------------------------------------------------------------------------------------
@@ -162,7 +156,7 @@ class Homes:
             ConflictError: the deployment has ended, or rests. TooManyError: too many wait for it.
             InvalidError: the model cannot read the request. TookTooLongError, UnavailableError: nobody answers in time.
         """
-        if job.state not in _AT_WORK or job.spec.serve is None:
+        if job.state not in _AT_WORK or job.id in self._closed or job.spec.serve is None:
             raise ConflictError(f"deployment {job.id} is {job.state}: deploy the model again, or resume it", "model")
         if len(encode(command)) > _MESSAGE_ROOM:
             raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", "messages")
@@ -244,6 +238,7 @@ class Homes:
         own = tokens[part.first :]
         home.usage += Usage(1, prompt, len(own))
         home.failures = 0
+        self._context.metrics.count("answers_total")
         asked = msgspec.structs.replace(answer.command, id=part.request, begun=tokens[: part.first])
         check = CheckCommand(part.request, asked, own, part.text, report.reason, prompt, report.calls, answer.context)
         home.leaves.append(sha256(encode(check)).digest())
@@ -263,7 +258,7 @@ class Homes:
 
     async def _taken(self, job: str, answer: _Answer, until: float) -> _Home:
         """A node that has room, the longest waiting first."""
-        queue, turn = self._waiting[job], _Turn()
+        queue, turn = self._waiting[job], asyncio.Event()
         if len(queue) >= rules.MAX_WAITING:
             raise TooManyError(f"{len(queue)} requests wait for this deployment already: deploy more replicas", RETRY_S)
         queue.append(turn)
@@ -271,11 +266,11 @@ class Homes:
             while queue[0] is not turn or (lease := self._chosen(job, answer.tried)) is None:
                 if answer.tried and answer.tried >= {home.lease.id for home in self._of(job)}:
                     raise UnavailableError("no node of this deployment could answer: change the request, or try again")
-                turn.changed.clear()
-                async with self._context.clock.timeout(max(0.0, until - self._context.clock.now())):
-                    await turn.changed.wait()
-                if turn.ended:
+                if job in self._closed:
                     raise ConflictError(f"deployment {job} has ended, or rests", "model")
+                turn.clear()
+                async with self._context.clock.timeout(max(0.0, until - self._context.clock.now())):
+                    await turn.wait()
         except TimeoutError:
             raise UnavailableError(f"no node of deployment {job} was free in time: try again") from None
         finally:
@@ -299,7 +294,7 @@ class Homes:
     def _wake(self, job: str) -> None:
         """Somebody may have room: who waits longest looks."""
         if self._waiting.get(job):
-            self._waiting[job][0].changed.set()
+            self._waiting[job][0].set()
 
     def _begin(self, home: _Home, answer: _Answer) -> _Part:
         part = _Part(home, str(next(self._numbers)), len(answer.tokens))
@@ -370,14 +365,12 @@ class Homes:
                 self._interrupt(home)
                 if not home.leaves:
                     del self._homes[lease.id]
-        if work.job.state not in _AT_WORK:
-            self._give_up(work.job.id)
-
-    def _give_up(self, job: str) -> None:
-        """Nobody answers any more: who waits is told."""
-        for turn in self._waiting.get(job, ()):
-            turn.ended = True
-            turn.changed.set()
+        if work.job.state in _AT_WORK and work.job.wish not in ENDINGS:
+            self._closed.discard(work.job.id)
+        else:
+            self._closed.add(work.job.id)
+        for turn in self._waiting.get(work.job.id, ()) if work.job.id in self._closed else ():
+            turn.set()
 
     # --- counting ---------------------------------------------------------------------------------------------------------
 
@@ -436,10 +429,17 @@ class Homes:
         """For ever: ask nodes that nobody has asked whether they answer."""
         while True:
             await self._context.clock.sleep(WATCH_S)
-            now = self._context.clock.now()
-            for home in list(self._homes.values()):
-                if home.here and not home.answering and now - home.asked >= rules.PROBE_S:
-                    await self._probe(home)
+            await self.watch_once()
+
+    async def watch_once(self) -> None:
+        """Ask those that nobody has asked for a while, side by side."""
+        now = self._context.clock.now()
+        idle = [
+            one for one in self._homes.values() if one.here and not one.answering and now - one.asked >= rules.PROBE_S
+        ]
+        async with asyncio.TaskGroup() as group:
+            for home in idle:
+                group.create_task(self._probe(home), name="probe")
 
     async def _probe(self, home: _Home) -> None:
         """A short request that a program might make; its answer counts like any other."""

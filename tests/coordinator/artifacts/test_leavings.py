@@ -183,9 +183,11 @@ async def test_who_waits_for_a_model_is_told_and_a_long_queue_is_refused() -> No
     assert world.parts is not None
     files, models = cast(ArtifactStore, Files()), cast(ModelWorkshop, FakeModels())
     echo = Echo()
-    trials = Trials(Checkpoints(world.parts.context, files, models), echo)
+    trials = Trials(world.parts.context, Checkpoints(world.parts.context, files, models), echo, world.parts.homes)
     with pytest.raises(UnavailableError, match="cannot try models"):
-        await trial(Trials(Checkpoints(world.parts.context, files, models), None), job)
+        await trial(
+            Trials(world.parts.context, Checkpoints(world.parts.context, files, models), None, world.parts.homes), job
+        )
     waiting = [asyncio.create_task(trial(trials, job)) for _ in range(MAX_TRIALS)]
     for _ in range(200):
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.domain.rounds.round import Lost, commands, fold
 from coordinator.domain.rounds.run import Holder, Run, begin, close
-from coordinator.services.training.runs import _left_out
+from coordinator.services.training.round_words import left_out_words
 from protocol.identity import NodeKey
 from protocol.job.rounds import Stretch
 from protocol.task import AbandonRound, ApplyRound, Layers, RoundApplied, RoundCommit, RoundHolding
@@ -119,5 +119,5 @@ def test_steps_that_changed_nothing_are_told_with_the_way_out(left_out: tuple[in
     for replica, lost in enumerate(left_out):
         done = RoundCommit(*key, digest("root", replica), current.steps, digest("g", replica), 1, 1, 2.0, left_out=lost)
         current = fold(current, f"lease-{replica}", done)
-    told = _left_out(msgspec.structs.replace(current, contributors=(0, 1)), 2.0**24)
+    told = left_out_words(msgspec.structs.replace(current, contributors=(0, 1)), 2.0**24)
     assert re.search(words, told) if words else told == ""

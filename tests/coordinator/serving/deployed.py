@@ -1,0 +1,255 @@
+"""A coordinator on a bench with a model that is done, and nodes that answer as they are told to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from coordinator.domain.job import Job, JobState
+from coordinator.domain.rounds.run import Base, Run, RunPoint
+from coordinator.errors import UnavailableError
+from coordinator.services.core.unit_of_work import UnitOfWork
+from coordinator.services.network.nodes import NodeSession
+from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.node import Assign, Command, CoordinatorMessage, Report
+from protocol.rest.api import NewJob
+from protocol.serving import (
+    AnsweredReport,
+    CancelCommand,
+    CheckCommand,
+    CheckedReport,
+    EngineCommand,
+    EngineReport,
+    GenerateCommand,
+    RefusedReport,
+    Sampling,
+    TextReport,
+)
+from protocol.task import AskModel, Layers, ModelSaid, StopTask, TaskReady, TaskReport
+from tests.coordinator.bench import CONFIG, Bench
+from tests.coordinator.fakes import BUDGET, digest, spec
+from tests.support.clock import VirtualClock
+
+MB = 8_000
+
+
+def truth(command: GenerateCommand, place: int) -> int:
+    """The token that the model draws at a place of an answer."""
+    return int(digest(command.prompt, command.sampling.seed, place)[:6], 16)
+
+
+def text_of(token: int) -> str:
+    return f"{token} "
+
+
+@dataclass
+class Home:
+    """A node. ``pace``: seconds a token; ``lie``: what it says of a place and its token; ``telling``: in place of their text."""
+
+    bench: "Deployed"
+    session: NodeSession
+    pace: float = 0.1
+    lie: Callable[[int, int], int] = lambda _place, token: token
+    mute: bool = False
+    telling: str = ""
+    refusing: str = ""
+    asked: list[EngineCommand] = field(default_factory=list)
+    lease: Assign | None = None
+    answering: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    seq: int = 0
+
+    @property
+    def node(self) -> str:
+        return self.session.node
+
+    async def say(self, body: TaskReport, reliable: bool = False) -> None:
+        if self.lease is None or self.bench.parts.nodes.session(self.node) is not self.session:
+            return
+        self.seq += reliable
+        report = Report(self.lease.lease, self.lease.fence, self.seq if reliable else 0, body)
+        await self.bench.parts.conversation.receive(self.session, report)
+
+    async def hear(self, message: CoordinatorMessage) -> None:
+        match message:
+            case Assign():
+                self.lease, self.seq = message, 0
+                await self.say(TaskReady("cpu", 1), reliable=True)
+            case Command(body=StopTask()):
+                self.silence()
+                self.lease = None
+            case Command(body=AskModel(body=command)):
+                self.asked.append(command)
+                if isinstance(command, GenerateCommand):
+                    self.answering[command.id] = asyncio.create_task(self._answer(command))
+                elif isinstance(command, CancelCommand) and command.id in self.answering:
+                    self.answering.pop(command.id).cancel()
+
+    def silence(self) -> None:
+        for task in self.answering.values():
+            task.cancel()
+        self.answering.clear()
+
+    async def _answer(self, command: GenerateCommand) -> None:
+        if self.refusing:
+            await self._told(RefusedReport(command.id, self.refusing, "it cannot"))
+            return
+        most = command.tokens or 4
+        for place in range(len(command.begun), most):
+            await self.bench.time.sleep(self.pace)
+            token = self.lie(place, truth(command, place))
+            await self._told(TextReport(command.id, self.telling or text_of(token), (token,)))
+        await self._told(AnsweredReport(command.id, "length", 3, most))
+
+    async def _told(self, report: EngineReport) -> None:
+        if not self.mute:
+            await self.say(ModelSaid((report,)))
+
+    async def vanish(self) -> None:
+        """Its machine is gone, without a word."""
+        self.silence()
+        self.bench.parts.conversation.left(self.session)
+
+
+class TruthTeller:
+    """Checks answers by drawing them again."""
+
+    def __init__(self) -> None:
+        self.checked: list[CheckCommand] = []
+        self.able = True
+
+    def before(self, _archive: str) -> int:
+        return 0
+
+    async def check(self, _archive: str, command: CheckCommand, _seconds: float) -> CheckedReport:
+        self.checked.append(command)
+        if not self.able:
+            raise UnavailableError("no model here")
+        first = len(command.asked.begun)
+        drawn = [truth(command.asked, first + place) for place in range(len(command.tokens))]
+        false = next((place for place, token in enumerate(command.tokens) if token != drawn[place]), None)
+        wrong = "" if false is None else f"token {false + 1} is another"
+        if not wrong and command.text != "".join(map(text_of, command.tokens)):
+            wrong = "its text is another"
+        return CheckedReport(command.id, wrong, 0.0)
+
+
+class Deployed(Bench):
+    """A bench on virtual time, with everything running that deployments need."""
+
+    def __init__(self, checker: TruthTeller | None = None) -> None:
+        self.time = VirtualClock()
+        self.checker = checker or TruthTeller()
+        super().__init__(CONFIG, clock=self.time, generator=self.checker)
+        self.homes: dict[str, Home] = {}
+        self._heard: dict[str, int] = {}
+
+    async def come(self, number: int, **fields: object) -> Home:
+        """A node that can hold the model."""
+        session = await self.enter(number, **{"memory_mb": MB, **fields})
+        home = self.homes[session.node] = Home(self, session)
+        return home
+
+    async def trained(self) -> str:
+        """A job that is done, with a model."""
+        job = await self.job(spec(1, 1), nodes=0)
+        async with self.desk(job) as work:
+            run = Run((Layers(0, 4),), 1, 4, 2, (), points=(RunPoint(Base(2, 2), (digest("state"),)),))
+            work.run = msgspec.structs.replace(run, checkpoints=(digest("state"),), base=Base(2, 2))
+            work.job = msgspec.structs.replace(
+                work.job, state=JobState.SETTLED, model=digest("model", job), rounds_done=2
+            )
+        return job
+
+    def desk(self, job: str) -> AbstractAsyncContextManager[UnitOfWork]:
+        """Its job, opened."""
+        return self.parts.desk.open(job)
+
+    async def deploy(self, replicas: int = 1, budget: int = BUDGET, hours: float = 8.0) -> str:
+        """A deployment with its money in escrow."""
+        trained = await self.trained()
+        document = JobSpec(
+            "moo at homes",
+            ModelSpec(from_job=trained),
+            budget,
+            deadline_hours=hours,
+            serve=ServeSpec(replicas),
+        )
+        job = (await self.parts.jobs.create(NewJob(document))).id
+        await self.while_time_moves(self.fund(job))
+        await self.turn(job)
+        return job
+
+    async def turn(self, job: str, times: int = 3) -> None:
+        """Let everybody hear and act."""
+        for _ in range(times):
+            async with self.desk(job) as work:
+                await self.parts.runs.advance(work)
+            await self.hear()
+            await self.while_time_moves(self.parts.lanes.drain())
+
+    async def while_time_moves(self, what: Coroutine[Any, Any, object]) -> None:
+        """Do something that waits for the clock."""
+        task = asyncio.create_task(what)
+        while not task.done():
+            await self.hear()
+            await self.time.advance(0.05)
+        await task
+
+    async def hear(self) -> None:
+        for node, home in self.homes.items():
+            sent = self.sent[node]
+            while self._heard.get(node, 0) < len(sent):
+                place = self._heard.get(node, 0)
+                self._heard[node] = place + 1
+                await home.hear(sent[place])
+
+    async def pass_time(self, seconds: float, step: float = 0.05) -> None:
+        """Let time pass, with what is said in it heard."""
+        for _ in range(round(seconds / step)):
+            await self.hear()
+            await self.time.advance(step)
+        await self.hear()
+
+    def ask(self, job: Job, prompt: str = "moo", tokens: int = 8, seed: int = 7) -> "Asked":
+        """Begin a request."""
+        command = GenerateCommand("1", prompt, tokens=tokens, sampling=Sampling(seed=seed))
+        return Asked(self, job, command)
+
+    @asynccontextmanager
+    async def checking(self) -> AsyncIterator[None]:
+        """Answers are drawn again meanwhile."""
+        task = asyncio.create_task(self.parts.answer_checks.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+class Asked:
+    """A request under way."""
+
+    def __init__(self, bench: Deployed, job: Job, command: GenerateCommand) -> None:
+        self.command = command
+        self.texts: list[TextReport] = []
+        self.end: AnsweredReport | None = None
+        self._reports = bench.parts.homes.generate(job, command, 60.0)
+        self.task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        async for report in self._reports:
+            if isinstance(report, TextReport):
+                self.texts.append(report)
+            else:
+                self.end = report
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for report in self.texts for token in report.tokens]
+
+    @property
+    def right(self) -> list[int]:
+        return [truth(self.command, place) for place in range(self.command.tokens or 4)]

@@ -1,0 +1,354 @@
+"""Deployments on virtual time: nodes answer, leave, fall silent and lie; what was said goes on, and what was right is paid."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from coordinator.domain import serving as rules
+from coordinator.domain.job import JobAction, JobState
+from coordinator.domain.serving import Usage
+from coordinator.errors import ConflictError, FundsError, InvalidError, NotFoundError, TooManyError, UnavailableError
+from coordinator.store.ports import col
+from coordinator.store.records import CommitRecord, RoundRecord
+from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.rest.api import NewJob
+from tests.coordinator.fakes import BUDGET
+from tests.coordinator.serving.deployed import MB, Deployed, Home, TruthTeller
+
+
+async def shares(bench: Deployed, job: str) -> list[CommitRecord]:
+    async with bench.store.transaction() as tx:
+        return await tx.find(CommitRecord, col(CommitRecord.job).equals(job))
+
+
+async def count(bench: Deployed, job: str) -> None:
+    """A period is over."""
+    await bench.pass_time(rules.PERIOD_S, 5.0)
+    await bench.turn(job)
+
+
+async def two_homes(bench: Deployed) -> tuple[str, Home, Home]:
+    one, two = await bench.come(1), await bench.come(2)
+    job = await bench.deploy(replicas=2)
+    assert (await bench.stored(job)).state is JobState.RUNNING
+    return job, one, two
+
+
+def who_answers(*homes: Home) -> Home:
+    """The one that was asked first, of those that are answering."""
+    return next(home for home in homes if home.answering)
+
+
+async def test_a_deployment_is_seated_answers_is_counted_and_paid_by_its_tokens() -> None:
+    bench = Deployed()
+    one = await bench.come(1)
+    job = await bench.deploy()
+    stored = await bench.stored(job)
+    assert stored.state is JobState.RUNNING
+    assert one.lease is not None
+    assert "model.zip" in one.lease.files
+    async with bench.checking():
+        asked = bench.ask(stored)
+        await bench.pass_time(2.0)
+        await asked.task
+        assert asked.tokens == asked.right
+        assert asked.end is not None
+        assert (asked.end.tokens, asked.end.nodes) == (8, ("node-1",))
+        await count(bench, job)
+    (share,) = await shares(bench, job)
+    rate, parameters = stored.quote.rate, stored.quote.parameters
+    least = rules.worth(parameters, rate, Usage(1, 3, 8, rules.PERIOD_S))
+    assert least <= share.amount <= least + rules.worth(parameters, rate, Usage(ready=30.0))
+    assert (share.tokens, share.leaves, share.state) == (8, 1, "verified")
+    assert len(bench.checker.checked) == 1, "the first answers of a node are all checked"
+    async with bench.desk(job) as work:
+        await bench.parts.runs.ask(work, JobAction.STOP)
+    await bench.turn(job)
+    over = await bench.stored(job)
+    assert over.state is JobState.SETTLED
+    assert over.paid == sum(one.amount for one in await shares(bench, job))
+    assert over.paid + over.refunded == BUDGET
+
+
+async def test_the_next_node_goes_on_where_one_vanished_with_the_same_tokens() -> None:
+    bench = Deployed()
+    job, one, two = await two_homes(bench)
+    asked = bench.ask(await bench.stored(job), tokens=20)
+    await bench.pass_time(0.75)
+    gone = who_answers(one, two)
+    said = len(asked.tokens)
+    assert 0 < said < 20
+    await gone.vanish()
+    await bench.pass_time(3.0)
+    await asked.task
+    assert asked.tokens == asked.right
+    assert "".join(report.text for report in asked.texts) == "".join(f"{token} " for token in asked.right)
+    assert asked.end is not None
+    assert asked.end.nodes == (gone.session.profile.name, (two if gone is one else one).session.profile.name)
+
+
+async def test_who_falls_silent_is_left_for_somebody_who_answers_and_asked_again_once_it_speaks() -> None:
+    bench = Deployed()
+    job, one, two = await two_homes(bench)
+    asked = bench.ask(await bench.stored(job), tokens=20)
+    await bench.pass_time(0.75)
+    silent = who_answers(one, two)
+    silent.mute = True
+    before = bench.time.now()
+    while not asked.task.done():
+        await bench.pass_time(0.25)
+    assert bench.time.now() - before < rules.SILENCE_S + 3.0
+    assert asked.tokens == asked.right
+    other = two if silent is one else one
+    again = [bench.ask(await bench.stored(job), seed=seed, tokens=4) for seed in range(4)]
+    await bench.pass_time(2.0)
+    assert all(one.task.done() for one in again)
+    assert len(other.asked) >= 5, "nobody asks who is silent"
+    silent.mute = False
+    silent.silence()
+    await bench.while_time_moves(bench.parts.homes.watch_once())
+    await bench.pass_time(2.0)
+    await bench.while_time_moves(bench.parts.homes.watch_once())
+    fresh = [bench.ask(await bench.stored(job), seed=seed, tokens=4) for seed in range(4)]
+    await bench.pass_time(2.0)
+    assert all(one.task.done() for one in fresh)
+
+
+async def test_alone_and_silent_it_is_waited_for() -> None:
+    bench = Deployed()
+    home = await bench.come(1)
+    job = await bench.deploy()
+    home.pace = 5.0
+    asked = bench.ask(await bench.stored(job), tokens=3)
+    await bench.pass_time(20.0, 0.5)
+    assert asked.tokens == asked.right
+
+
+@pytest.mark.parametrize("lie", ["token", "smaller", "text"])
+async def test_a_lie_costs_what_is_not_verified_the_seat_and_the_standing_and_nobody_else_anything(lie: str) -> None:
+    bench = Deployed()
+    job, one, two = await two_homes(bench)
+    if lie == "token":
+        one.lie = lambda place, token: token + 1 if place == 5 else token
+    elif lie == "smaller":
+        one.lie = lambda _place, token: token // 2
+    else:
+        one.telling = "something else "
+    async with bench.checking():
+        asked = [bench.ask(await bench.stored(job), seed=seed) for seed in range(4)]
+        await bench.pass_time(3.0)
+        assert all(answer.task.done() for answer in asked)
+        await bench.turn(job)
+        assert one.lease is None, "its place is gone"
+        assert two.lease is not None
+        await count(bench, job)
+    assert {share.node for share in await shares(bench, job) if share.amount} == {two.node}
+    stored = await bench.stored(job)
+    view = await bench.parts.jobs.get(job)
+    assert view.serving is not None
+    assert view.serving.wrong >= 1
+    assert stored.state is JobState.RUNNING
+    await bench.turn(job)
+    assert one.lease is None, "nor does it come back"
+
+
+async def test_what_a_node_said_for_another_is_checked_by_itself() -> None:
+    """Who lies and falls silent takes nobody's pay along, and who goes on with lies is found, too."""
+    bench = Deployed()
+    job, one, two = await two_homes(bench)
+    async with bench.checking():
+        asked = bench.ask(await bench.stored(job), tokens=20)
+        await bench.pass_time(0.75)
+        liar = who_answers(one, two)
+        honest = two if liar is one else one
+        liar.lie = lambda _place, token: token + 1
+        await bench.pass_time(0.4)
+        await liar.vanish()
+        await bench.pass_time(4.0)
+        await asked.task
+    assert asked.tokens != asked.right
+    (check,) = bench.checker.checked
+    assert 0 < len(check.asked.begun) < 20
+    assert len(check.asked.begun) + len(check.tokens) == 20
+    view = await bench.parts.jobs.get(job)
+    assert view.serving is not None
+    assert (view.serving.checked, view.serving.wrong) == (1, 0)
+    assert honest.lease is not None
+
+
+async def test_a_node_that_nobody_asks_is_asked_now_and_then_and_only_who_answers_was_ready() -> None:
+    bench = Deployed()
+    job, one, two = await two_homes(bench)
+    two.mute = True
+    await bench.pass_time(rules.PROBE_S, 5.0)
+    await bench.while_time_moves(bench.parts.homes.watch_once())
+    await bench.pass_time(3.0)
+    assert len(one.asked) == 1
+    await bench.turn(job)
+    await count(bench, job)
+    paid = {share.node: share.amount for share in await shares(bench, job)}
+    assert set(paid) == {one.node}
+    assert paid[one.node] >= rules.worth(1_000, 1, Usage(ready=1.0))
+
+
+async def test_more_requests_than_room_wait_in_turn_and_beyond_that_are_refused_with_a_time() -> None:
+    bench = Deployed()
+    home = await bench.come(1)
+    job = await bench.deploy()
+    stored = await bench.stored(job)
+    room = rules.PROMISED_AT_ONCE
+    asked = [bench.ask(stored, seed=seed, tokens=2) for seed in range(room + rules.MAX_WAITING)]
+    await bench.hear()
+    await asyncio.sleep(0)
+    await bench.hear()
+    assert len(home.asked) == room
+    with pytest.raises(TooManyError, match="64 requests wait"):
+        await anext(bench.parts.homes.generate(stored, asked[0].command, 60.0))
+    for _ in range(40):
+        await bench.pass_time(0.5)
+    assert all(one.task.done() and one.tokens == one.right for one in asked), "nobody starves"
+    order = [command.sampling.seed for command in home.asked if hasattr(command, "sampling")]
+    assert order == list(range(room + rules.MAX_WAITING)), "who waits longest is next"
+
+
+async def test_pausing_lets_nodes_go_and_going_on_seats_them_again() -> None:
+    bench = Deployed()
+    home = await bench.come(1)
+    job = await bench.deploy()
+    asked = bench.ask(await bench.stored(job))
+    await bench.pass_time(2.0)
+    await asked.task
+    async with bench.desk(job) as work:
+        await bench.parts.runs.ask(work, JobAction.PAUSE)
+    await bench.hear()
+    stored = await bench.stored(job)
+    assert (stored.state, home.lease) == (JobState.PAUSED, None)
+    assert [share.tokens for share in await shares(bench, job)] == [8]
+    with pytest.raises(ConflictError, match="resume"):
+        await anext(bench.parts.homes.generate(stored, asked.command, 60.0))
+    async with bench.desk(job) as work:
+        await bench.parts.runs.ask(work, JobAction.RESUME)
+    await bench.turn(job)
+    assert (await bench.stored(job)).state is JobState.RUNNING
+    again = bench.ask(await bench.stored(job))
+    await bench.pass_time(2.0)
+    await again.task
+    assert again.tokens == again.right
+
+
+async def test_it_ends_with_its_hours_and_with_its_budget_and_never_pays_more() -> None:
+    bench = Deployed()
+    await bench.come(1)
+    job = await bench.deploy(hours=0.5)
+    await count(bench, job)
+    await bench.pass_time(1_800, 10.0)
+    await bench.turn(job, 6)
+    stored = await bench.stored(job)
+    assert stored.state is JobState.SETTLED
+    assert stored.paid + stored.refunded == BUDGET
+
+    bench = Deployed()
+    await bench.come(1)
+    job = await bench.deploy()
+    async with bench.desk(job) as work:
+        work.change(escrow=3, quote=msgspec.structs.replace(work.job.quote, rate=10**6))
+    asked = [bench.ask(await bench.stored(job), seed=seed, tokens=200) for seed in range(10)]
+    async with bench.checking():
+        await bench.pass_time(30.0, 0.1)
+        assert all(one.task.done() for one in asked)
+        await bench.turn(job, 6)
+    stored = await bench.stored(job)
+    assert stored.verified <= 3
+    assert stored.state in (JobState.VERIFYING, JobState.SETTLED)
+    assert sum(share.amount for share in await shares(bench, job)) == 3
+
+
+async def test_cancelling_pays_what_was_right_and_refunds_the_rest() -> None:
+    bench = Deployed()
+    home = await bench.come(1)
+    job = await bench.deploy()
+    asked = bench.ask(await bench.stored(job))
+    await bench.pass_time(2.0)
+    await asked.task
+    await bench.parts.jobs.cancel(job)
+    await bench.hear()
+    assert home.lease is None
+    assert (await bench.stored(job)).state is not JobState.CANCELLED, "its answer is still to be checked"
+    async with bench.checking():
+        await bench.pass_time(1.0)
+        await bench.turn(job)
+    stored = await bench.stored(job)
+    assert stored.state is JobState.CANCELLED
+    await bench.turn(job)
+    stored = await bench.stored(job)
+    assert stored.paid > 0
+    assert stored.paid + stored.refunded == BUDGET
+
+
+async def test_nobodys_pay_waits_for_a_checker_that_cannot_check() -> None:
+    checker = TruthTeller()
+    checker.able = False
+    bench = Deployed(checker)
+    await bench.come(1)
+    job = await bench.deploy()
+    async with bench.checking():
+        asked = bench.ask(await bench.stored(job))
+        await bench.pass_time(2.0)
+        await asked.task
+        await count(bench, job)
+    assert [share.state for share in await shares(bench, job)] == ["verified"]
+
+
+async def test_periods_are_rounds_with_roots_on_the_ledger() -> None:
+    bench = Deployed()
+    await bench.come(1)
+    job = await bench.deploy()
+    async with bench.checking():
+        asked = bench.ask(await bench.stored(job))
+        await bench.pass_time(2.0)
+        await asked.task
+        await count(bench, job)
+        await bench.turn(job)
+    async with bench.store.transaction() as tx:
+        (period,) = await tx.find(RoundRecord, col(RoundRecord.job).equals(job))
+    assert period.concluded
+    assert {row.detail for row in await bench.rows(job, "event")} >= {"round 1: commitments", "round 1: outcome"}
+
+
+async def test_what_no_node_can_hold_and_what_no_budget_covers_is_refused_before_the_escrow() -> None:
+    bench = Deployed()
+    away = await bench.come(3)
+    trained = await bench.trained()
+    bench.parts.nodes.leave(away.session)
+    spec = JobSpec("moo", ModelSpec(from_job=trained), BUDGET, serve=ServeSpec())
+    await bench.enter(1, memory_mb=300)
+    with pytest.raises(InvalidError, match="no node holds the whole model"):
+        await bench.parts.jobs.create(NewJob(spec))
+    await bench.come(2)
+    poor = JobSpec("moo", ModelSpec(from_job=trained), 10, serve=ServeSpec(replicas=2))
+    with pytest.raises(FundsError, match=r"the budget ¤ 0\.00001 is below ¤ 1\.00"):
+        await bench.parts.jobs.create(NewJob(poor))
+    with pytest.raises(NotFoundError):
+        await bench.parts.jobs.create(NewJob(JobSpec("moo", ModelSpec(from_job="0" * 32), BUDGET, serve=ServeSpec())))
+    long = JobSpec("moo", ModelSpec(from_job=trained), BUDGET, serve=ServeSpec(context=100_000))
+    with pytest.raises(InvalidError, match="1,024 tokens that this model reads"):
+        await bench.parts.jobs.create(NewJob(long))
+
+
+async def test_nodes_that_cannot_answer_are_let_go_and_the_request_is_answered_elsewhere() -> None:
+    bench = Deployed()
+    job, one, two = await two_homes(bench)
+    one.refusing = "failed"
+    asked = [bench.ask(await bench.stored(job), seed=seed, tokens=3) for seed in range(8)]
+    await bench.pass_time(4.0)
+    assert all(answer.task.done() and answer.tokens == answer.right for answer in asked)
+    await bench.turn(job)
+    assert one.lease is None or len(one.asked) <= 8
+    two.refusing = "failed"
+    one.refusing = "failed"
+    last = bench.ask(await bench.stored(job))
+    await bench.pass_time(4.0)
+    with pytest.raises(UnavailableError):
+        await last.task
+    assert MB > 0
