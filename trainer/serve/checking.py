@@ -104,7 +104,7 @@ def _told(command: CheckCommand, asked: Asked) -> str:
 
 
 def distance(logits: Tensor, sampling: Sampling, place: int, token: int) -> tuple[float, bool]:
-    """How many nats a token is behind the one that is drawn, at most ``MOST``, and whether it may be drawn at all.
+    """How many nats a token is behind the one that is drawn, and whether it may be drawn at all; where not, ``MOST`` nats.
 
     Args:
         logits: ``[vocabulary]``, float32, of which ``-inf`` cannot be drawn.
@@ -117,8 +117,9 @@ def distance(logits: Tensor, sampling: Sampling, place: int, token: int) -> tupl
     if (not 0 < sampling.top_k < len(scaled)) and sampling.top_p >= 1:
         return _bounded(scores.max() - scores[token]), True
     sure, inside = _inside(scaled, sampling, token)
-    behind = _bounded(scores[sure].max() - scores[token]) if len(sure) else 0.0
-    return behind, inside
+    if not inside:
+        return MOST, False
+    return _bounded(scores[sure].max() - scores[token]) if len(sure) else 0.0, True
 
 
 def _inside(scaled: Tensor, sampling: Sampling, token: int) -> tuple[Tensor, bool]:
