@@ -20,6 +20,16 @@ class AnswerForm:
         self._matcher = matcher
         self._seen = prompt
 
+    def __deepcopy__(self, _: object) -> "AnswerForm":
+        """For a request that gives way for want of cache, and begins again."""
+        return AnswerForm(self._matcher.deep_copy(), self._seen)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Take these as the answer's first; raises DataError where they do not keep to the form."""
+        if self._matcher.try_consume_tokens(list(tokens)) < len(tokens):
+            raise DataError("bad-begun", "the answer that has begun does not keep to the schema")
+        self._seen += len(tokens)
+
     def restrict(self, logits: Tensor, tokens: Sequence[int]) -> None:
         """Make -inf of what cannot follow in ``logits`` [1, vocabulary]. ``tokens``: the prompt's and the answer's so far."""
         from llguidance.torch import allocate_token_bitmask, apply_token_bitmask_inplace, fill_next_token_bitmask

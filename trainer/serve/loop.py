@@ -5,7 +5,15 @@ from pathlib import Path
 import msgspec
 
 from protocol.codec import MessageError, decode_json
-from protocol.serving import MAX_LINE, CancelCommand, EngineCommand, EngineReport, GenerateCommand, ReadyReport
+from protocol.serving import (
+    MAX_LINE,
+    CancelCommand,
+    CheckCommand,
+    EngineCommand,
+    EngineReport,
+    GenerateCommand,
+    ReadyReport,
+)
 from protocol.stdio import open_stdio
 from trainer.errors import InputError
 from trainer.serve.engine import Engine
@@ -35,3 +43,5 @@ async def serve(folder: Path, threads: int) -> None:
                     engine.generate(command)
                 case CancelCommand():
                     engine.cancel(command.id)
+                case CheckCommand():
+                    engine.check(command)

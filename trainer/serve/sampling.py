@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
@@ -53,12 +54,25 @@ class SeededSampler(ContinuousBatchingLogitsProcessor):
 
 def drawn(logits: Tensor, sampling: Sampling, place: int) -> int:
     """The token at a place of a sequence, of logits ``[vocabulary]``."""
-    count = min(sampling.top_k, len(logits)) or len(logits)
-    best = torch.topk(logits.float().cpu() / sampling.temperature, count)
+    scaled = logits.float().cpu() / sampling.temperature
+    noise = times(sampling.seed, place, len(scaled))
+    count = min(sampling.top_k, len(scaled)) or len(scaled)
+    if count == len(scaled) and sampling.top_p >= 1:
+        return int((scaled.softmax(0) / noise).argmax())
+    best = torch.topk(scaled, count)
     shares = best.values.softmax(0)
     before = shares.cumsum(0) - shares
     shares = torch.where(before < sampling.top_p, shares, 0.0)
-    seed = hashlib.blake2b(f"{sampling.seed}:{place}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(seed) >> 1)
-    times = torch.empty(count).exponential_(generator=generator)
-    return int(best.indices[(shares / times).argmax()])
+    return int(best.indices[(shares / noise[best.indices]).argmax()])
+
+
+def times(seed: int, place: int, vocabulary: int) -> Tensor:
+    """Exponential times ``[vocabulary]`` of the tokens at a place: the same on every machine, whatever the logits are.
+
+    A token has its own, whatever its rank, so where rounding swaps two tokens nothing else changes. Source: Philox (Salmon and
+    others, 2011), of which NumPy promises that its numbers stay; those of torch differ with how it was built.
+    """
+    key = hashlib.blake2b(f"{seed}:{place}".encode(), digest_size=16).digest()
+    numbers = np.random.Philox(key=int.from_bytes(key)).random_raw(vocabulary)
+    evenly = ((numbers >> np.uint64(11)) + 0.5) * 2.0**-53
+    return torch.from_numpy(-np.log(evenly).astype(np.float32))

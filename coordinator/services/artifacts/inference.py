@@ -106,7 +106,8 @@ class Trials:
                 yield {"waiting": before}
             async with aclosing(generator.generate(archive, _command(request), SECONDS)) as reports:  # type: ignore[type-var]
                 async for report in reports:
-                    yield _piece(report)
+                    if not isinstance(report, TextReport) or report.text:
+                        yield _piece(report)
 
     async def _deployment(self, job: str) -> Job | None:
         """The job, if nodes answer for it."""

@@ -205,7 +205,8 @@ async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> we
             await out.write(shape.chunk("", "assistant"))
         report = coming.result()
         while isinstance(report, TextReport):
-            await out.write(shape.chunk(report.text))
+            if report.text:
+                await out.write(shape.chunk(report.text))
             report = await anext(reports)
         await out.write(shape.last(report))
     except CottageError as error:

@@ -1,4 +1,4 @@
-"""Every family that trains answers as ``generate`` has it, and so do models that see, of which the text part trains."""
+"""Every family that trains answers as ``generate`` has it, and a check finds it so; models that see do, too."""
 
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tests.trainer.small import FAMILY_CONFIGS
 from trainer.data.prepare import make_tokenizer
 
 PROMPT, TOKENS = "A quick brown fox é", 9
+ROUNDING = 1e-3  # Nats.
 HALF = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -22,9 +23,11 @@ def equals_generate(model: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     made = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0, eos_token_id=None)
-    said, end = answered(folder, PROMPT, TOKENS)
+    said, end, checked = answered(folder, PROMPT, TOKENS)
     assert said.rstrip(HALF) == tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True).rstrip(HALF)
     assert (end.prompt, end.tokens, end.reason) == (ids.shape[1], TOKENS, "length")
+    assert checked.wrong == ""
+    assert checked.worst < ROUNDING
 
 
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from protocol.serving import Sampling
-from trainer.serve.sampling import SAMPLING, SeededSampler, drawn
+from trainer.serve.sampling import SAMPLING, SeededSampler, drawn, times
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0])
 DRAWS = 4000
@@ -37,6 +37,21 @@ def test_a_seed_and_a_place_draw_the_same_token_and_others_another() -> None:
     assert drawn(flat, Sampling(seed=1), 7) == drawn(flat, Sampling(seed=1), 7)
     assert len({drawn(flat, Sampling(seed=seed), 7) for seed in range(20)}) > 15
     assert len({drawn(flat, Sampling(seed=-(2**63)), place) for place in range(20)}) > 15
+
+
+def test_the_noise_is_a_tokens_own_and_the_same_on_every_machine() -> None:
+    expected = [0.055898, 0.121907, 2.772364]
+    assert times(7, 12, 3).tolist() == pytest.approx(expected, abs=1e-4)
+    assert times(7, 12, 1000)[:3].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_rounding_that_swaps_two_ranks_changes_no_other_draw() -> None:
+    logits = torch.zeros(50).index_fill(0, torch.tensor([20]), 1.0)
+    swapped = logits + torch.linspace(0, 1e-6, 50)
+    for sampling in (Sampling(seed=3), Sampling(top_k=50, seed=3), Sampling(top_p=0.999, seed=3)):
+        assert [drawn(logits, sampling, place) for place in range(50)] == [
+            drawn(swapped, sampling, place) for place in range(50)
+        ]
 
 
 @dataclass

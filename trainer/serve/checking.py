@@ -1,0 +1,143 @@
+"""Whether this model, asked so, says this: all its tokens in one pass, and each drawn again with the same seed.
+
+Whoever answered computed the same in other batches, so logits differ by rounding. A token may therefore be a little behind the
+one that comes out here; which of two that are as good as equal it was, nobody can say.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from protocol.serving import CheckCommand, CheckedReport, Sampling
+from trainer.serve.loading import LoadedModel
+from trainer.serve.requests import Asked
+from trainer.serve.sampling import times
+
+TOLERANCE = 0.05  # Nats that rounding may put a token behind the one that is drawn here.
+SLACK = 1e-3  # Of probability, at the border of ``top_p``.
+MOST = 1000.0  # Nats: a token that cannot be drawn is no further away.
+MAX_WRONG = 500
+LOGITS = 1 << 24  # That are in memory at a time.
+STEP = 512  # Tokens that are computed at a time.
+
+
+def wrong(request: str, detail: str, worst: float = 0.0) -> CheckedReport:
+    """What is not as the model says it."""
+    return CheckedReport(request, detail[:MAX_WRONG], worst)
+
+
+class Checker:
+    """Looks at answers, beside an engine that draws others with the same parameters."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        """Before anything changes how the model attends."""
+        self._model, self._config = loaded.twin(), loaded.config
+        self._step = max(16, min(STEP, LOGITS // loaded.vocabulary))
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        self._stopped.set()
+
+    def check(self, command: CheckCommand, asked: Asked) -> CheckedReport:
+        """Look at one answer. ``asked``: its request, of which nothing was answered yet."""
+        if told := _told(command, asked):
+            return wrong(command.id, told)
+        return self._drawn(command, asked)
+
+    def _drawn(self, command: CheckCommand, asked: Asked) -> CheckedReport:
+        prompt, tokens, sampling = asked.prompt, command.tokens, command.asked.sampling
+        whole = [*prompt, *tokens]
+        found, worst = "", 0.0
+        for at, row in enumerate(self._rows(whole[:-1], len(prompt) - 1)):
+            called = f"token {at + 1:,} of {len(tokens):,}"
+            token, place = tokens[at], len(prompt) + at
+            if asked.form is not None:
+                asked.form.restrict(row[None], whole[:place])
+                if row[token] == float("-inf"):
+                    return wrong(command.id, found or f"{called} does not keep to the schema", MOST)
+            behind, inside = distance(row, sampling, place, token)
+            worst = max(worst, behind)
+            if not found and not inside:
+                found = f"{called} is not among the likeliest, of which one is drawn (top_k, top_p)"
+            elif not found and behind > TOLERANCE:
+                found = f"{called} is {behind:,.2f} nats behind the one that this model draws"
+        return wrong(command.id, found, worst)
+
+    @torch.no_grad()
+    def _rows(self, tokens: Sequence[int], first: int) -> Iterator[Tensor]:
+        """The logits ``[vocabulary]`` behind each token from the one at ``first`` on, of a few at a time."""
+        device = self._model.device
+        cache = DynamicCache(config=self._config)
+        for begin in range(0, len(tokens), self._step):
+            if self._stopped.is_set():
+                raise InterruptedError("the check was given up")
+            part = tokens[begin : begin + self._step]
+            kept = min(len(part), begin + len(part) - first)
+            logits = self._model(
+                input_ids=torch.tensor([part], device=device),
+                position_ids=torch.arange(begin, begin + len(part), device=device)[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=max(kept, 1),
+            ).logits
+            if kept > 0:
+                yield from logits[0, -kept:].float().cpu()
+
+
+def _told(command: CheckCommand, asked: Asked) -> str:
+    """What is wrong with an answer that a model need not be asked for."""
+    if command.prompt != len(asked.prompt):
+        return f"the prompt has {len(asked.prompt):,} tokens, not {command.prompt:,}"
+    said = asked.text
+    text = said.add(command.tokens)
+    if said.reason is None:
+        return f"the answer was ended before its end: nothing ends it after {len(command.tokens):,} tokens"
+    if said.count < len(command.tokens):
+        return f"the answer goes on behind its end: it ends with token {said.count:,} of {len(command.tokens):,}"
+    if said.reason != command.reason:
+        return f"the answer ended for another reason: {said.reason}, not {command.reason}"
+    return "" if text == command.text else "the text is not what its tokens say"
+
+
+def distance(logits: Tensor, sampling: Sampling, place: int, token: int) -> tuple[float, bool]:
+    """How many nats a token is behind the one that is drawn, and whether it may be drawn at all; where not, ``MOST`` nats.
+
+    Args:
+        logits: ``[vocabulary]``, float32, of which ``-inf`` cannot be drawn.
+        place: of the sequence.
+    """
+    if sampling.temperature == 0:
+        return _bounded(logits.max() - logits[token]), True
+    scaled = logits / sampling.temperature
+    scores = scaled - times(sampling.seed, place, len(scaled)).log()
+    if (not 0 < sampling.top_k < len(scaled)) and sampling.top_p >= 1:
+        return _bounded(scores.max() - scores[token]), True
+    sure, inside = _inside(scaled, sampling, token)
+    if not inside:
+        return MOST, False
+    return _bounded(scores[sure].max() - scores[token]) if len(sure) else 0.0, True
+
+
+def _inside(scaled: Tensor, sampling: Sampling, token: int) -> tuple[Tensor, bool]:
+    """The tokens that are among the likeliest whatever the rounding; whether ``token`` may be."""
+    count = min(sampling.top_k, len(scaled)) or len(scaled)
+    best = torch.topk(scaled, min(count + 1, len(scaled)))
+    values = best.values[:count]
+    beyond = best.values[count] if count < len(scaled) else torch.tensor(-MOST)
+    # The probability of all that are likelier than each, by more than rounding, or for sure.
+    masses = torch.cat([torch.zeros(1), values.softmax(0).cumsum(0)])
+    rising = -values
+    most = masses[torch.searchsorted(rising, rising + TOLERANCE, right=True)] - values.softmax(0)
+    sure = (most + SLACK < sampling.top_p) & (values > beyond + TOLERANCE)
+    least = float(masses[int(torch.searchsorted(rising, -scaled[token] - TOLERANCE))])
+    inside = bool(scaled[token] >= values[-1] - TOLERANCE) and least - SLACK < sampling.top_p
+    return best.indices[:count][sure], inside
+
+
+def _bounded(nats: Tensor) -> float:
+    value = max(float(nats), 0.0)
+    return value if value < MOST else MOST  # Also of what is no number.

@@ -1,0 +1,77 @@
+"""A model folder in memory, ready to answer: any family that trains, and models that see."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    GenerationConfig,
+)
+
+from trainer.errors import WeightsError
+
+GENERATION = "generation_config.json"
+SHOWN = 3  # Names of tensors that a folder lacks.
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its tokenizer.
+
+    Attributes:
+        config: of the part that writes.
+        vocabulary: how many logits there are.
+        ends: tokens that end an answer.
+    """
+
+    model: Any
+    tokenizer: Any
+    config: Any
+    vocabulary: int
+    ends: list[int]
+
+    def twin(self) -> Any:
+        """The same parameters in modules of their own, whose way of attention and state are nobody else's."""
+        shared = {id(one): one for one in chain(self.model.parameters(), self.model.buffers())}
+        return copy.deepcopy(self.model, shared)
+
+
+def load(folder: Path, device: str, weights: Mapping[str, Any] | None = None) -> LoadedModel:
+    """Load a folder in float32.
+
+    Args:
+        weights: by name what ``[...]`` makes a tensor of; None: they lie in the folder.
+    Raises:
+        WeightsError: a tensor is missing.
+    """
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
+    kind: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    more: dict[str, Any] = {} if weights is None else {"config": config, "state_dict": weights}
+    model, told = kind.from_pretrained(
+        folder if weights is None else None, dtype=torch.float32, output_loading_info=True, **more
+    )
+    if missing := sorted(told["missing_keys"]):
+        names = ", ".join(missing[:SHOWN])
+        raise WeightsError("missing-tensor", f"the model lacks {len(missing):,} of its tensors: {names}")
+    if weights is not None and (folder / GENERATION).exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    text = config.get_text_config()
+    ends = _ends(model.generation_config, tokenizer)
+    return LoadedModel(model.to(device), tokenizer, text, int(text.vocab_size), ends)
+
+
+def _ends(generation: Any, tokenizer: Any) -> list[int]:
+    """Tokens that end an answer."""
+    given = generation.eos_token_id
+    named = given if isinstance(given, list) else [given]
+    return sorted({int(one) for one in (*named, tokenizer.eos_token_id) if one is not None})

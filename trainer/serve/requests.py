@@ -1,0 +1,88 @@
+"""A request as tokens, with what its answer may be."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.serving import GenerateCommand
+from trainer.data.chat import ChatTemplate
+from trainer.errors import DataError
+from trainer.formats.conversations import talk_of
+from trainer.formats.talk import ChatMessages
+from trainer.serve.answer_text import AnswerText
+from trainer.serve.grammar import AnswerForm, AnswerForms
+from trainer.serve.loading import LoadedModel
+
+
+@dataclass
+class Asked:
+    """A request that can be answered. ``most``: tokens of its answer."""
+
+    prompt: list[int]
+    most: int
+    text: AnswerText
+    form: AnswerForm | None
+
+
+class Requests:
+    """Reads those of one model."""
+
+    def __init__(self, loaded: LoadedModel, longest: int) -> None:
+        """``longest``: tokens of a prompt with its answer."""
+        made, self._longest, self._ends = loaded.tokenizer, longest, loaded.ends
+        self._tokenizer, self._encode, self._vocabulary = made.backend_tokenizer, made, loaded.vocabulary
+        settings = {**made.special_tokens_map, "chat_template": _templates(made.chat_template)}
+        self._chat = ChatTemplate(self._tokenizer, settings, "answers", None, "this model")
+        self._forms = AnswerForms(made, loaded.vocabulary, loaded.ends)
+
+    def read(self, command: GenerateCommand) -> Asked:
+        """What is asked, with an answer that has not begun.
+
+        Raises:
+            DataError: it cannot be answered.
+        """
+        ids = self._ids(command)
+        form = None if command.schema is None else self._forms.of(command.schema, len(ids))
+        room = self._longest - len(ids)
+        if not ids or room < 1:
+            detail = f"the prompt has {len(ids):,} tokens: give 1 to {self._longest - 1:,}"
+            raise DataError("too-long" if ids else "empty", detail)
+        self.check_known(ids, "the prompt")
+        most = min(command.tokens or room, room)
+        return Asked(ids, most, AnswerText(self._tokenizer, command, self._ends, most), form)
+
+    def check_known(self, tokens: tuple[int, ...] | list[int], called: str) -> None:
+        """Raise DataError where this model has no such token."""
+        if tokens and max(tokens) >= self._vocabulary:
+            detail = f"{called} has the token {max(tokens):,}, and this model knows {self._vocabulary:,}"
+            raise DataError("unknown-token", detail)
+
+    def _ids(self, command: GenerateCommand) -> list[int]:
+        """The prompt's tokens."""
+        if not command.messages:
+            return list(self._encode(command.prompt)["input_ids"])
+        row: Mapping[str, Any] = {
+            "messages": list(command.messages),
+            "tools": list(command.tools) or None,
+            "chat_template_kwargs": command.words or None,
+        }
+        talk = talk_of(row, "messages", "this request")
+        if isinstance(talk, DataError):
+            raise talk
+        if not isinstance(talk, ChatMessages):
+            raise DataError("bad-row", "this request has no messages with role and content: give at least one")
+        if not self._chat.there:
+            raise DataError("no-template", "this model has no chat template: have it continue the text, without chat")
+        if command.tools and not self._chat.calls_as_tags:
+            raise DataError(
+                "no-tools", "this model's chat template has no functions that are known here: leave tools out"
+            )
+        text = self._chat.asked(talk, "this request")
+        if isinstance(text, DataError):
+            raise text
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _templates(given: Any) -> Any:
+    """Several templates in the form that ``tokenizer_config.json`` has."""
+    return [{"name": name, "template": text} for name, text in given.items()] if isinstance(given, dict) else given
