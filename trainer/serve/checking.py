@@ -49,12 +49,12 @@ class Checker:
         return self._drawn(command, asked)
 
     def _drawn(self, command: CheckCommand, asked: Asked) -> CheckedReport:
-        prompt, tokens, sampling = asked.prompt, command.tokens, command.asked.sampling
-        whole = [*prompt, *tokens]
+        before, tokens, sampling = [*asked.prompt, *command.asked.begun], command.tokens, command.asked.sampling
+        whole = [*before, *tokens]
         found, worst = "", 0.0
-        for at, row in enumerate(self._rows(whole[:-1], len(prompt) - 1)):
+        for at, row in enumerate(self._rows(whole[:-1], len(before) - 1)):
             called = f"token {at + 1:,} of {len(tokens):,}"
-            token, place = tokens[at], len(prompt) + at
+            token, place = tokens[at], len(before) + at
             if asked.form is not None:
                 asked.form.restrict(row[None], whole[:place])
                 if row[token] == float("-inf"):
@@ -92,14 +92,17 @@ def _told(command: CheckCommand, asked: Asked) -> str:
     """What is wrong with an answer that a model need not be asked for."""
     if command.prompt != len(asked.prompt):
         return f"the prompt has {len(asked.prompt):,} tokens, not {command.prompt:,}"
-    said = asked.text
+    said, whole = asked.text, len(command.asked.begun) + len(command.tokens)
+    said.add(command.asked.begun)
     text = said.add(command.tokens)
     if said.reason is None:
-        return f"the answer was ended before its end: nothing ends it after {len(command.tokens):,} tokens"
-    if said.count < len(command.tokens):
-        return f"the answer goes on behind its end: it ends with token {said.count:,} of {len(command.tokens):,}"
+        return f"the answer was ended before its end: nothing ends it after {whole:,} tokens"
+    if said.count < whole:
+        return f"the answer goes on behind its end: it ends with token {said.count:,} of {whole:,}"
     if said.reason != command.reason:
         return f"the answer ended for another reason: {said.reason}, not {command.reason}"
+    if said.calls != command.calls:
+        return "the functions that it asks for are not what its tokens say"
     return "" if text == command.text else "the text is not what its tokens say"
 
 

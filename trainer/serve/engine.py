@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -150,8 +149,8 @@ class Engine:
     def check(self, command: CheckCommand) -> None:
         """Begin to look at what is said to be this model's answer; one at a time, beside those under way."""
         try:
-            asked = self._requests.read(msgspec.structs.replace(command.asked, begun=()))
-            self._requests.check_known(command.tokens, "the answer")
+            asked = self._requests.read(command.asked, command.context)
+            self._requests.check_known((*command.asked.begun, *command.tokens), "the answer")
         except DataError as error:
             self._say(wrong(command.id, f"this request cannot have this answer: {error.detail}"))
             return

@@ -35,21 +35,24 @@ class Requests:
         self._chat = ChatTemplate(self._tokenizer, settings, "answers", None, "this model")
         self._forms = AnswerForms(made, loaded.vocabulary, loaded.ends)
 
-    def read(self, command: GenerateCommand) -> Asked:
+    def read(self, command: GenerateCommand, longest: int | None = None) -> Asked:
         """What is asked, with an answer that has not begun.
 
+        Args:
+            longest: tokens of a prompt with its answer; None: as many as here.
         Raises:
             DataError: it cannot be answered.
         """
+        most = min(longest or self._longest, self._longest)
         ids = self._ids(command)
         form = None if command.schema is None else self._forms.of(command.schema, len(ids))
-        room = self._longest - len(ids)
+        room = most - len(ids)
         if not ids or room < 1:
-            detail = f"the prompt has {len(ids):,} tokens: give 1 to {self._longest - 1:,}"
+            detail = f"the prompt has {len(ids):,} tokens: give 1 to {most - 1:,}"
             raise DataError("too-long" if ids else "empty", detail)
         self.check_known(ids, "the prompt")
-        most = min(command.tokens or room, room)
-        return Asked(ids, most, AnswerText(self._tokenizer, command, self._ends, most), form)
+        room = min(command.tokens or room, room)
+        return Asked(ids, room, AnswerText(self._tokenizer, command, self._ends, room), form)
 
     def check_known(self, tokens: tuple[int, ...] | list[int], called: str) -> None:
         """Raise DataError where this model has no such token."""

@@ -127,8 +127,7 @@ class Homes:
         self._parts: dict[tuple[str, str], _Part] = {}
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
         self._numbers = count(1)
-        self._periods: dict[str, int] = {}
-        self._closed: set[str] = set()  # Deployments that rest, or are over.
+        self._periods: dict[str, int] = {}  # Of deployments that are at work, the number of the one that is not over.
         self._unchecked: Counter[tuple[str, int]] = Counter()
         self.drawn: asyncio.Queue[DrawnAnswer] = asyncio.Queue()
         desk.on_stored(self._notice)
@@ -156,7 +155,7 @@ class Homes:
             ConflictError: the deployment has ended, or rests. TooManyError: too many wait for it.
             InvalidError: the model cannot read the request. TookTooLongError, UnavailableError: nobody answers in time.
         """
-        if job.state not in _AT_WORK or job.id in self._closed or job.spec.serve is None:
+        if job.state not in _AT_WORK or job.id not in self._periods or job.spec.serve is None:
             raise ConflictError(f"deployment {job.id} is {job.state}: deploy the model again, or resume it", "model")
         if len(encode(command)) > _MESSAGE_ROOM:
             raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", "messages")
@@ -266,7 +265,7 @@ class Homes:
             while queue[0] is not turn or (lease := self._chosen(job, answer.tried)) is None:
                 if answer.tried and answer.tried >= {home.lease.id for home in self._of(job)}:
                     raise UnavailableError("no node of this deployment could answer: change the request, or try again")
-                if job in self._closed:
+                if job not in self._periods:
                     raise ConflictError(f"deployment {job} has ended, or rests", "model")
                 turn.clear()
                 async with self._context.clock.timeout(max(0.0, until - self._context.clock.now())):
@@ -275,7 +274,7 @@ class Homes:
             raise UnavailableError(f"no node of deployment {job} was free in time: try again") from None
         finally:
             queue.remove(turn)
-            self._wake(job)
+            self._wake(job)  # Of a deployment that is over the next one is awake already.
         home = self._homes[lease]
         home.answering += 1
         return home
@@ -365,12 +364,10 @@ class Homes:
                 self._interrupt(home)
                 if not home.leaves:
                     del self._homes[lease.id]
-        if work.job.state in _AT_WORK and work.job.wish not in ENDINGS:
-            self._closed.discard(work.job.id)
-        else:
-            self._closed.add(work.job.id)
-        for turn in self._waiting.get(work.job.id, ()) if work.job.id in self._closed else ():
-            turn.set()
+        if work.job.state not in _AT_WORK or work.job.wish in ENDINGS:
+            self._periods.pop(work.job.id, None)
+            for turn in self._waiting.pop(work.job.id, ()):
+                turn.set()
 
     # --- counting ---------------------------------------------------------------------------------------------------------
 

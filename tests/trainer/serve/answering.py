@@ -67,7 +67,7 @@ def end_of(said: Sequence[EngineReport]) -> AnsweredReport:
 def check_of(command: GenerateCommand, said: Sequence[EngineReport], number: str = "check") -> CheckCommand:
     """The question whether an answer is right."""
     end = end_of(said)
-    return CheckCommand(number, command, tokens_of(said), text_of(said), end.reason, end.prompt)
+    return CheckCommand(number, command, tokens_of(said), text_of(said), end.reason, end.prompt, end.calls)
 
 
 def answered(folder: Path, prompt: str, tokens: int) -> tuple[str, AnsweredReport, CheckedReport]:

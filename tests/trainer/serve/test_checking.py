@@ -10,7 +10,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from protocol.serving import CheckCommand, CheckedReport, EngineReport, GenerateCommand, RefusedReport, Sampling
+from protocol.serving import (
+    CheckCommand,
+    CheckedReport,
+    EngineReport,
+    FunctionCall,
+    GenerateCommand,
+    RefusedReport,
+    Sampling,
+)
 from tests.support.chat_templates import TOOLS
 from tests.trainer.serve.answering import GREEDY, Asking, check_of, end_of, tokens_of
 from tests.trainer.serve.test_grammar import PLACE, folder  # noqa: F401 - a fixture
@@ -59,8 +67,34 @@ async def test_honest_answers_that_were_made_in_company_are_right(asking: tuple[
     assert {one.id: one.wrong for one in found} == dict.fromkeys(KINDS, "")
     assert max(one.worst for one in found) < ROUNDING
     assert end_of(said["stop"]).reason == "stop"
-    begun = msgspec.structs.replace(commands[1], begun=(1, 2, 3))
-    assert (await checked(*asking, check_of(begun, said["drawn"])))[0].wrong == "", "it is no part of what is checked"
+
+
+@pytest.mark.parametrize("kind", ["greedy", "both", "schema", "stop"])
+async def test_what_came_behind_another_nodes_tokens_is_checked_by_itself(
+    asking: tuple[Asking, Engine], kind: str
+) -> None:
+    command = command_of(kind)
+    whole = (await asking[0].over(asking[1], command))[kind]
+    before = tokens_of(whole)[: len(tokens_of(whole)) // 2]
+    begun = msgspec.structs.replace(command, begun=before, id="rest")
+    rest = (await asking[0].over(asking[1], begun))["rest"]
+    check = check_of(begun, rest)
+    assert (await checked(*asking, check))[0].wrong == ""
+    false = msgspec.structs.replace(begun, id="false", begun=(*before[:-1], (before[-1] + 1) % 256))
+    if kind == "greedy":  # What is false in it is not this node's doing: only what it says behind is looked at.
+        said = (await asking[0].over(asking[1], false))["false"]
+        assert (await checked(*asking, check_of(false, said)))[0].wrong == ""
+    forged = msgspec.structs.replace(check, asked=command)
+    assert (await checked(*asking, forged))[0].wrong != "", "without what was before it is another answer"
+
+
+async def test_an_answer_was_as_long_as_it_could_be_where_it_was_given(asking: tuple[Asking, Engine]) -> None:
+    command = msgspec.structs.replace(command_of("greedy"), tokens=20)
+    said = (await asking[0].over(asking[1], command))["greedy"]
+    longer = msgspec.structs.replace(command, tokens=None)
+    check = msgspec.structs.replace(check_of(command, said), asked=longer)
+    assert "ended before its end" in (await checked(*asking, check))[0].wrong
+    assert (await checked(*asking, msgspec.structs.replace(check, context=24)))[0].wrong == ""
 
 
 async def test_answers_go_on_while_another_is_checked(asking: tuple[Asking, Engine]) -> None:
@@ -95,6 +129,7 @@ LIES: Mapping[str, tuple[Altered, str]] = {
     "reason": (altered(reason="stop"), "ended for another reason: length, not stop"),
     "prompt": (altered(prompt=400), "the prompt has 4 tokens, not 400"),
     "text": (lambda check: msgspec.structs.replace(check, text=check.text + "!"), "not what its tokens say"),
+    "calls": (altered(calls=(FunctionCall("rain", "{}"),)), "the functions that it asks for"),
     "unknown": (altered(tokens=(300,)), "has the token 300, and this model knows 300"),
     "too long": (
         lambda check: msgspec.structs.replace(check, asked=msgspec.structs.replace(check.asked, prompt="a" * 600)),
