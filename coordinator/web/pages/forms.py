@@ -408,6 +408,9 @@ def read_document(text: str, typed: Mapping[str, str]) -> dict[str, str]:
     check_plain(document)
     if not isinstance(document, dict):
         raise InvalidError("a job is a table: it begins with { and ends with }", "document")
+    if document.get("serve") is not None:
+        way = "the page of the job whose model it is has “Serve it at homes”, and `cottage deploy JOB` asks for one"
+        raise InvalidError(f"serve: this form is for jobs that learn, and this one answers: {way}", "document")
     dataset = document.get("dataset", {})
     filled = {
         **document,
