@@ -68,8 +68,8 @@ def jobs_table(views: Sequence[api.JobView]) -> RenderableType:
 
 def _progress(view: api.JobView) -> str:
     if view.spec.serve is None:
-        return f"{view.rounds_done} of {view.rounds_total} rounds"
-    return "serves" if view.serving is None else f"serves, {count(view.serving.answers)} answers"
+        return f"{view.rounds_done} of {view.rounds_total}"
+    return "serves" if view.serving is None else f"{count(view.serving.answers)} answers"
 
 
 def keys_table(keys: Sequence[KeyView]) -> RenderableType:

@@ -164,7 +164,7 @@ async def test_a_job_without_a_model_is_refused_with_the_way_out(
 
 
 async def test_every_command_shows_a_deployment_without_rounds_and_losses(
-    house: House, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    house: House, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await deployed(house, 2)
     assert await cottage("show", made, "--server", house.url) == 0
@@ -180,8 +180,9 @@ async def test_every_command_shows_a_deployment_without_rounds_and_losses(
         assert words in said, words
     assert "round" not in said
     assert "loss" not in said
+    monkeypatch.setenv("COLUMNS", "120")
     assert await cottage("jobs", "--server", house.url) == 0
-    assert re.search(rf"{made} +moo at homes +running +serves, 80 answers", capsys.readouterr().out)
+    assert re.search(rf"{made} +moo at homes +running +80 answers", capsys.readouterr().out)
     assert await cottage("stop", made, "--server", house.url) == 0
     assert "answers no more" in capsys.readouterr().out or True
     house.cluster.step(made)
