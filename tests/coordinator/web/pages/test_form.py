@@ -67,8 +67,8 @@ def test_the_form_has_every_field_of_the_document() -> None:
 ODD = JobSpec(
     "odd",
     ModelSpec(config={"model_type": "llama", "hidden_size": 64}, weights="b" * 64),
-    DatasetSpec("c" * 64, "parquet", "body", 0.1, "skip", weight=0.5),
     12_345_678,
+    DatasetSpec("c" * 64, "parquet", "body", 0.1, "skip", weight=0.5),
     TokenizerSpec("file", file="d" * 64),
     TrainingSpec(
         tokens=123,
