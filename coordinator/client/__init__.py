@@ -12,6 +12,7 @@ Imports nothing of the coordinator's other floors.
 """
 
 from coordinator.client.client import Client, JobUpdate
+from coordinator.client.deployments import answers
 from coordinator.client.errors import ArchiveError, ClientError, ProblemError, UnreachableError
 from coordinator.client.tracking import TrackerError, track
 
@@ -23,5 +24,6 @@ __all__ = [
     "ProblemError",
     "TrackerError",
     "UnreachableError",
+    "answers",
     "track",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from common.console import Terminal
 from common.terminal import complain, say
 from coordinator.client.client import Client
-from coordinator.client.commands import account, fetch, follow, operate, submit
+from coordinator.client.commands import account, deploy, fetch, follow, operate, submit
 from coordinator.client.commands.base import (
     EXIT_INTERRUPTED,
     EXIT_REFUSED,
@@ -67,6 +67,7 @@ async def _run(options: argparse.Namespace, out: Terminal) -> int:
 _COMMANDS: dict[str, Callable[[Client, argparse.Namespace, Terminal], Awaitable[int]]] = {
     "quote": submit.quote,
     "submit": submit.submit,
+    "deploy": deploy.deploy,
     "upload": submit.upload,
     "check": submit.check,
     "jobs": follow.jobs,

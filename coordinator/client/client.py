@@ -15,6 +15,14 @@ from common.untrusted_text import untrusted
 from coordinator.client.account import AccountCalls
 from coordinator.client.archive import unpack
 from coordinator.client.books import PublicCalls
+from coordinator.client.deployments import (
+    HOURS,
+    REPLICAS,
+    check_served,
+    deployment_document,
+    deployment_name,
+    usual_budget,
+)
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
 from coordinator.client.line import ATTEMPTS, CHANGE_S, WORK_S, HttpLine, Sleep, decode, is_passing
@@ -157,6 +165,43 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
         """
         body = job if isinstance(job, api.NewJob) else {"spec": job, "submitter": submitter}
         return await self._line.change("POST", "jobs", api.JobView, body, seconds=WORK_S)
+
+    async def deploy(
+        self,
+        job: str,
+        replicas: int = REPLICAS,
+        hours: float = HOURS,
+        budget: int | None = None,
+        *,
+        round_: int | None = None,
+        context: int | None = None,
+        name: str = "",
+        submitter: str | None = None,
+    ) -> api.JobView:
+        """Have a job's model answer at ``/v1`` on nodes of the network; ``wait`` with ``until=answers`` waits for the first.
+
+        What is returned is a job of its own, whose id is the model's name. ``stop`` ends it with pay and refund.
+
+        Args:
+            job: whose model answers: the finished one, or with ``round_`` the checkpoint after so many rounds.
+            replicas: nodes that hold it, as many as there are up to so many.
+            hours: until it ends.
+            budget: the most that is paid, in millionths; ``None``: twice what being ready for all the hours costs.
+            round_: of the checkpoint.
+            context: tokens of a prompt with its answer; ``None``: as many as the model reads.
+            name: how you find it again.
+            submitter: the wallet that will fund it; ``None``: the coordinator's test wallet does so at once.
+        Raises:
+            ProblemError: the job has no such model, or the price forbids it.
+        """
+        source = await self.get(job)
+        check_served(source, round_)
+        name = name or deployment_name(source.name)
+        document = deployment_document(job, budget or 1, replicas, hours, round_, context, name)
+        if budget is None:
+            document["budget"] = usual_budget(await self.quote(document))
+        made = await self.create_job(document, submitter)
+        return made if submitter is not None else await self.fund(made.id)
 
     async def funding(self, job: str) -> api.Funding:
         """What the submitter's wallet must put into escrow, and where."""
@@ -345,12 +390,19 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
             if update.over:
                 return
 
-    async def wait(self, job: str, on_update: Callable[[JobUpdate], None] | None = None) -> api.JobView:
-        """Follow the job until it is over and return how it ended."""
+    async def wait(
+        self,
+        job: str,
+        on_update: Callable[[JobUpdate], None] | None = None,
+        until: Callable[[api.JobView], bool] | None = None,
+    ) -> api.JobView:
+        """Follow the job until it is over and return how it ended; or until something is so of it, such as ``answers``."""
         async with contextlib.aclosing(self.watch(job)) as updates:  # type: ignore[type-var]
             async for update in updates:
                 if on_update is not None:
                     on_update(update)
+                if until is not None and update.job is not None and until(update.job):
+                    break
         return await self.get(job)
 
     # Files
@@ -429,6 +481,8 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
         view = await self.get(job)
         if view.model is None:
             detail = f"job {job} is {view.state} and has no model yet: it has one once it is verified"
+            if view.spec.serve is not None:
+                detail = f"job {job} serves the model of another job: download that of {view.spec.model.from_job}"
             raise ProblemError(409, "conflict", detail, "state")
         return await download_file(self._line, f"jobs/{job}/model.zip", view.model, archive, progress or _quiet)
 

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,6 +11,7 @@ from common.options import decimal
 from common.options import whole as whole_number
 from coordinator.client.books import AUDIT_STATES, KINDS
 from coordinator.client.datasets import CHOICES
+from coordinator.client.deployments import HOURS, REPLICAS
 from coordinator.client.login import TOKEN_VARIABLE
 from coordinator.client.text import parse_amount
 from protocol.job.job import Encoding
@@ -18,6 +19,7 @@ from protocol.rest.admin import AdminJobState, AdminNodeState, AdminRowState
 from protocol.rest.api import JobNotice
 from protocol.wallets import wallet_address
 
+MOST_HOURS = 24 * 90  # A job's longest deadline.
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 SERVER_VARIABLE = "COTTAGE_SERVER"
 EXITS = """\
@@ -47,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(dest="command", required=True)
     common = _common()
     _submitting(commands, common)
+    _deploying(commands, common)
     _following(commands, common)
     _looking(commands, common)
     _account(commands, common)
@@ -96,9 +99,7 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
     submit = _add(commands, "submit", [common, files], "submit a job and fund it")
     submit.add_argument("--watch", action="store_true", help="follow it until it is over")
     _track(submit)
-    submit.add_argument(
-        "--wallet", type=wallet, metavar="ADDRESS", help="the wallet that funds it; without it, the test wallet does"
-    )
+    _wallet(submit)
     submit.add_argument("--yes", action="store_true", help="do not ask before funding")
     submit.add_argument("--output", metavar="URL", help="send the model there, as `cottage output JOB URL` does")
     _output(submit)
@@ -122,6 +123,36 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     learn = "of conversations: the assistant's turns (the default), or all that is said"
     check.add_argument("--learn", choices=("answers", "all"), default="answers", help=learn)
+
+
+def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
+    deploy = _add(commands, "deploy", [common], "have a job's model answer on nodes of the network, and fund that")
+    _job(deploy)
+    deploy.add_argument(
+        "--round", type=_between(1, 10**9), metavar="N", help="a checkpoint; default: the finished model"
+    )
+    deploy.add_argument(
+        "--replicas",
+        type=_between(1, 64),
+        default=REPLICAS,
+        metavar="N",
+        help="nodes that hold it; default: %(default)s",
+    )
+    hours = "until it ends; default: 8"
+    deploy.add_argument("--hours", type=_hours, default=HOURS, metavar="N", help=hours)
+    most = "the most that is paid, such as 2.50; default: twice what being ready for all the hours costs"
+    deploy.add_argument("--budget", type=_paid, metavar="AMOUNT", help=most)
+    context = "tokens of a prompt with its answer; default: as many as the model reads"
+    deploy.add_argument("--context", type=_between(64, 131_072), metavar="N", help=context)
+    deploy.add_argument("--name", default="", metavar="NAME", help="how you find it again")
+    _wallet(deploy)
+    deploy.add_argument("--yes", action="store_true", help="do not ask before funding")
+
+
+def _wallet(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--wallet", type=wallet, metavar="ADDRESS", help="the wallet that funds it; without it, the test wallet does"
+    )
 
 
 def _dataset(command: argparse.ArgumentParser) -> None:
@@ -317,6 +348,29 @@ def wallet(text: str) -> str:
         return wallet_address(text)
     except WalletAddressError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _between(least: int, most: int) -> Callable[[str], int]:
+    """A whole number within bounds, both of which may be taken."""
+
+    def taken(text: str) -> int:
+        if not least <= (number := whole_number(text)) <= most:
+            raise argparse.ArgumentTypeError(f"{number} is out of reach: write {least:,} to {most:,}")
+        return number
+
+    return taken
+
+
+def _hours(text: str) -> float:
+    if not 0 < (hours := decimal(text)) <= MOST_HOURS:
+        raise argparse.ArgumentTypeError(f"{hours:g} is out of reach: write hours above 0, {MOST_HOURS:,} at most")
+    return hours
+
+
+def _paid(text: str) -> int:
+    if not (paid := _amount(text)):
+        raise argparse.ArgumentTypeError("0 pays for nothing: write an amount above 0, such as 2.50")
+    return paid
 
 
 def _amount(text: str) -> int:

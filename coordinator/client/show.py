@@ -9,6 +9,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.client.deployments import (
+    SERVING_SENTENCES,
+    answered,
+    drawn_again,
+    hours,
+    nodes,
+    nodes_sentence,
+    prices,
+    seconds_left,
+    under_way,
+)
 from coordinator.client.text import (
     JOB_SENTENCES,
     SIGN,
@@ -47,13 +58,18 @@ def jobs_table(views: Sequence[api.JobView]) -> RenderableType:
         return Text("No jobs yet: `cottage submit job.yaml --data FILE` submits one.")
     table = Table(box=None, pad_edge=False)
     table.add_column("job", no_wrap=True, min_width=32)  # Whole, to be copied into the next command.
-    for title in ("name", "state", "rounds", "loss", f"paid {SIGN}"):
+    for title in ("name", "state", "progress", "loss", f"paid {SIGN}"):
         table.add_column(title)
     for view in views:
         loss = "" if view.validation_loss is None else f"{view.validation_loss:.3f}"
-        rounds = f"{view.rounds_done} of {view.rounds_total}"
-        table.add_row(view.id, Text(view.name), _state(view.state), rounds, loss, amount(view.paid))
+        table.add_row(view.id, Text(view.name), _state(view.state), _progress(view), loss, amount(view.paid))
     return table
+
+
+def _progress(view: api.JobView) -> str:
+    if view.spec.serve is None:
+        return f"{view.rounds_done} of {view.rounds_total}"
+    return "serves" if view.serving is None else f"{count(view.serving.answers)} answers"
 
 
 def keys_table(keys: Sequence[KeyView]) -> RenderableType:
@@ -94,8 +110,60 @@ def quote_table(quote: api.Quote) -> RenderableType:
     return Group(table, *problems)
 
 
+def deployment_quote_table(quote: api.Quote, proposed: bool = False) -> RenderableType:
+    """What it costs that a model answers. ``proposed``: nobody has named the budget."""
+    problems = [Text(f"✗ {problem}", style="red") for problem in quote.problems]
+    if problems and not quote.parameters:
+        return Group(*problems)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    most = ", twice what being ready costs, since none was named" if proposed else ""
+    rows = [
+        ("being ready", f"{money(quote.price_low)} for {nodes(quote.replicas)} and {hours(quote.hours)}"),
+        ("budget", f"{money(quote.price)}, the most that is paid{most}"),
+        *[("prices" if not place else "", reason) for place, reason in enumerate(quote.reasons)],
+        ("model", f"{count(quote.parameters)} parameters, {_memory(quote)}"),
+        *([("limited by", quote.limit)] if quote.limit else []),
+        *([("for 10^15 operations", money(quote.rate))] if quote.rate else []),
+        *([("fee of the ledger", f"{quote.fee_lamports:,} lamports")] if quote.fee_lamports else []),
+    ]
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), Text(value))
+    return Group(table, *problems)
+
+
+def _memory(quote: api.Quote) -> str:
+    return f"{max(quote.memory_mb_per_stage):,} MB on each node" if quote.memory_mb_per_stage else "not planned"
+
+
 def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> RenderableType:
     """The job as it is now: state, progress, figures, the last events."""
+    lines = _training(view) if view.spec.serve is None else _serving(view)
+    if view.reason:
+        lines.append(Text(view.reason, style="red" if view.state == "failed" else ""))
+    if view.evaluation is not None:
+        lines += [Text(evaluation_sentence(view.evaluation)), *_results(view.evaluation)]
+    lines += [Text(f"  {event.text}", style="dim") for event in events]
+    return Group(*lines)
+
+
+def _serving(view: api.JobView) -> list[RenderableType]:
+    """A deployment: who answers, what was answered and checked, what it costs."""
+    said = view.sentence or SERVING_SENTENCES[view.state]
+    lines: list[RenderableType] = [
+        Text.assemble((view.name, "bold"), "  ", _state(view.state), "  ", said),
+        _bar(view.cost, max(1, view.cap or view.spec.budget)),
+    ]
+    if (serving := view.serving) is not None:
+        if view.ended is None:
+            lines.append(Text(f"{nodes_sentence(serving)} · {under_way(serving)}"))
+        lines += [Text(answered(serving)), Text(drawn_again(serving)), Text(prices(serving), style="dim")]
+    lines.append(Text(f"cost so far {money(view.cost)} of {amount(view.cap or view.spec.budget)}, never more"))
+    left = "" if view.ended is not None else f" · ends in {duration(seconds_left(view, time.time()))} at the latest"
+    lines.append(Text(f"paid {money(view.paid)} of {amount(view.escrow)}{left}"))
+    return lines
+
+
+def _training(view: api.JobView) -> list[RenderableType]:
     loss = "" if view.validation_loss is None else f"validation loss {view.validation_loss:.3f}"
     if view.first_validation_loss is not None:
         loss += f" (from {view.first_validation_loss:.3f})"
@@ -113,12 +181,7 @@ def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> Rendera
     ]
     if view.quote.limit and view.state in ("planned", "running"):
         lines.append(Text(f"limited by {view.quote.limit}", style="dim"))
-    if view.reason:
-        lines.append(Text(view.reason, style="red" if view.state == "failed" else ""))
-    if view.evaluation is not None:
-        lines += [Text(evaluation_sentence(view.evaluation)), *_results(view.evaluation)]
-    lines += [Text(f"  {event.text}", style="dim") for event in events]
-    return Group(*lines)
+    return lines
 
 
 def _results(found: EvaluationView) -> list[RenderableType]:

@@ -17,6 +17,7 @@ from coordinator.client.tracking import track
 from protocol.rest import api
 
 _EVENTS_SHOWN = 5
+Until = Callable[[api.JobView], bool]
 
 
 async def jobs(client: Client, options: argparse.Namespace, out: Terminal) -> int:
@@ -77,14 +78,20 @@ async def change(client: Client, options: argparse.Namespace, out: Terminal) -> 
 
 async def watch(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     """``cottage watch``: a job until it is over."""
-    return await follow(client, options.job, options, out)
+    return ended(await follow(client, options.job, options, out))
 
 
-async def follow(client: Client, job: str, options: argparse.Namespace, out: Terminal) -> int:
-    """Show a job as it goes on until it is over."""
+def ended(view: api.JobView) -> int:
+    """The exit status for a job that is over."""
+    return 0 if view.state == "settled" else EXIT_REFUSED
+
+
+async def follow(
+    client: Client, job: str, options: argparse.Namespace, out: Terminal, until: Until | None = None
+) -> api.JobView:
+    """Show a job as it goes on until it is over, or until something is so of it."""
     if options.json:
-        view = await _wait(client, job, options, lambda update: say_json(update))
-        return 0 if view.state == "settled" else EXIT_REFUSED
+        return await _wait(client, job, options, lambda update: say_json(update), until)
     recent: deque[api.JobEvent] = deque(maxlen=_EVENTS_SHOWN)
     view = await client.get(job)
     with Live(job_panel(view), console=out, refresh_per_second=4) as live:
@@ -95,14 +102,18 @@ async def follow(client: Client, job: str, options: argparse.Namespace, out: Ter
             view = update.job or view
             live.update(job_panel(view, tuple(recent)))
 
-        view = await _wait(client, job, options, on_update)
+        view = await _wait(client, job, options, on_update, until)
         live.update(job_panel(view, tuple(recent)))
-    return 0 if view.state == "settled" else EXIT_REFUSED
+    return view
 
 
 async def _wait(
-    client: Client, job: str, options: argparse.Namespace, on_update: Callable[[JobUpdate], None]
+    client: Client,
+    job: str,
+    options: argparse.Namespace,
+    on_update: Callable[[JobUpdate], None],
+    until: Until | None,
 ) -> api.JobView:
-    if options.track is None:
-        return await client.wait(job, on_update)
+    if getattr(options, "track", None) is None:
+        return await client.wait(job, on_update, until)
     return await track(client, job, options.track, on_update, lambda text: say(f"cottage: {text}", error=True))

@@ -168,7 +168,8 @@ def jobs_table(jobs: Sequence[AdminJob]) -> RenderableType:
     for title in ("name", "of", "state", "nodes", "rounds", "where it stands"):
         table.add_column(title)
     for job in jobs:
-        rounds, state = f"{job.rounds_done} of {job.rounds_total}", Text(job.state, style=STYLES.get(job.state, ""))
+        rounds = f"{job.rounds_done} of {job.rounds_total}" if job.rounds_total else "serves"
+        state = Text(job.state, style=STYLES.get(job.state, ""))
         owner = Text(job.owner or job.account[:8])
         table.add_row(job.id, Text(job.name), owner, state, str(job.nodes), rounds, Text(job.sentence))
     return table

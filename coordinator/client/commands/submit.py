@@ -12,22 +12,24 @@ from common.terminal import say, somebody_answers
 from coordinator.client.client import Client
 from coordinator.client.commands.base import EXIT_REFUSED, progress_bar, show
 from coordinator.client.commands.fetch import wanted_output
-from coordinator.client.commands.follow import follow
+from coordinator.client.commands.follow import ended, follow
 from coordinator.client.commands.send import document_of, found_on_hub, hub_name, say_taken, upload_file
 from coordinator.client.datasets import format_of
+from coordinator.client.deployments import serves
 from coordinator.client.folders import TOKENIZER, tokenizer_files
 from coordinator.client.hub import fetch
 from coordinator.client.looks import check as look_through
 from coordinator.client.looks import check_table
-from coordinator.client.show import funding_table, quote_table
+from coordinator.client.show import deployment_quote_table, funding_table, quote_table
 from coordinator.client.tracking.target import target_of
 from protocol.rest import api
 
 
 async def quote(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     """``cottage quote``: what a job would cost."""
-    quote = await client.quote(await document_of(client, options, out))
-    show(out, options, quote, quote_table(quote))
+    document = await document_of(client, options, out)
+    quote = await client.quote(document)
+    show(out, options, quote, deployment_quote_table(quote) if serves(document) else quote_table(quote))
     return EXIT_REFUSED if quote.problems else 0
 
 
@@ -38,26 +40,33 @@ async def submit(client: Client, options: argparse.Namespace, out: Terminal) -> 
     document = await document_of(client, options, out)
     quote = await client.quote(document)
     if not options.json:
-        out.print(quote_table(quote))
-    if not options.yes and not options.json and not _agreed(out):
+        out.print(deployment_quote_table(quote) if serves(document) else quote_table(quote))
+    if not agreed(options, out):
         return EXIT_REFUSED
     wanted = None if options.output is None else wanted_output(options.output, options)
     job = await client.create_job(document, options.wallet)
     if wanted is not None:
         await client.set_output(job.id, wanted)
-    if options.wallet is None:
-        job = await client.fund(job.id)
-    elif not options.json:
-        out.print("Open this escrow from your wallet; the job begins as soon as it is on the ledger:")
-        out.print(funding_table(await client.funding(job.id)))
+    job = await funded(client, job, options, out)
     if options.watch or options.track is not None:
-        return await follow(client, job.id, options, out)
+        return ended(await follow(client, job.id, options, out))
     show(out, options, job, f"{job.id}  {job.state}. Follow it: cottage watch {job.id}")
     return 0
 
 
-def _agreed(out: Terminal) -> bool:
-    return out.input("Submit and fund it? [y/N] ").strip().lower() in ("y", "yes")
+def agreed(options: argparse.Namespace, out: Terminal) -> bool:
+    """Whether whoever sees the price wants the job; programs and ``--yes`` are not asked."""
+    return options.yes or options.json or out.input("Submit and fund it? [y/N] ").strip().lower() in ("y", "yes")
+
+
+async def funded(client: Client, job: api.JobView, options: argparse.Namespace, out: Terminal) -> api.JobView:
+    """Fund a new job from the test wallet, or say what one's own wallet has to do."""
+    if options.wallet is None:
+        return await client.fund(job.id)
+    if not options.json:
+        out.print("Open this escrow from your wallet; the job begins as soon as it is on the ledger:")
+        out.print(funding_table(await client.funding(job.id)))
+    return job
 
 
 async def upload(client: Client, options: argparse.Namespace, out: Terminal) -> int:

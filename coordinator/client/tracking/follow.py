@@ -60,6 +60,8 @@ async def track(
     """
     target = target_of(tracker)
     view = await client.get(job)
+    if view.spec.serve is not None:
+        raise TrackerError(f"job {job} serves a model and has no curve: follow it without a tracker")
     feed = _Feed(begin_of(target, view, client.address), on_warning)
     feeding = asyncio.create_task(feed.run(), name="track")
     try:

@@ -408,6 +408,9 @@ def read_document(text: str, typed: Mapping[str, str]) -> dict[str, str]:
     check_plain(document)
     if not isinstance(document, dict):
         raise InvalidError("a job is a table: it begins with { and ends with }", "document")
+    if document.get("serve") is not None:
+        way = "the page of the job whose model it is has “Serve it at homes”, and `cottage deploy JOB` asks for one"
+        raise InvalidError(f"serve: this form is for jobs that learn, and this one answers: {way}", "document")
     dataset = document.get("dataset", {})
     filled = {
         **document,
@@ -525,7 +528,7 @@ def _read_field(field: Field, text: str, document: dict[str, Any], errors: dict[
         if field.kind == "amount":
             value = parse_amount(text)
         elif field.kind == "whole":
-            value = _whole_number(text)
+            value = whole_number(text)
         elif field.kind == "decimal":
             value = float(text.replace(",", "."))
         elif field.kind == "names":
@@ -536,7 +539,8 @@ def _read_field(field: Field, text: str, document: dict[str, Any], errors: dict[
     _put(document, field.name, value, errors)
 
 
-def _whole_number(text: str) -> int:
+def whole_number(text: str) -> int:
+    """What was typed as a whole number; raises ``ValueError`` where it is none."""
     digits = re.sub(r"[,_\s]", "", text)
     if not re.fullmatch(r"[0-9]{1,18}", digits):
         raise ValueError(f"{text[:40]!r} is not a whole number")

@@ -7,6 +7,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from coordinator.client.compare import settings
+from coordinator.client.deployments import chats, curl_of
 from coordinator.client.text import parse_amount
 from coordinator.domain.job import JobAction
 from coordinator.errors import CottageError, NotFoundError
@@ -17,6 +18,7 @@ from coordinator.web.pages.account import read_form
 from coordinator.web.pages.fresh import Fresh, is_live
 from coordinator.web.pages.pipeline import drawing, pipeline
 from coordinator.web.pages.render import NODE_LOOKS, Renderer, server_of
+from coordinator.web.pages.serve import usual
 from coordinator.web.stream import TERMINAL
 from coordinator.web.transfers import job_id
 from protocol.codec import MessageError, convert
@@ -33,6 +35,8 @@ MAX_ID = 10**15
 # Which buttons a job has, by its state.
 PAUSABLE = frozenset({"funded", "planned", "running"})
 STOPPABLE = frozenset({"planned", "running", "paused"})
+ENDABLE = frozenset({"running", "paused"})
+"""In which a deployment can be stopped: before, it is cancelled."""
 
 
 class JobPages:
@@ -83,7 +87,8 @@ class JobPages:
         job, server, mine = job_id(request), server_of(request), await self._is_mine(request, job_id(request))
 
         async def make() -> str:
-            return self._renderer.html(request.path, "job.html", **await self._values(job, server, mine=mine))
+            values = await self._values(job, server, mine=mine)
+            return self._renderer.html(request.path, _template(values["job"]), **values)
 
         return await self._fresh.answer((job, mine, server), make)
 
@@ -219,12 +224,14 @@ class JobPages:
     async def _job(self, request: web.Request, refused: str = "", status: int = 200) -> web.Response:
         job = job_id(request)
         values = await self._values(job, server_of(request), mine=await self._is_mine(request, job))
-        return self._renderer.page(request, "job.html", status, **values | {"refused": refused})
+        return self._renderer.page(request, _template(values["job"]), status, **values | {"refused": refused})
 
     async def _values(self, job: str, server: str, *, mine: bool) -> dict[str, Any]:
         """What the page of a job shows. ``mine``: to its owner."""
         view = await self._jobs.get(job)
+        served = view.spec.serve is not None
         nodes = await self._jobs.nodes(job)
+        checkpoints = () if served else await self._leavings.checkpoints(job)
         shape = pipeline(nodes)
         members = {node.node for node in nodes if node.state not in ("lost", "rejected")}
         return {
@@ -232,7 +239,7 @@ class JobPages:
             "mine": mine,
             "over": view.state in TERMINAL,
             "pausable": view.state in PAUSABLE,
-            "stoppable": view.state in STOPPABLE and view.rounds_done > 0,
+            "stoppable": view.state in ENDABLE if served else view.state in STOPPABLE and view.rounds_done > 0,
             "nodes": nodes,
             "pipeline": shape,
             "drawing": drawing(shape, await self._market.links(members), NODE_LOOKS),
@@ -242,9 +249,11 @@ class JobPages:
             "commits": _latest(await self._jobs.commits(job), MAX_ROWS_SHOWN),
             "audits": _latest(await self._jobs.audits(job), MAX_ROWS_SHOWN),
             "receipts": _latest(await self._jobs.receipts(job), MAX_ROWS_SHOWN),
-            "checkpoints": await self._leavings.checkpoints(job),
-            "output": await self._output_of(job) if mine else None,
-            "metrics": await points_of(self._jobs, job),
+            "checkpoints": checkpoints,
+            "serve": usual(view) if mine and not served and (checkpoints or view.model) else None,
+            "curl": curl_of(server, view.id, chats(view)) if served else "",
+            "output": await self._output_of(job) if mine and not served else None,
+            "metrics": () if served else await points_of(self._jobs, job),
             "events": _latest(await self._happened(job), MAX_EVENTS_SHOWN),
             "funding": await self._jobs.funding(job) if mine and view.state not in TERMINAL else None,
             "network": await self._network.view(),
@@ -285,6 +294,10 @@ async def points_of(jobs: ports.JobsPort, job: str) -> list[api.Metric]:
     while len(points) < MAX_POINTS_READ and (part := await jobs.metrics(job, len(points))):
         points += part
     return points
+
+
+def _template(view: api.JobView) -> str:
+    return "job.html" if view.spec.serve is None else "deployment.html"
 
 
 def _latest(rows: Sequence[T], limit: int) -> list[T]:

@@ -13,7 +13,7 @@ from aiohttp import web
 from markupsafe import Markup
 
 from common.untrusted_text import untrusted_lines
-from coordinator.client import text
+from coordinator.client import deployments, text
 from coordinator.domain.account import Principal
 from coordinator.errors import ForbiddenError
 from coordinator.web.auth import visitor
@@ -49,6 +49,14 @@ NODE_LOOKS: Final = {
     "rejected": ("stop", "bad"),
     "done": ("check", "good"),
 }
+SERVING_WORDS: Final = {
+    "starting": "loading",
+    "ready": "answers",
+    "training": "answers",
+    "waiting": "answers",
+}
+"""What a node's state is called where it answers with a model."""
+SERVING_LOOKS: Final = {**NODE_LOOKS, "loading": ("wait", ""), "answers": ("run", "live")}
 CHECK_LOOKS: Final = {
     "pending": ("clock", ""),
     "verified": ("check", "good"),
@@ -171,6 +179,9 @@ class Renderer:
             "rule_words": RULE_WORDS,
             "job_looks": JOB_LOOKS,
             "node_looks": NODE_LOOKS,
+            "serving_looks": SERVING_LOOKS,
+            "serving_words": SERVING_WORDS,
+            "serving_sentences": deployments.SERVING_SENTENCES,
             "check_looks": CHECK_LOOKS,
             "event_icons": EVENT_ICONS,
             "entry_looks": ENTRY_LOOKS,
@@ -195,6 +206,9 @@ class Renderer:
             "measured",
         ):
             self._environment.filters[name] = getattr(text, name)
+        for name in ("answered", "drawn_again", "hours", "nodes_sentence", "under_way"):
+            self._environment.filters[name] = getattr(deployments, name)
+        self._environment.filters["nodes_words"] = deployments.nodes
         self._environment.filters["dataset_format"] = WORDS.__getitem__
         self._environment.filters["date"] = chart.date
         self._environment.filters["iso"] = _iso

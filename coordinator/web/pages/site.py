@@ -17,6 +17,7 @@ from coordinator.web.pages.ledger import LedgerPages
 from coordinator.web.pages.market import MarketPages
 from coordinator.web.pages.reference import Reference
 from coordinator.web.pages.render import STATIC_FOLDER, Renderer
+from coordinator.web.pages.serve import ServePages
 from coordinator.web.pages.submit import Submit
 from coordinator.web.pages.views import Views
 from coordinator.web.services import Services
@@ -65,6 +66,7 @@ class Site:
         self._parts = (
             Views(jobs, network, renderer),
             JobPages(jobs, services.leavings, network, market, renderer),
+            ServePages(jobs, network, renderer),
             MarketPages(network, market, services.withdrawals, renderer),
             LedgerPages(jobs, services.books, renderer),
             DisputePages(services.books, renderer),

@@ -100,7 +100,10 @@ class Submit:
         earlier, start = request.query.get("from", ""), request.query.get("start", "")
         if is_id(earlier):
             await self._jobs.check_owner(earlier, principal(request).account_id)
-            typed = fill((await self._jobs.get(earlier)).spec)
+            spec = (await self._jobs.get(earlier)).spec
+            if spec.serve is not None:
+                raise web.HTTPSeeOther(f"/jobs/{spec.model.from_job}/serve", headers={hdrs.CACHE_CONTROL: "no-store"})
+            typed = fill(spec)
         if is_id(start):
             typed |= {
                 "model.choice": FROM_JOB,
@@ -186,7 +189,7 @@ class Submit:
     async def _check(self, request: web.Request, filled: Filled, seconds: float) -> Check | None:
         """The check of the dataset that is chosen, if one is; it goes on by itself."""
         spec = filled.spec or _without_faults(filled)
-        if spec is None or spec.dataset.artifact == NO_DATASET:
+        if spec is None or spec.dataset is None or spec.dataset.artifact == NO_DATASET:
             return None
         try:
             tokenizer = spec.tokenizer
@@ -357,7 +360,8 @@ def _fits(quote: Quote | None, filled: Filled) -> dict[str, Any]:
     if quote is None:
         return {"problems": (), "proposal": "", "within": True, "typed": False}
     typed = bool(filled.values["budget"].strip()) and "budget" not in filled.errors
-    missing = filled.spec is not None and filled.spec.dataset.artifact == NO_DATASET
+    data = None if filled.spec is None else filled.spec.dataset
+    missing = data is not None and data.artifact == NO_DATASET
     problems = tuple(problem for problem in quote.problems if not (missing and NO_DATASET[:8] in problem))
     budget = filled.spec.budget if filled.spec is not None else 0
     return {

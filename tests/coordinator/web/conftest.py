@@ -62,8 +62,10 @@ class House:
 
     Attributes:
         document: of the interface, the same for all.
+        kind: of the cluster behind it.
     """
 
+    kind: ClassVar[type[Cluster]] = Cluster
     document: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, folder: Path, open_to_all: bool = True, **settings: Any) -> None:
@@ -71,7 +73,7 @@ class House:
         self.port = 0
         self.public_url: str | None = None
         self.artifacts = DiskArtifacts(folder / "artifacts")
-        self.cluster = Cluster(self.artifacts)
+        self.cluster = self.kind(self.artifacts)
         self.market = Market(self.cluster)
         self.uploads = UploadService(folder / "uploads", self.artifacts)
         config = Config(folder, "http://ledger.test", open=open_to_all, **settings)

@@ -1,0 +1,151 @@
+"""A model that answers on nodes: the document that asks for it, and the words for it on the pages and the command line."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from coordinator.client.errors import ProblemError
+from coordinator.client.text import count, money
+from protocol.rest import api
+
+REPLICAS, HOURS = 1, 8.0
+OFTEN = 2  # Where no budget is named: as much again for answers as being ready costs.
+MOST_NAME = 100  # Characters of a job's name.
+AT_HOMES = " at homes"
+QUESTION = "What colour is a lemon?"
+
+SERVING_SENTENCES: dict[api.JobStateName, str] = {
+    "created": "Waiting for its escrow: nothing runs and nothing is spent until it is funded.",
+    "funded": "The budget is in escrow. Nodes are being chosen.",
+    "planned": "Nodes are loading the model.",
+    "running": "It answers.",
+    "paused": "Paused: nothing answers and nothing is spent until it is resumed.",
+    "verifying": "It answers no more. The last checks and payments are under way.",
+    "settled": "Done: what was answered is paid, the rest is refunded.",
+    "failed": "Failed: what was answered is paid, the rest is refunded.",
+    "cancelled": "Cancelled: what was answered is paid, the rest is refunded.",
+}
+
+
+def deployment_document(
+    job: str,
+    budget: int,
+    replicas: int = REPLICAS,
+    hours: float = HOURS,
+    round_: int | None = None,
+    context: int | None = None,
+    name: str = "",
+) -> dict[str, Any]:
+    """The job document that has the model of ``job`` answer on nodes."""
+    return {
+        "name": name or deployment_name(job[:8]),
+        "model": {"from_job": job, "from_round": round_},
+        "serve": {"replicas": replicas, "context": context},
+        "budget": budget,
+        "deadline_hours": hours,
+    }
+
+
+def deployment_name(model: str) -> str:
+    """What a deployment is called where nobody names it."""
+    return f"{model[: MOST_NAME - len(AT_HOMES)]}{AT_HOMES}"
+
+
+def usual_budget(quote: api.Quote) -> int:
+    """The budget where none is named: what being ready for all the hours costs, and as much again for answers."""
+    return max(1, OFTEN * quote.price_low)
+
+
+def serves(document: Mapping[str, Any]) -> bool:
+    """Whether a job document is one of a deployment."""
+    return document.get("serve") is not None
+
+
+def check_served(source: api.JobView, round_: int | None) -> None:
+    """See that a job has the model that is to be served.
+
+    Raises:
+        ProblemError: it serves one itself, or has none yet.
+    """
+    if source.spec.serve is not None:
+        way = f"name that one: {source.spec.model.from_job}"
+        raise ProblemError(422, "invalid", f"job {source.id} serves the model of another job: {way}", "model.from_job")
+    if round_ is None and source.model is None:
+        way = "it is served once it is verified"
+        if source.checkpoint:
+            way = f"its checkpoint after round {source.checkpoint} can be (--round {source.checkpoint})"
+        detail = f"job {source.id} is {source.state} and has no finished model: {way}"
+        raise ProblemError(409, "conflict", detail, "model.from_job")
+
+
+def answers(view: api.JobView) -> bool:
+    """Whether a deployment's first node answers."""
+    return view.state == "running" or (view.serving is not None and view.serving.ready > 0)
+
+
+def chats(view: api.JobView) -> bool:
+    """Whether a job's model has a chat template, as far as its document says so."""
+    return bool((view.spec.tokenizer.settings or {}).get("chat_template"))
+
+
+def curl_of(address: str, model: str, chat: bool) -> str:
+    """A command that asks a model. ``address``: of the coordinator."""
+    said = f'"messages": [{{"role": "user", "content": "{QUESTION}"}}]' if chat else '"prompt": "Once upon a time"'
+    body = f'{{"model": "{model}", {said}}}'
+    way = "chat/completions" if chat else "completions"
+    return f"curl {address}/v1/{way} -H 'Authorization: Bearer KEY' -H 'Content-Type: application/json' -d '{body}'"
+
+
+def nodes_sentence(serving: api.ServingView) -> str:
+    """Who answers, in words: ``2 nodes answer, 1 loads the model``."""
+    said = {0: "no node answers", 1: "1 node answers"}.get(serving.ready, f"{serving.ready} nodes answer")
+    if serving.loading:
+        said += f", {serving.loading} {'loads' if serving.loading == 1 else 'load'} the model"
+    return said
+
+
+def under_way(serving: api.ServingView) -> str:
+    """What is being answered now."""
+    return f"{_answers(serving.answering)} under way, {count(serving.waiting)} waiting"
+
+
+def answered(serving: api.ServingView) -> str:
+    """What was answered so far, in words."""
+    tokens = f"{count(serving.tokens)} tokens, for prompts of {count(serving.prompt_tokens)}"
+    return f"{_answers(serving.answers)} of {tokens}" if serving.answers else "no answer yet"
+
+
+def drawn_again(serving: api.ServingView) -> str:
+    """What checks came to: ``12 answers were drawn again, none was wrong``."""
+    if not serving.checked:
+        return "no answer was drawn again yet"
+    if serving.checked == 1:
+        return f"1 answer was drawn again, and was {'wrong' if serving.wrong else 'right'}"
+    wrong = {0: "none was", 1: "1 was"}.get(serving.wrong, f"{count(serving.wrong)} were")
+    return f"{count(serving.checked)} answers were drawn again, {wrong} wrong"
+
+
+def prices(serving: api.ServingView) -> str:
+    """What it costs, in words."""
+    tokens = f"{money(serving.per_million)} a million tokens of answers, {money(serving.per_million_prompt)} of prompts"
+    return f"{tokens}, {money(serving.per_hour)} an hour of a ready node"
+
+
+def seconds_left(view: api.JobView, now: float) -> float:
+    """Until a deployment's hours are over."""
+    return max(0.0, view.created + view.spec.deadline_hours * 3600 - now)
+
+
+def hours(number: float) -> str:
+    """A number of hours as one says it: ``8 hours``, ``1 hour``, ``1.5 hours``."""
+    whole = f"{number:g}" if not math.isclose(number, round(number)) else f"{round(number)}"
+    return f"{whole} {'hour' if whole == '1' else 'hours'}"
+
+
+def nodes(number: int) -> str:
+    """A number of nodes in words."""
+    return f"{number} {'node' if number == 1 else 'nodes'}"
+
+
+def _answers(number: int) -> str:
+    return f"{count(number)} {'answer' if number == 1 else 'answers'}"

@@ -1,0 +1,247 @@
+"""``cottage deploy`` and what shows a deployment on a terminal; the same calls from Python."""
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coordinator.client import Client, ProblemError, answers
+from coordinator.client.cli import main
+from coordinator.client.deployments import (
+    MOST_NAME,
+    answered,
+    curl_of,
+    deployment_name,
+    drawn_again,
+    hours,
+    nodes_sentence,
+    usual_budget,
+)
+from coordinator.client.tracking import TrackerError, track
+from protocol.job.job import JobSpec, ServeSpec
+from tests.coordinator.web.conftest import House
+from tests.coordinator.web.deployments.conftest import ENOUGH, deployed, finished
+from tests.coordinator.web.deployments.serving_cluster import PER_HOUR, QUIET
+
+
+async def cottage(*argv: str) -> int:
+    return await asyncio.to_thread(main, list(argv))
+
+
+async def loaded_soon(house: House) -> None:
+    """The network, for a deployment that is funded."""
+    while not (jobs := await house.cluster.list(1, None)) or jobs[0].state != "funded":
+        await asyncio.sleep(0.02)
+    house.cluster.step(jobs[0].id)
+    house.cluster.step(jobs[0].id)
+
+
+async def deploy(house: House, job: str, *words: str) -> int:
+    beside = asyncio.create_task(loaded_soon(house))
+    try:
+        return await cottage("deploy", job, *words, "--yes", "--server", house.url)
+    finally:
+        beside.cancel()
+
+
+async def test_a_model_is_deployed_with_its_price_and_then_says_how_it_is_asked(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = await finished(house, {"chat_template": "{{ messages }}"})
+    assert await deploy(house, job, "--replicas", "2", "--hours", "8", "--budget", "5") == 0
+    made, _ = await house.cluster.list(5, None)
+    assert (made.name, made.spec.serve, made.spec.model.from_job) == ("moo at homes", ServeSpec(2), job)
+    assert (made.spec.budget, made.spec.deadline_hours, made.spec.dataset) == (ENOUGH, 8.0, None)
+    said = capsys.readouterr().out
+    for words in (
+        "¤ 2.40 for 2 nodes and 8 hours",
+        "¤ 5.00, the most that is paid",
+        "a million tokens of answers cost 1.20",
+        "1 node answers, 1 loads the model",
+        f"base URL  {house.url}/v1",
+        f"model     {made.id}",
+        curl_of(house.url, made.id, True),
+        f"cottage stop {made.id}",
+    ):
+        assert words in said, words
+    assert "twice" not in said
+    assert not re.search(r"\bround|loss\b", said), "it learns nothing"
+
+
+async def test_without_a_budget_it_is_twice_what_being_ready_costs_and_that_is_told(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = await finished(house)
+    assert await deploy(house, job, "--hours", "4", "--name", "cow", "--context", "512", "--round", "4") == 0
+    made = (await house.cluster.list(1, None))[0]
+    assert made.spec.budget == 2 * 4 * PER_HOUR
+    assert (made.spec.name, made.spec.serve, made.spec.model.from_round) == ("cow", ServeSpec(1, 512), 4)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "¤ 1.20, the most that is paid, twice what being ready costs, since none was named" in said
+    assert '"prompt": "Once upon a time"' in said, "it has no chat template"
+
+
+async def test_programs_get_the_job_as_json_once_it_answers(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    job = await finished(house)
+    assert await deploy(house, job, "--json") == 0
+    view = json.loads(capsys.readouterr().out)
+    assert (view["state"], view["serving"]["ready"], view["spec"]["model"]["from_job"]) == ("running", 1, job)
+    assert await deploy(house, job, "--json", "--budget", "0.01") == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "the budget 0.01 is below 1.20" in shown.err
+
+
+async def test_nothing_is_made_of_what_the_price_forbids_or_nobody_agrees_to(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await finished(house)
+    assert await cottage("deploy", job, "--budget", "1", "--yes", "--server", house.url) == 1
+    assert "✗ the budget 1.00 is below 1.20" in capsys.readouterr().out
+    monkeypatch.setattr("common.console.Terminal.input", lambda *_: "n")
+    assert await cottage("deploy", job, "--server", house.url) == 1
+    assert len(await house.cluster.list(5, None)) == 1
+
+
+async def test_a_deployment_that_ends_before_it_answers_is_no_success(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = await finished(house)
+
+    async def cancelled() -> None:
+        while (made := (await house.cluster.list(1, None))[0]).state != "funded":
+            await asyncio.sleep(0.02)
+        await house.cluster.cancel(made.id)
+
+    beside = asyncio.create_task(cancelled())
+    assert await cottage("deploy", job, "--yes", "--server", house.url) == 1
+    await beside
+    assert "cancelled by the submitter" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--hours", "-3"), "-3 is out of reach: write hours above 0, 2,160 at most"),
+        (("--hours", "0"), "0 is out of reach"),
+        (("--hours", "many"), "'many' is no number"),
+        (("--replicas", "0"), "0 is out of reach: write 1 to 64"),
+        (("--replicas", "65"), "65 is out of reach"),
+        (("--context", "8"), "8 is out of reach: write 64 to 131,072"),
+        (("--round", "0"), "0 is out of reach"),
+        (("--budget", "0"), "0 pays for nothing: write an amount above 0, such as 2.50"),
+        (("--budget", "-1"), "'-1' is not an amount"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_is_right(
+    capsys: pytest.CaptureFixture[str], words: Sequence[str], says: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["deploy", "JOB", *words])
+    assert says in capsys.readouterr().err
+
+
+async def test_a_job_without_a_model_is_refused_with_the_way_out(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {"name": "x", "model": {"preset": "tiny-llama"}, "dataset": {"artifact": await house.dataset()}}
+    async with Client(house.url) as client:
+        job = (await client.create_job(spec | {"budget": 9_000_000})).id
+        await client.fund(job)
+    assert await cottage("deploy", job, "--yes", "--server", house.url) == 1
+    assert f"job {job} is funded and has no finished model: it is served once it is verified" in capsys.readouterr().err
+    for _ in range(8):
+        house.cluster.step(job)
+    assert await cottage("deploy", job, "--yes", "--server", house.url) == 1
+    assert "its checkpoint after round 5 can be (--round 5)" in capsys.readouterr().err
+    made = await deployed(house)
+    assert await cottage("deploy", made, "--yes", "--server", house.url) == 1
+    assert f"job {made} serves the model of another job: name that one:" in capsys.readouterr().err
+
+
+async def test_every_command_shows_a_deployment_without_rounds_and_losses(
+    house: House, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await deployed(house, 2)
+    assert await cottage("show", made, "--server", house.url) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "moo at homes running It answers on 2 of 2 nodes.",
+        "2 nodes answer · 3 answers under way, 1 waiting",
+        "80 answers of 12,000 tokens, for prompts of 18,000",
+        "12 answers were drawn again, none was wrong",
+        "¤ 1.20 a million tokens of answers, ¤ 0.24 of prompts, ¤ 0.15 an hour of a ready node",
+        "cost so far ¤ 0.06 of 5.00, never more",
+    ):
+        assert words in said, words
+    assert "round" not in said
+    assert "loss" not in said
+    monkeypatch.setenv("COLUMNS", "120")
+    assert await cottage("jobs", "--server", house.url) == 0
+    assert re.search(rf"{made} +moo at homes +running +80 answers", capsys.readouterr().out)
+    assert await cottage("stop", made, "--server", house.url) == 0
+    assert "answers no more" in capsys.readouterr().out or True
+    house.cluster.step(made)
+    assert await cottage("watch", made, "--server", house.url) == 0
+    assert "under way" not in capsys.readouterr().out
+    assert await cottage("download", made, str(tmp_path / "m"), "--server", house.url) == 1
+    assert "serves the model of another job: download that of" in capsys.readouterr().err
+
+
+async def test_a_document_with_serve_is_quoted_and_submitted_as_others_are(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        f"name: cow\nmodel: {{from_job: '{await finished(house)}'}}\nserve: {{replicas: 2}}\nbudget: 5000000\n"
+        "deadline_hours: 8\n"
+    )
+    assert await cottage("quote", str(file), "--server", house.url) == 0
+    assert "¤ 2.40 for 2 nodes and 8 hours" in capsys.readouterr().out
+    assert await cottage("submit", str(file), "--yes", "--server", house.url) == 0
+    assert (await house.cluster.list(1, None))[0].state == "funded"
+
+
+async def test_a_program_deploys_a_model_and_waits_for_it(house: House) -> None:
+    job = await finished(house)
+    async with Client(house.url) as client:
+        made = await client.deploy(job, hours=2.0)
+        assert (made.state, made.spec.budget) == ("funded", 2 * 2 * PER_HOUR)
+        house.cluster.step(made.id)
+        house.cluster.step(made.id)
+        view = await client.wait(made.id, until=answers)
+        assert answers(view)
+        assert view.ended is None
+        own = await client.deploy(job, budget=ENOUGH, submitter="1" * 32)
+        assert own.state == "created", "its wallet funds it"
+        with pytest.raises(ProblemError, match="is below"):
+            await client.deploy(job, budget=1)
+        with pytest.raises(TrackerError, match="serves a model and has no curve"):
+            await track(client, made.id, "mlflow")
+
+
+async def test_words_follow_their_numbers(house: House) -> None:
+    change = msgspec.structs.replace
+    assert nodes_sentence(QUIET) == "no node answers"
+    assert nodes_sentence(change(QUIET, ready=3, loading=2)) == "3 nodes answer, 2 load the model"
+    assert answered(QUIET) == "no answer yet"
+    assert answered(change(QUIET, answers=1, tokens=9, prompt_tokens=7)) == "1 answer of 9 tokens, for prompts of 7"
+    told = {
+        (0, 0): "no answer was drawn again yet",
+        (1, 0): "1 answer was drawn again, and was right",
+        (1, 1): "1 answer was drawn again, and was wrong",
+        (12, 0): "12 answers were drawn again, none was wrong",
+        (12, 1): "12 answers were drawn again, 1 was wrong",
+        (1_200, 2): "1,200 answers were drawn again, 2 were wrong",
+    }
+    for (checked, wrong), words in told.items():
+        assert drawn_again(change(QUIET, checked=checked, wrong=wrong)) == words
+    assert [hours(number) for number in (1, 8.0, 0.5)] == ["1 hour", "8 hours", "0.5 hours"]
+    assert len(deployment_name("x" * 200)) == MOST_NAME
+    job = await finished(house)
+    document = {"name": "x", "model": {"from_job": job}, "serve": {}, "budget": 1, "deadline_hours": 1.0}
+    assert usual_budget(await house.cluster.quote(msgspec.convert(document, JobSpec))) == 2 * PER_HOUR

@@ -1,0 +1,116 @@
+"""A deployment in a real Chromium: asked for by keyboard with a price that follows, its page that follows, and pictures."""
+
+from typing import Any
+
+import pytest
+
+from protocol.job.job import ServeSpec
+from tests.coordinator.web.conftest import House
+from tests.coordinator.web.deployments.conftest import deployed, finished
+from tests.coordinator.web.pages.test_adapters import LOOKS, look
+from tests.coordinator.web.pages.test_browser import (  # noqa: F401 - a fixture, and marks
+    AXE,
+    FAULTS,
+    PICTURES,
+    chromium,
+    pytestmark,
+    tab_to,
+    visit,
+)
+
+
+async def whole(page: Any, name: str) -> None:
+    """Pictures of a page, wide and narrow, by day and by night; without serious faults in any."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    await page.evaluate(AXE)
+    for width, scheme in LOOKS:
+        await page.set_viewport_size({"width": width, "height": 900})
+        await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        assert await page.evaluate(FAULTS, None) == [], (name, width, scheme)
+        assert await page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (name, width, scheme)
+        await page.screenshot(path=PICTURES / f"{name}-{width}-{scheme}.png", full_page=True)
+
+
+async def test_a_model_is_served_with_the_keyboard_alone_at_a_price_that_follows(
+    chromium: Any,  # noqa: F811
+    house: House,
+) -> None:
+    job = await finished(house)
+    seen = await visit(chromium, house, f"/jobs/{job}")
+    page = seen.page
+    await page.locator("#field-replicas").scroll_into_view_if_needed()
+    await page.wait_for_selector("#serve-quote .price")
+    assert "1.20" in await page.inner_text("#serve-quote .price")
+    await tab_to(page, "#field-replicas", 200)
+    await page.keyboard.press("Control+a")
+    await page.keyboard.type("2")
+    await page.wait_for_function("() => document.querySelector('#serve-quote .price').textContent.includes('2.40')")
+    assert await page.is_hidden("[data-serve] [value=quote]"), "the price comes by itself"
+    await look(page, "serve", "[aria-labelledby=serve]")
+    await tab_to(page, "#serve-quote [data-budget]")
+    await page.keyboard.press("Enter")
+    assert await page.input_value("#field-budget") == "4.80"
+    await page.wait_for_function("() => !document.querySelector('#serve-quote [data-budget]')")
+    await tab_to(page, "#serve-button")
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector("h2:has-text('Fund it')")
+    await whole(page, "deployment-created")
+    await page.click("#fund-button")
+    await page.wait_for_selector(".badge:has-text('funded')")
+    made = (await house.cluster.list(1, None))[0]
+    assert (made.spec.budget, made.spec.serve) == (4_800_000, ServeSpec(2))
+    assert seen.complaints == []
+
+
+async def test_the_page_of_a_deployment_follows_it(chromium: Any, house: House) -> None:  # noqa: F811
+    made = await deployed(house)
+    house.cluster.step(made)
+    seen = await visit(chromium, house, f"/jobs/{made}")
+    page = seen.page
+    await page.wait_for_selector("[data-live=nodes] .badge:has-text('loading')")
+    house.cluster.step(made)
+    await page.wait_for_selector("[data-live=nodes] .badge:has-text('answers')")
+    assert "1 node answers, 1 loads the model" in await page.text_content("[data-live=spoken]")
+    await whole(page, "deployment-loading")
+    for _ in range(7):
+        house.cluster.step(made)
+    await page.wait_for_selector("[data-live=figures] :text('42 answers were drawn again, none was wrong')")
+    await whole(page, "deployment")
+    house.cluster._change(house.cluster._find(made), state="verifying", reason="the submitter stopped it")
+    house.cluster.step(made)
+    await page.wait_for_selector(".badge:has-text('settled')")
+    await whole(page, "deployment-settled")
+    assert seen.complaints == []
+
+
+async def test_it_is_served_without_scripts(chromium: Any, house: House) -> None:  # noqa: F811
+    job = await finished(house)
+    page = (await visit(chromium, house, f"/jobs/{job}", java_script_enabled=False)).page
+    await page.fill("#field-replicas", "2")
+    await page.fill("#field-hours", "many")
+    await page.click("#serve-button")
+    await page.wait_for_selector("#error-hours")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    await page.screenshot(path=PICTURES / "serve-errors-1280-light.png", full_page=True)
+    await page.fill("#field-hours", "8")
+    await page.click("[data-serve] [value=quote]")
+    await page.wait_for_selector("#serve-quote .price")
+    for width, scheme in LOOKS:
+        await page.set_viewport_size({"width": width, "height": 900})
+        await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        await page.screenshot(path=PICTURES / f"serve-plain-{width}-{scheme}.png", full_page=True)
+    await page.fill("#field-budget", "5")
+    await page.click("#serve-button")
+    await page.wait_for_selector("h2:has-text('Fund it')")
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/", "stop", "serve"])
+async def test_pages_around_a_deployment_are_accessible(chromium: Any, house: House, path: str) -> None:  # noqa: F811
+    made = await deployed(house, 2)
+    there = {
+        "stop": f"/jobs/{made}/stop",
+        "serve": f"/jobs/{(await house.cluster.get(made)).spec.model.from_job}/serve",
+    }
+    seen = await visit(chromium, house, there.get(path, path))
+    await whole(seen.page, f"deployment-on-{path.strip('/') or 'home'}")
+    assert seen.complaints == []
