@@ -28,7 +28,7 @@ from protocol.serving import (
 MOST = 2  # Models at a time: each may take as much memory as a tool.
 IDLE_S = 300.0  # Then a model that nobody asks makes room.
 
-_FIELDS = {"bad-schema": "response_format", "no-tools": "tools"}
+_FIELDS = {"bad-schema": "response_format", "no-tools": "tools", "no-template": "messages"}
 """What a refusal is about, by its code."""
 LOG = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from coordinator.web.pages.invitation import InvitationPage
 from coordinator.web.pages.job import JobPages
 from coordinator.web.pages.ledger import LedgerPages
 from coordinator.web.pages.market import MarketPages
+from coordinator.web.pages.playground import Playground
 from coordinator.web.pages.reference import Reference
 from coordinator.web.pages.render import STATIC_FOLDER, Renderer
 from coordinator.web.pages.submit import Submit
@@ -40,6 +41,7 @@ PLACES = {
     "/runs": "Public runs",
     "/jobs": "Jobs",
     "/compare": "Compare runs",
+    "/playground": "Playground",
     "/submit": "Train a model",
     "/earn": "What would my GPU earn",
     "/earnings": "Earnings",
@@ -65,6 +67,7 @@ class Site:
         self._parts = (
             Views(jobs, network, renderer),
             JobPages(jobs, services.leavings, network, market, renderer),
+            Playground(jobs, renderer),
             MarketPages(network, market, services.withdrawals, renderer),
             LedgerPages(jobs, services.books, renderer),
             DisputePages(services.books, renderer),
