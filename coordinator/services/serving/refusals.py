@@ -3,7 +3,7 @@
 from coordinator.errors import CottageError, InvalidError, PromptTooLongError, UnavailableError
 from protocol.serving import RefusedReport
 
-_FIELDS = {"bad-schema": "response_format", "no-tools": "tools"}
+_FIELDS = {"bad-schema": "response_format", "no-tools": "tools", "no-template": "messages"}
 """What a refusal is about, by its code."""
 
 

@@ -128,7 +128,7 @@ EVENT_ICONS: Final = {
 NAVIGATION: Final = (
     ("/network", "Network", ("/network", "/machines", "/lenders", "/status", "/nodes/")),
     ("/runs", "Runs", ("/runs",)),
-    ("/jobs", "Jobs", ("/jobs", "/compare")),
+    ("/jobs", "Jobs", ("/jobs", "/compare", "/playground")),
     ("/earn", "Lend", ("/earn", "/earnings", "/download", "/join")),
     ("/ledger", "Ledger", ("/ledger",)),
     ("/docs", "Docs", ("/docs",)),

@@ -15,6 +15,7 @@ from coordinator.web.pages.invitation import InvitationPage
 from coordinator.web.pages.job import JobPages
 from coordinator.web.pages.ledger import LedgerPages
 from coordinator.web.pages.market import MarketPages
+from coordinator.web.pages.playground import Playground
 from coordinator.web.pages.reference import Reference
 from coordinator.web.pages.render import STATIC_FOLDER, Renderer
 from coordinator.web.pages.serve import ServePages
@@ -41,6 +42,7 @@ PLACES = {
     "/runs": "Public runs",
     "/jobs": "Jobs",
     "/compare": "Compare runs",
+    "/playground": "Playground",
     "/submit": "Train a model",
     "/earn": "What would my GPU earn",
     "/earnings": "Earnings",
@@ -67,6 +69,7 @@ class Site:
             Views(jobs, network, renderer),
             JobPages(jobs, services.leavings, network, market, renderer),
             ServePages(jobs, network, renderer),
+            Playground(jobs, renderer),
             MarketPages(network, market, services.withdrawals, renderer),
             LedgerPages(jobs, services.books, renderer),
             DisputePages(services.books, renderer),

@@ -130,6 +130,7 @@ async def addresses(house: House) -> dict[str, str]:
         "node": f"/nodes/{member.node}",
         "jobs": "/jobs",
         "runs": "/runs",
+        "playground": f"/playground?model={settled.id}&beside={job.id}",
         "compare": f"/compare?job={job.id}&job={settled.id}",
         "job": f"/jobs/{job.id}",
         "job-created": f"/jobs/{created.id}",

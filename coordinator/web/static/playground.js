@@ -1,0 +1,311 @@
+// The playground: words go to a model, or to two of them, and what they say appears as it comes. All of it is only ever text.
+"use strict";
+
+const LOADING_MS = 2500; // A model that is there has its first word by then.
+const at = (id) => document.getElementById(id);
+const [play, talk, words, spoken, form] = ["play", "talk", "words", "spoken", "say"].map(at);
+const settings = ["temperature", "top_p", "max_tokens", "seed"].map(at);
+const labels = new Map(); // What people call a model, by its name at /v1.
+let turns = [];
+let running = null; // What ends the answers that are under way.
+
+// What a model cannot do, or why there is no answer. `param`: the field of the request that it is about.
+class Fault extends Error {
+  constructor({ message, param = null }) {
+    super(message || "The coordinator does not answer as it should: try again.");
+    this.param = param;
+  }
+}
+
+async function asked(address, more = {}) {
+  let answer;
+  try {
+    answer = await fetch(address, more);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Fault({ message: "The coordinator does not answer: it may be restarting, or the network is away." });
+  }
+  if (answer.ok) return answer;
+  if (answer.status === 401) throw new Fault({ message: "You are not signed in any more: reload the page." });
+  throw new Fault((await answer.json().catch(() => ({}))).error ?? {});
+}
+
+// What a stream says, piece by piece, until it says that it is done.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (let { value, done } = await reader.read(); !done; { value, done } = await reader.read()) {
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      if (part === "data: [DONE]") return;
+      if (!part.startsWith("data: ")) continue;
+      const piece = JSON.parse(part.slice(6));
+      if (piece.error) throw new Fault(piece.error);
+      yield piece;
+    }
+  }
+  throw new Fault({ message: "The line was cut before the answer's end." });
+}
+
+// --- what is asked ----------------------------------------------------------------------------------------------------------
+
+const kind = () => document.querySelector("[name=kind]:checked").value;
+
+// The conversation as the model in one place has it; what came beside it later takes over the other's answers.
+function messages(turn, place) {
+  const said = turn.system ? [{ role: "system", content: turn.system }] : [];
+  for (const past of turns.slice(0, turns.indexOf(turn))) {
+    const answer = (past.answers[place] ?? past.answers[0])?.text;
+    if (past.kind === "chat" && answer) said.push({ role: "user", content: past.words }, { role: "assistant", content: answer });
+  }
+  return [...said, { role: "user", content: turn.words }];
+}
+
+function request(turn, place) {
+  const what = turn.kind === "chat" ? { messages: messages(turn, place) } : { prompt: turn.words };
+  const body = { model: turn.models[place], ...turn.sampling, ...what, stream: true, stream_options: { include_usage: true } };
+  return { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: running.signal };
+}
+
+// --- what is shown ----------------------------------------------------------------------------------------------------------
+
+function say(text) {
+  const line = document.createElement("p");
+  line.textContent = text;
+  spoken.append(line);
+}
+
+// Whatever grows at the page's end stays in sight of whoever is there.
+function keepingEnd(change) {
+  const page = document.documentElement;
+  const stays = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
+  change();
+  if (stays) page.scrollTop = page.scrollHeight;
+}
+
+// An answer: its place in the page, and what it has said so far.
+class Answer {
+  constructor(turn, place) {
+    [this.turn, this.place, this.text, this.began] = [turn, place, "", performance.now()];
+    this.name = labels.get(turn.models[place]) ?? turn.models[place];
+    this.root = at("answer").content.firstElementChild.cloneNode(true);
+    for (const part of ["says", "wait", "facts", "note"]) this[part] = this.root.querySelector(`.${part}`);
+    this.root.querySelector("h3").textContent = this.name;
+    this.root.setAttribute("aria-label", `Answer of ${this.name}`);
+    this.copies = this.root.querySelector("[data-copy-answer]");
+    this.copies.addEventListener("click", () => this.copy());
+    if (turn.kind === "text") {
+      const given = this.says.appendChild(document.createElement("span"));
+      [given.className, given.textContent] = ["given", turn.words];
+    }
+    this.node = this.says.appendChild(document.createTextNode(""));
+  }
+
+  async go() {
+    this.waits();
+    const clock = setInterval(() => this.waits(), 500);
+    try {
+      const path = this.turn.kind === "chat" ? "/v1/chat/completions" : "/v1/completions";
+      for await (const piece of events(await asked(path, request(this.turn, this.place)))) this.took(piece);
+      this.done();
+    } catch (error) {
+      if (error.name === "AbortError") this.done("stopped");
+      else this.failed(error);
+    } finally {
+      clearInterval(clock);
+      this.wait.hidden = true;
+    }
+  }
+
+  waits() {
+    if (this.first) return;
+    const waited = performance.now() - this.began;
+    const loading = waited > LOADING_MS;
+    if (loading && !this.told) say(`${this.name} is being loaded.`);
+    this.told = loading;
+    this.wait.textContent = loading ? `The model is being loaded … ${Math.round(waited / 1000)} s` : "Waiting …";
+    this.wait.hidden = false;
+  }
+
+  took(piece) {
+    const choice = piece.choices?.[0];
+    const text = choice?.delta?.content ?? choice?.text ?? "";
+    if (text) {
+      this.last = performance.now();
+      this.first ??= this.last;
+      this.text += text;
+      keepingEnd(() => {
+        [this.wait.hidden, this.says.hidden] = [true, false];
+        this.node.appendData(this.turn.kind === "chat" && !this.node.length ? text.trimStart() : text);
+      });
+    }
+    this.usage = piece.usage ?? this.usage;
+    this.reason = choice?.finish_reason ?? this.reason;
+    const nodes = piece.cottage?.nodes;
+    if (Array.isArray(nodes)) this.nodes = nodes.filter((name) => typeof name === "string" && name);
+  }
+
+  done(ended = "") {
+    const tokens = this.usage?.completion_tokens;
+    const seconds = (this.last - this.first) / 1000;
+    const facts = [ended];
+    if (tokens !== undefined) facts.push(`${tokens.toLocaleString("en")} ${tokens === 1 ? "token" : "tokens"}`);
+    if (tokens > 1 && seconds > 0.05) facts.push(`${((tokens - 1) / seconds).toFixed(1)} tokens a second`);
+    if (this.first) facts.push(`the first after ${((this.first - this.began) / 1000).toFixed(1)} s`);
+    if (this.reason === "length") facts.push("cut off: it may have no more tokens");
+    if (this.nodes?.length) facts.push(`answered by ${this.nodes.join(", ")}`);
+    if (!this.text && !ended) facts.unshift("it said nothing");
+    keepingEnd(() => {
+      this.facts.textContent = facts.filter(Boolean).join(" · ");
+      this.copies.hidden = !this.text || !navigator.clipboard;
+    });
+    say(`${this.name}: ${this.text || (ended || "it said nothing")}`);
+  }
+
+  failed(error) {
+    keepingEnd(() => {
+      this.note.firstElementChild.textContent = error.message;
+      this.note.hidden = false;
+      if (this.turn.kind === "chat" && error.param === "messages") this.note.append(this.other());
+    });
+    say(`${this.name}: ${error.message}`);
+  }
+
+  // Offered where a model has no chat template.
+  other() {
+    const button = document.createElement("button");
+    [button.type, button.className, button.textContent] = ["button", "button small", "Go on with these words as a text"];
+    button.addEventListener("click", () => {
+      if (running) return;
+      document.querySelector("[name=kind][value=text]").checked = true;
+      chosen();
+      begin(this.turn.words);
+    });
+    return button;
+  }
+
+  async copy() {
+    try {
+      await navigator.clipboard.writeText(this.text);
+      this.copies.textContent = "Copied";
+      say("Copied");
+    } catch {
+      getSelection().selectAllChildren(this.says);
+      this.copies.textContent = "Press Ctrl+C";
+    }
+  }
+}
+
+function underWay(answers) {
+  running = answers ? new AbortController() : null;
+  [at("send").hidden, at("stop").hidden] = [answers, !answers];
+  talk.setAttribute("aria-busy", String(answers));
+}
+
+async function begin(text) {
+  const sampling = Object.fromEntries(settings.filter((one) => one.value !== "").map((one) => [one.name, Number(one.value)]));
+  const models = [at("model").value, at("beside").value].filter(Boolean);
+  const turn = { words: text, kind: kind(), system: at("system").value.trim(), models, sampling };
+  turn.answers = models.map((_, place) => new Answer(turn, place));
+  turns.push(turn);
+  const shown = at("turn").content.firstElementChild.cloneNode(true);
+  const [asks, answers] = [".asked", ".answers"].map((part) => shown.querySelector(part));
+  asks.textContent = text;
+  if (turn.kind === "text") asks.previousElementSibling.hidden = asks.hidden = true; // It stands before each answer.
+  answers.classList.toggle("two", models.length > 1);
+  answers.append(...turn.answers.map((answer) => answer.root));
+  at("nothing").hidden = true;
+  spoken.replaceChildren();
+  underWay(true);
+  const mine = running;
+  talk.append(shown);
+  shown.scrollIntoView({ block: "nearest" });
+  document.documentElement.scrollTop = document.documentElement.scrollHeight;
+  await Promise.all(turn.answers.map((answer) => answer.go()));
+  if (running === mine) underWay(false);
+}
+
+// --- what people do ---------------------------------------------------------------------------------------------------------
+
+function chosen() {
+  const chat = kind() === "chat";
+  at("system-field").hidden = !chat;
+  at("words-label").textContent = chat ? "What you say" : "A text to go on with";
+  const beside = at("beside").value;
+  const query = new URLSearchParams({ model: at("model").value, ...(beside && { beside }) });
+  history.replaceState(null, "", `?${query}`);
+}
+
+function option(list, value, text) {
+  labels.set(value, text);
+  list.append(new Option(text, value));
+}
+
+// Models, and what tuned ones started from; those that an address names are there as well, such as a checkpoint.
+function fill(models) {
+  const tuned = new Set(play.dataset.tuned.split(" "));
+  const named = new URLSearchParams(location.search);
+  const names = models.map((model) => model.owned_by);
+  const title = (model) => (names.indexOf(model.owned_by) === names.lastIndexOf(model.owned_by) ? model.owned_by : `${model.owned_by} (${model.id.slice(0, 8)})`);
+  at("beside").append(new Option("nothing", ""));
+  for (const [list, wanted] of [[at("model"), named.get("model")], [at("beside"), named.get("beside")]]) {
+    for (const model of models) option(list, model.id, title(model));
+    for (const model of models) if (tuned.has(model.id)) option(list, `${model.id}@start`, `${title(model)}, before its training`);
+    if (!wanted) continue;
+    const [id, round] = wanted.split("@");
+    const model = models.find((one) => one.id === id);
+    if (!labels.has(wanted)) labels.set(wanted, model ? `${title(model)}, after round ${round}` : wanted);
+    if (![...list.options].some((one) => one.value === wanted)) list.append(new Option(labels.get(wanted), wanted));
+    list.value = wanted;
+  }
+}
+
+async function start() {
+  try {
+    const models = (await (await asked("/v1/models")).json()).data;
+    if (!models.length && !location.search) {
+      at("none").hidden = false;
+      return;
+    }
+    fill(models);
+    play.hidden = false;
+    chosen();
+    words.focus();
+  } catch (error) {
+    at("failed").textContent = error.message;
+    at("failed").hidden = false;
+  }
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = words.value;
+  if (running || !text.trim()) return;
+  words.value = "";
+  words.focus();
+  begin(text);
+});
+words.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!running) form.requestSubmit();
+});
+for (const one of settings) one.addEventListener("invalid", () => (at("settings").open = true));
+document.addEventListener("change", (event) => {
+  if (event.target.matches("select, [name=kind]")) chosen();
+});
+at("stop").addEventListener("click", () => {
+  running?.abort();
+  words.focus();
+});
+at("clear").addEventListener("click", () => {
+  running?.abort();
+  underWay(false);
+  turns = [];
+  talk.replaceChildren();
+  spoken.replaceChildren();
+  at("nothing").hidden = false;
+  words.focus();
+});
+start();
