@@ -50,7 +50,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         tokens: of the answer at most; None: as many as the model can read.
         stops: texts that end the answer, and are no part of it.
         schema: a JSON schema that the answer keeps to; None: it is free.
-        begun: tokens of the answer that another process has drawn: the answer goes on behind them, and their text is not told again.
+        begun: tokens of the answer that another process has drawn: it goes on behind them, and their text is not told again.
     """
 
     id: RequestId

@@ -9,7 +9,7 @@ are refused, since an answer that silently does without is a wrong one.
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from common.untrusted_text import View
 from protocol.serving import MAX_STOP, MAX_STOPS, MAX_TEXT, MAX_TOKENS, FunctionCall, GenerateCommand, Sampling
@@ -186,6 +186,12 @@ class ChatChoice(msgspec.Struct, frozen=True):
     logprobs: None = None
 
 
+class AnsweredBy(msgspec.Struct, frozen=True):
+    """Who answered, of a deployment: names of its nodes, in order. An addition of ours to this API."""
+
+    nodes: tuple[str, ...]
+
+
 class ChatCompletion(msgspec.Struct, frozen=True):
     """A whole answer."""
 
@@ -195,6 +201,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     choices: tuple[ChatChoice, ...]
     usage: TokenUsage
     object: Literal["chat.completion"] = "chat.completion"
+    cottage: AnsweredBy | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -223,6 +230,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True):
     choices: tuple[ChatChunkChoice, ...]
     usage: TokenUsage | None = None
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    cottage: AnsweredBy | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -243,6 +251,7 @@ class Completion(msgspec.Struct, frozen=True):
     choices: tuple[CompletionChoice, ...]
     usage: TokenUsage | None = None
     object: Literal["text_completion"] = "text_completion"
+    cottage: AnsweredBy | UnsetType = UNSET
 
 
 class ServedModel(View, frozen=True):

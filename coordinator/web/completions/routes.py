@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 from aiohttp import hdrs, web
+from msgspec import UNSET, UnsetType
 
 from common.untrusted_text import untrusted
 from coordinator.errors import CottageError, InvalidError, NotFoundError
@@ -23,6 +24,7 @@ from coordinator.web.route import Route
 from coordinator.web.stream import Writer
 from protocol.rest.api import JobView
 from protocol.rest.completions import (
+    AnsweredBy,
     ChatAnswer,
     ChatChoice,
     ChatChunkChoice,
@@ -91,7 +93,7 @@ class CompletionRoutes:
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models."""
         jobs = await self._jobs.list(MAX_MODELS, None, principal(request).account_id)
-        return answer(ServedModels(tuple(_served(job) for job in jobs if job.rounds_done)))
+        return answer(ServedModels(tuple(_served(job) for job in jobs if _answers(job))))
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{model}."""
@@ -156,16 +158,23 @@ class _Shape:
             calls = _calls(end) or None
             said = ChatAnswer(text or (None if calls else ""), calls)
             choices = (ChatChoice(said, "tool_calls" if calls else end.reason),)
-            return ChatCompletion(self.id, self.created, self.model, choices, _counted(end))
-        return Completion(self.id, self.created, self.model, (CompletionChoice(text, end.reason),), _counted(end))
+            return ChatCompletion(self.id, self.created, self.model, choices, _counted(end), cottage=_by(end))
+        text_choices = (CompletionChoice(text, end.reason),)
+        return Completion(self.id, self.created, self.model, text_choices, _counted(end), cottage=_by(end))
 
-    def chunk(self, text: str, role: Literal["assistant", ""] = "", reason: FinishReason | None = None) -> bytes:
-        """An event with its next piece."""
+    def chunk(
+        self,
+        text: str,
+        role: Literal["assistant", ""] = "",
+        reason: FinishReason | None = None,
+        by: AnsweredBy | UnsetType = UNSET,
+    ) -> bytes:
+        """An event with its next piece; with the last one, who answered."""
         if self.chat:
             delta = ChatDelta(role, None if reason else text)
             choices = (ChatChunkChoice(delta, reason),)
-            return _event(ChatCompletionChunk(self.id, self.created, self.model, choices))
-        return _event(Completion(self.id, self.created, self.model, (CompletionChoice(text, reason),)))
+            return _event(ChatCompletionChunk(self.id, self.created, self.model, choices, cottage=by))
+        return _event(Completion(self.id, self.created, self.model, (CompletionChoice(text, reason),), cottage=by))
 
     def last(self, end: AnsweredReport) -> bytes:
         """The events that end it."""
@@ -174,7 +183,7 @@ class _Shape:
         asked = (ChatChunkChoice(ChatDelta(tool_calls=calls)),)
         told = _event(ChatCompletionChunk(self.id, self.created, self.model, asked)) if calls else b""
         counted = _event(kind(self.id, self.created, self.model, (), _counted(end))) if self.usage else b""
-        return told + self.chunk("", reason="tool_calls" if calls else end.reason) + counted + _DONE
+        return told + self.chunk("", reason="tool_calls" if calls else end.reason, by=_by(end)) + counted + _DONE
 
 
 async def _whole(shape: _Shape, reports: Reports) -> ChatCompletion | Completion:
@@ -242,8 +251,16 @@ def _calls(end: AnsweredReport) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(f"call_{secrets.token_hex(8)}", index, call) for index, call in enumerate(end.calls))
 
 
+def _by(end: AnsweredReport) -> AnsweredBy | UnsetType:
+    return AnsweredBy(tuple(map(untrusted, end.nodes))) if end.nodes else UNSET
+
+
 def _counted(end: AnsweredReport) -> TokenUsage:
     return TokenUsage(end.prompt, end.tokens, end.prompt + end.tokens)
+
+
+def _answers(job: JobView) -> bool:
+    return job.rounds_done > 0 if job.spec.serve is None else job.state in ("planned", "running")
 
 
 def _served(job: JobView) -> ServedModel:
