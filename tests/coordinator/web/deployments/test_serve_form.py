@@ -189,6 +189,7 @@ async def test_a_deployment_is_paused_and_stopped_from_its_page(house: House, ht
     said = words(await page(house, http, f"/jobs/{made}"))
     assert "Serve it again" in said
     assert "¤ 0.03 paid, ¤ 4.97 came back" in said
+    assert "curl" not in said, "it answers no more"
 
 
 async def test_before_it_answers_a_deployment_is_cancelled(house: House, http: aiohttp.ClientSession) -> None:
