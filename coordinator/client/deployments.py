@@ -52,8 +52,11 @@ def deployment_name(model: str) -> str:
 
 
 def usual_budget(quote: api.Quote) -> int:
-    """The budget where none is named: what being ready for all the hours costs, and as much again for answers."""
-    return max(1, OFTEN * quote.price_low)
+    """The budget where none is named: what being ready for all the hours costs, and as much again for answers.
+
+    ``quote``: of a budget that is too small, whose price is the least that there may be.
+    """
+    return max(1, quote.price, OFTEN * quote.price_low)
 
 
 def serves(document: Mapping[str, Any]) -> bool:

@@ -233,6 +233,8 @@ def raised(job: Job, amount: int) -> int:
     """
     if job.state not in _AT_WORK | {JobState.PAUSED} or job.wish in ENDINGS:
         raise ConflictError(f"job {job.id} is {job.state}: nothing can be added to its budget", field="state")
+    if job.spec.serve is not None:
+        return job.spec.budget + amount
     missing = job.quote.price - job.spec.budget
     if amount > missing:
         most = f"add {missing} millionths at most" if missing > 0 else "nothing more can be spent"

@@ -12,6 +12,7 @@ import msgspec
 from coordinator.domain import pricing
 from coordinator.domain.lease import Lease
 from coordinator.domain.placement import Needed
+from protocol.ids import NodeAddress
 from protocol.models.model import ModelShape
 from protocol.serving import CACHE_BYTES, LONGEST
 
@@ -62,13 +63,25 @@ class CountedPeriod(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What a deployment has done. ``checked``: answers that were drawn again, of which ``wrong`` were not the model's."""
+    """What a deployment has done.
+
+    Attributes:
+        checked: answers that were drawn again, of which ``wrong`` were not the model's.
+        nodes: the same by node.
+    """
 
     answers: int = 0
     prompt: int = 0
     tokens: int = 0
     checked: int = 0
     wrong: int = 0
+    nodes: dict[NodeAddress, tuple[int, int]] = {}
+
+    def looked_at(self, node: NodeAddress, wrong: bool) -> "Served":
+        """With one more answer that was drawn again."""
+        checked, found = self.nodes.get(node, (0, 0))
+        nodes = self.nodes | {node: (checked + 1, found + wrong)}
+        return msgspec.structs.replace(self, checked=self.checked + 1, wrong=self.wrong + wrong, nodes=nodes)
 
     def plus(self, usage: Usage) -> "Served":
         """With what a node did in a period."""

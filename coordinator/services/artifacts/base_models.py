@@ -81,11 +81,15 @@ class Origins:
         tokenizer = msgspec.structs.replace(own, end=end, settings=files.get(_SETTINGS))
         return msgspec.structs.replace(spec, model=model, tokenizer=tokenizer)
 
-    async def served(self, model: ModelSpec) -> Prepared:
-        """The files of a node that answers with a job's model, an adapter merged into it, and its config; raises as ``of``."""
+    async def served(self, model: ModelSpec) -> tuple[Prepared, TokenizerSpec]:
+        """The files of a node that answers with a job's model, an adapter merged into it, its config and its tokenizer.
+
+        Raises:
+            NotFoundError, ConflictError: as ``of``.
+        """
         job = await self.of(model)
         archive = await self._checkpoints.model(job.id, model.from_round)
-        return Prepared({MODEL_ARCHIVE: archive, _CONFIG: job.files[_CONFIG]}, job.config)
+        return Prepared({MODEL_ARCHIVE: archive, _CONFIG: job.files[_CONFIG]}, job.config), _tokenizer(job)
 
 
 def _tokenizer(job: Job) -> TokenizerSpec:

@@ -156,9 +156,10 @@ class JobService:
         _refuse(spec, final)
         await self._check_balance(submitter, spec)
         async with self._unpaid.making(account_id):
-            found = await self._origins.served(spec.model)
+            found, tokenizer = await self._origins.served(spec.model)
         context = context_of(inspect_config(found.config), serve.context)
-        spec = msgspec.structs.replace(spec, serve=msgspec.structs.replace(serve, context=context))
+        serve = msgspec.structs.replace(serve, context=context)
+        spec = msgspec.structs.replace(spec, serve=serve, tokenizer=tokenizer)
         return await self._make(new, spec, final, found, account_id, job)
 
     async def _make(
@@ -247,6 +248,8 @@ class JobService:
             await self._check_balance(stored.submitter, msgspec.structs.replace(stored.spec, budget=amount))
         async with self._desk.open(job) as work:
             work.change(spec=msgspec.structs.replace(work.job.spec, budget=raised(work.job, amount)))
+            if work.job.spec.serve is not None:  # Its price is what may be spent.
+                work.change(quote=msgspec.structs.replace(work.job.quote, price=work.job.spec.budget))
             work.note("budget", f"the budget is raised by {money(amount)} to {money(work.job.spec.budget)}")
             if stored.test_wallet:
                 await self._funding.queue_deposit(work, amount)

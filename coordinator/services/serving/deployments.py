@@ -279,9 +279,8 @@ class Deployments:
         """An answer was drawn again. One that is not the model's costs its node all that is not verified, seat and standing."""
         if work.run is None:
             return
-        served, wrong = work.run.served, int(bool(report.wrong))
-        work.change_run(served=msgspec.structs.replace(served, checked=served.checked + 1, wrong=served.wrong + wrong))
-        if not wrong:
+        work.change_run(served=work.run.served.looked_at(drawn.node, bool(report.wrong)))
+        if not report.wrong:
             return
         work.note("fault", f"node {drawn.node} gave an answer that is not the model's: {report.wrong}")
         self._context.metrics.count("answers_wrong_total")

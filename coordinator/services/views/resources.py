@@ -122,6 +122,7 @@ def job_nodes(
         done = [c for c in commits if c.node == node and c.state != "void"]
         good = [c for c in done if c.state == "verified"]
         judged = [audit.state for audit in audits if audit.node == node and not audit.canary]
+        checked, wrong = (0, 0) if run is None else run.served.nodes.get(node, (0, 0))
         found.append(
             api.JobNode(
                 node=node,
@@ -134,8 +135,8 @@ def job_nodes(
                 steps=sum(c.leaves for c in done),
                 tokens=sum(c.tokens for c in done),
                 operations=sum(c.operations for c in done),
-                audits_passed=judged.count("passed"),
-                audits_failed=judged.count("failed"),
+                audits_passed=judged.count("passed") + checked - wrong,
+                audits_failed=judged.count("failed") + wrong,
                 verified=sum(c.amount for c in good),
                 paid=sum(c.amount for c in good if c.settlement in paid_rows),
                 bytes_sent=sum((traffic_of(lease) or NO_TRAFFIC).wire for lease in held),
