@@ -32,7 +32,8 @@ _Limits = TypeVar("_Limits")
 class Task(View, frozen=True, kw_only=True):
     """One lease. ``stage`` and ``replica`` are None on a spare. ``share``: of the run's tokens that are done.
 
-    ``shown``: after a crash, the last round whose work it shows, and it does nothing else.
+    ``shown``: after a crash, the last round whose work it shows, and it does nothing else. ``serves``: it answers with the whole
+    model, and trains nothing.
     """
 
     job: ShortText
@@ -46,6 +47,7 @@ class Task(View, frozen=True, kw_only=True):
     loss: float | None = None
     share: Annotated[float, Meta(ge=0, le=1)] | None = None
     shown: Count | None = None
+    serves: bool = False
 
     @property
     def is_live(self) -> bool:

@@ -1636,12 +1636,32 @@
         <translation>Arbeitet für „{0}“.</translation>
     </message>
     <message>
+        <source>Your computer holds this model and answers with it.</source>
+        <translation>Ihr Computer hält dieses Modell und antwortet damit.</translation>
+    </message>
+    <message>
+        <source>Your computer holds this model and answers with it. Other tasks that it works on: {0}.</source>
+        <translation>Ihr Computer hält dieses Modell und antwortet damit. Weitere Aufgaben, an denen er arbeitet: {0}.</translation>
+    </message>
+    <message>
+        <source>Answering for “{0}”.</source>
+        <translation>Antwortet für „{0}“.</translation>
+    </message>
+    <message>
+        <source>The whole model</source>
+        <translation>Das ganze Modell</translation>
+    </message>
+    <message>
         <source>Spare</source>
         <translation>Ersatz</translation>
     </message>
     <message>
         <source>Part {0} of the model</source>
         <translation>Teil {0} des Modells</translation>
+    </message>
+    <message>
+        <source>Answering</source>
+        <translation>Antwortet</translation>
     </message>
     <message>
         <source>{0} of the job done</source>

@@ -199,6 +199,8 @@ class Sentences(QObject):
             reason = self.tr("A spare for this job: it steps in when another computer leaves.")
             return Sentence(Mood.WAITING, self.tr("Standing by for “{0}”.").format(job), reason)
         more = len(live) - 1
+        if live[0].serves:
+            return self._answering(job, more)
         reason = self.tr("Your computer is training a part of this model.")
         if more:
             reason = self.tr(
@@ -206,8 +208,19 @@ class Sentences(QObject):
             ).format(more)
         return Sentence(Mood.LENDING, self.tr("Lending to “{0}”.").format(job), reason)
 
+    def _answering(self, job: str, more: int) -> Sentence:
+        """A model that is asked; ``more``: other tasks."""
+        reason = self.tr("Your computer holds this model and answers with it.")
+        if more:
+            reason = self.tr(
+                "Your computer holds this model and answers with it. Other tasks that it works on: {0}."
+            ).format(more)
+        return Sentence(Mood.LENDING, self.tr("Answering for “{0}”.").format(job), reason)
+
     def place(self, task: Task) -> str:
         """What of the job is this computer's."""
+        if task.serves:
+            return self.tr("The whole model")
         if task.stage is None:
             return self.tr("Spare")
         return self.tr("Part {0} of the model").format(task.stage + 1)
@@ -227,6 +240,8 @@ class Sentences(QObject):
                 return self.tr("Fetching its files")
             case "starting":
                 return self.tr("Starting")
+            case "running" if task.serves:
+                return self.tr("Answering")
             case "running":
                 return self.tr("Running")
             case "ended":

@@ -11,6 +11,7 @@ flood       reports without end;  garbage, huge, stranger, forged: breaks the pr
 hungry      takes memory without end
 doubting    finds every step wrong that it re-runs;  pondering: finds it right, seconds later;  hasty: at once;  silent: never
 failing     reports TaskFailed;  unusable, diverging: the same, and blames the job's files, or numbers
+chatting    answers AskModel with WORDS words, each by itself;  shouting: says what no frame holds
 dying       exits with code 7;  hanging: ignores SIGTERM and a closed socket
 """
 
@@ -26,11 +27,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from common.encrypted_files import SealedFile
+from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 from protocol.stdio import open_stdio
 from protocol.task import (
     ApplyRound,
+    AskModel,
     AuditReport,
     BeginRound,
+    ModelSaid,
     OpenStep,
     Progress,
     ReplayAcross,
@@ -66,6 +70,7 @@ from protocol.worker import (
 STATE = b"state of the stage" * 100
 RECORD = b"record of a round" * 100
 ZEROS = bytes(1 << 20)
+WORDS = 400
 LARGE, LARGE_MOMENTS = (2 << 30) + 12_345, (9 << 20) + 1
 PONDERS_S = {"pondering": 3.0, "hasty": 0.0, "silent": 1e6}
 
@@ -135,6 +140,10 @@ class Worker:
                 await self.report(AuditReport(audit, "match"))
             case WorkerCommand(body=ReplayStep(audit=audit) | ReplayAcross(replay=ReplayStep(audit=audit))):
                 await self.report(StepOpened(audit, hashlib.sha256(payload).hexdigest()))
+            case WorkerCommand(body=AskModel(body=GenerateCommand(id=request))):
+                for number in range(WORDS):
+                    await self.report(ModelSaid((TextReport(request, f"{number} ", (number,)),)))
+                await self.report(ModelSaid((AnsweredReport(request, "stop", 1, WORDS),)))
             case PeerDeliver():
                 await self.delivered(message, payload)
 
@@ -208,6 +217,8 @@ class Worker:
                 await self.report(RoundApplied(0, 0, "ab" * 32, "cd" * 32), STATE)
             case "misplaced":
                 await self.report(Validation(0, 0, 1.0, 1), STATE)
+            case "shouting":
+                await self.report(ModelSaid((TextReport("1", "x" * 300_000),)))
             case "failing":
                 await self.report(TaskFailed("the dataset is not what it seems"))
             case "unusable":

@@ -63,7 +63,7 @@ def open_tensors(file: InputFile) -> Iterator[TensorFile]:
             yield cast(TensorFile, opened)
 
 
-class _Source(Protocol):
+class Source(Protocol):
     """Where a file's bytes come from, as ``SealedFile`` has it."""
 
     size: int
@@ -76,7 +76,7 @@ class _Source(Protocol):
 
 
 class _Memory:
-    """A ``_Source`` that is in memory."""
+    """A ``Source`` that is in memory."""
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         self._data, self.size = memoryview(data), len(data)
@@ -93,13 +93,21 @@ def tensors_in(data: bytes | bytearray | memoryview) -> TensorFile:
     return _Tensors(_Memory(data))
 
 
+def tensors_of(source: Source) -> TensorFile:
+    """The tensors of a file that somebody has opened, each of which is read when it is asked for; raises ``SafetensorError``.
+
+    Where its bytes turn out to be changed, what ``source`` raises is raised.
+    """
+    return _Tensors(source)
+
+
 class _Tensors:
     """Reads the header and then each tensor by itself, so that no more than one is in memory twice.
 
     The format's own reader takes paths only.
     """
 
-    def __init__(self, file: _Source) -> None:
+    def __init__(self, file: Source) -> None:
         self._file = file
         head = file.read(0, _LENGTH.size)
         length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else MAX_HEADER + 1

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -18,9 +20,11 @@ from transformers import (
 )
 
 from trainer.errors import WeightsError
+from trainer.memory import lacks_memory
 
 GENERATION = "generation_config.json"
-SHOWN = 3  # Names of tensors that a folder lacks.
+NAMED = 3  # Tensors that a folder lacks.
+SHOWN = 300  # Characters of what the library says.
 
 
 @dataclass(frozen=True)
@@ -51,23 +55,37 @@ def load(folder: Path, device: str, weights: Mapping[str, Any] | None = None) ->
     Args:
         weights: by name what ``[...]`` makes a tensor of; None: they lie in the folder.
     Raises:
-        WeightsError: a tensor is missing.
+        WeightsError: a tensor is missing, or no such model is known.
     """
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    config = AutoConfig.from_pretrained(folder)
-    kind: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
-    more: dict[str, Any] = {} if weights is None else {"config": config, "state_dict": weights}
-    model, told = kind.from_pretrained(
-        folder if weights is None else None, dtype=torch.float32, output_loading_info=True, **more
-    )
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        settings = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
+        if weights is None:
+            writes = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+            kind: Any = AutoModelForCausalLM if writes else AutoModelForImageTextToText
+            model, told = kind.from_pretrained(folder, **settings)
+        else:
+            model, told = _class_of(config).from_pretrained(None, config=config, state_dict=weights, **settings)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, SafetensorError) as error:
+        if lacks_memory(error):
+            raise
+        raise WeightsError("bad-model", f"the model cannot be loaded: {str(error)[:SHOWN]}") from error
     if missing := sorted(told["missing_keys"]):
-        names = ", ".join(missing[:SHOWN])
+        names = ", ".join(missing[:NAMED])
         raise WeightsError("missing-tensor", f"the model lacks {len(missing):,} of its tensors: {names}")
     if weights is not None and (folder / GENERATION).exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     text = config.get_text_config()
     ends = _ends(model.generation_config, tokenizer)
     return LoadedModel(model.to(device), tokenizer, text, int(text.vocab_size), ends)
+
+
+def _class_of(config: Any) -> Any:
+    """What the classes that find a model by its folder would choose."""
+    writes = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    found: Any = (MODEL_FOR_CAUSAL_LM_MAPPING if writes else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)[type(config)]
+    return found[0] if isinstance(found, tuple) else found
 
 
 def _ends(generation: Any, tokenizer: Any) -> list[int]:

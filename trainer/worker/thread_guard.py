@@ -3,14 +3,13 @@
 import logging
 from collections.abc import Callable
 
-import torch
-
 from common.errors import SealedFileError
 from common.untrusted_text import untrusted
 from protocol.codec import MessageError
 from protocol.models.model import ModelConfigError
 from protocol.task import FailureCause, TaskFailed
 from trainer.errors import InputError, NonFiniteError, TrainerError
+from trainer.memory import lacks_memory
 from trainer.worker.outbox import WorkerOutbox
 
 LOG = logging.getLogger("cottage.worker")
@@ -20,11 +19,10 @@ LACKS_MEMORY = (
     "training.micro_batches or a shorter training.sequence it would take less"
 )
 SAID = 200  # Characters of what torch says: a card's complaint goes on for a page.
-_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"  # torch says so of main memory, in a RuntimeError.
 
 
-def guarded(outbox: WorkerOutbox, work: Callable[[], None]) -> bool:
-    """Do ``work``; False where it failed, which is reported."""
+def guarded(outbox: WorkerOutbox, work: Callable[[], None], lacking: str = LACKS_MEMORY) -> bool:
+    """Do ``work``; False where it failed, which is reported. ``lacking``: what is said where memory is short."""
     try:
         work()
     except (TrainerError, ModelConfigError, MessageError) as error:
@@ -34,20 +32,11 @@ def guarded(outbox: WorkerOutbox, work: Callable[[], None]) -> bool:
         LOG.exception("computing failed")
         if lacks_memory(error):
             said = str(error)[:SAID] or type(error).__name__
-            outbox.report(TaskFailed(untrusted(f"{LACKS_MEMORY} ({said})"), cause="memory"))
+            outbox.report(TaskFailed(untrusted(f"{lacking} ({said})"), cause="memory"))
         else:
             outbox.report(TaskFailed(untrusted(f"{type(error).__name__}: {error}")))
         return False
     return True
-
-
-def lacks_memory(error: BaseException | None) -> bool:
-    """Whether a computation ended because a card, or main memory, had no more to give."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or _ALLOCATOR in str(error):
-            return True
-        error = error.__cause__
-    return False
 
 
 def cause_of(error: BaseException) -> FailureCause:

@@ -57,6 +57,7 @@ from trainer.data.folder import JobFiles, open_files
 from trainer.errors import OpeningError, RoundRecordError
 from trainer.files.inputs import TRAIN, InputFolder
 from trainer.files.tensors import bytes_of
+from trainer.worker.answering import answer
 from trainer.worker.dispute_player import Player
 from trainer.worker.inbox import Audit, ReturnedRecord, WorkerInbox
 from trainer.worker.logs import ReportHandler
@@ -125,6 +126,10 @@ class Worker:
             LOG.error("no Setup came: %s", error)
             outbox.close()
             return 1
+        if isinstance(setup, Setup) and setup.spec.serve is not None:
+            well = await answer(setup, reader, outbox)
+            outbox.close()
+            return 0 if well else 1
         parts = await self._restored(reader, setup) if isinstance(setup, Setup) else []
         well = await loop.run_in_executor(executor, guarded, outbox, lambda: self._build(setup, outbox, parts))
         if well:

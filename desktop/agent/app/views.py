@@ -32,6 +32,7 @@ def task_view(task: HeldTask) -> TaskView:
         dropped={verdict.value: count for verdict, count in task.bridge.dropped.items()},
         share=_share(assign, progress.step) if progress else None,
         shown=max(task.restored.rounds) if task.restored is not None else None,
+        serves=task.serves,
     )
 
 

@@ -39,10 +39,12 @@ from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign, HeldLease, Report, WorkerKind
 from protocol.task import (
+    AskModel,
     ExpectPeers,
     FailureCause,
     KeptState,
     LeafShown,
+    ModelSaid,
     OpeningMade,
     OpenOuter,
     OpenStep,
@@ -89,6 +91,12 @@ class Tools:
     """Puts a bond against what a re-run of a neighbour's step has found; None: nobody is doubted."""
     records: CrashRecords | None = None
     """Of rounds, for who comes after a crash; None: no seat is ever held."""
+    said: ReportPace = field(init=False)
+    """Of what models say, of all leases together: the coordinator takes so much from a node."""
+
+    def __post_init__(self) -> None:
+        """One pace for all."""
+        object.__setattr__(self, "said", ReportPace(self.clock))
 
 
 @dataclass
@@ -119,7 +127,8 @@ class HeldTask:
 
     def __post_init__(self) -> None:
         """Prepare the door, so that peers and commands can arrive before the worker does."""
-        seated = self.assign.stage is not None and self.restored is None and self.tools.records is not None
+        trains = self.assign.stage is not None and not self.serves
+        seated = trains and self.restored is None and self.tools.records is not None
         self._is_restored = False
         self.outbox = ReportOutbox(self.lease, goes_on=self.restored is not None)
         self.bridge = Bridge(
@@ -165,6 +174,11 @@ class HeldTask:
         return HeldLease(self.assign.lease, self.assign.fence, worker)
 
     @property
+    def serves(self) -> bool:
+        """Whether it answers with a model: it has no rounds to keep, no work of others to doubt, and exchanges nothing."""
+        return self.assign.spec.serve is not None
+
+    @property
     def alive(self) -> bool:
         """Whether the lease is to be renewed."""
         return self.state in ("fetching", "starting", "running") and not self._stopping.is_set()
@@ -175,6 +189,10 @@ class HeldTask:
             return False
         if isinstance(body, ExpectPeers):
             self.bridge.plans.expect(body.nodes)
+            return True
+        if isinstance(body, AskModel):
+            if self.serves and self.state == "running":  # Else nothing is said, and another node is asked.
+                self.bridge.ask(body)
             return True
         if self._doubts is not None:
             self._doubts.told(body)
@@ -267,6 +285,8 @@ class HeldTask:
         if said is None:
             return
         body = said
+        if isinstance(body, ModelSaid):
+            await self.tools.said.wait()
         if reliable:
             await self._pace.wait()
             if not isinstance(body, TaskFailed):  # The coordinator has not heard yet that this worker is here.
@@ -307,7 +327,7 @@ class HeldTask:
 
     async def run(self) -> None:
         """Live through the whole task; whatever goes wrong in it ends here and is reported."""
-        if self.restored is None:  # Else it exchanges nothing with anybody.
+        if self.restored is None and not self.serves:  # Else it exchanges nothing with anybody.
             self.tools.peers.add(self.bridge)
         try:
             await self.tools.peers.refresh()

@@ -18,23 +18,27 @@ from desktop.agent.base.payloads import Payload, SmallPayload, pieces_of
 from desktop.agent.errors import ArtifactError, PeerStateError, UnwantedError, WorkerError, WorkerProtocolError
 from desktop.agent.jobs.crash_records import RecalledPart, RoundStart, RoundStarts
 from desktop.agent.jobs.handed_over import HandedOver
+from desktop.agent.jobs.model_words import ModelWords
 from desktop.agent.jobs.routing import Plans, RoutingVerdict
 from desktop.agent.jobs.spool import Spool, digest_of
 from desktop.agent.jobs.weights import StageWeights
 from protocol.artifacts import anchor_answer, audit_answer, inputs_answer, state_answer
 from protocol.audit import InputsAnswer
-from protocol.codec import MessageError
+from protocol.codec import MessageError, encode
 from protocol.job.job import JobSpec
 from protocol.models.config_values import ModelConfigError
 from protocol.models.handed_bytes import HandedBytes, handed_bytes
 from protocol.models.model import ModelShape, starts_tied
 from protocol.node import Assign
+from protocol.serving import RefusedReport
 from protocol.task import (
+    AskModel,
     AuditReport,
     BeginRound,
     BisectAnswer,
     BisectQuery,
     KeptState,
+    ModelSaid,
     OpeningMade,
     Progress,
     ReplayAcross,
@@ -45,6 +49,7 @@ from protocol.task import (
     StepOpened,
     StopTask,
     TaskCommand,
+    TaskReady,
     TaskReport,
     Traffic,
     WorkerLog,
@@ -76,6 +81,7 @@ UNDELIVERED = (512 << 20, 4096)  # The same towards the worker: what a busy work
 # Payloads of an epoch whose plan has not arrived: a second's worth; then the sender tries again.
 EARLY = (128 << 20, 1024)
 MAX_RECALLS = 64  # A worker asks once for each round and kind that audits wait for.
+ASKED = (16 << 20, 256)  # The same of requests to a model: whoever is asked too much says so, and another node answers.
 MAX_COMMANDS = 256  # The coordinator sends a command again if it has no effect; a worker that reads none is stuck.
 DELIVERY_WAIT_S = 20.0  # A peer's message waits so long for a busy worker, then the peer keeps it and tries again.
 
@@ -163,6 +169,8 @@ class Bridge:
         self._recalls = 0
         self._unsent = ByteBudget(*UNSENT)
         self._undelivered = ByteBudget(*UNDELIVERED)
+        self._asked = ByteBudget(*ASKED)
+        self._words = ModelWords(self.outside.report)
         self._handed = HandedOver(self.outside.spool, self._bounds)
 
     def neighbours(self) -> set[str]:
@@ -195,6 +203,14 @@ class Bridge:
         except asyncio.QueueFull:
             return False
         return True
+
+    def ask(self, body: AskModel) -> None:
+        """Pass a request on to the worker's model; one that has no room is refused at once, so that another node is asked."""
+        size = len(encode(body))
+        if self._asked.try_take(size):
+            self._to_worker.put_nowait((WorkerCommand(body), (), size))
+        else:
+            self._words.say(RefusedReport(body.body.id, "busy", "this node's model has too many requests"))
 
     # --- from peers -----------------------------------------------------------------------------------------------------
 
@@ -258,6 +274,7 @@ class Bridge:
                 group.create_task(self._write(writer, setup, restored), name="to-worker")
                 group.create_task(self._pass_commands(), name="commands")
                 group.create_task(self._pass_reports(), name="reports")
+                group.create_task(self._words.run(), name="words")
                 group.create_task(self._read(reader, group), name="from-worker")
         except BaseExceptionGroup as errors:
             raise main_error(errors, EOFError) from None
@@ -273,7 +290,9 @@ class Bridge:
                 message, parts, held = await self._to_worker.get()
                 await _write(writer, message, parts)
                 del parts  # A file that nobody else has is deleted.
-                if held:
+                if isinstance(message, WorkerCommand) and isinstance(message.body, AskModel):
+                    self._asked.give(held)
+                elif held:
                     self._undelivered.give(held)
         except ConnectionError as error:
             raise EOFError("the worker closed its socket") from error
@@ -403,6 +422,9 @@ class Bridge:
                     if isinstance(said, Progress):
                         self.progress = said
                     await self.outside.report(said, False)
+                case WorkerReport(body=ModelSaid() as words):
+                    _see_nothing_comes(length)
+                    await self._words.put(words)
                 case WorkerReport(body=body):
                     parts = await self._handed.take(reader, message, length)
                     assert parts is not None
@@ -507,6 +529,8 @@ class Bridge:
             if isinstance(stored, RoundApplied) and not parts and (stored.kept or stored.moments):
                 raise WorkerProtocolError("the worker names a state that it has not handed over")
             await self.outside.report(stored, True)
+            if isinstance(stored, TaskReady):
+                self._words.begin()
             if isinstance(stored, RoundCommit | RoundApplied):
                 await self.outside.report(self.traffic.report(), False)
         self._handed.give(size)

@@ -222,6 +222,7 @@ def test_why_lending_went_off_is_said_in_whole_sentences(window: MainWindow, cha
         ({"tasks": [task(state="failed", reason="out of memory")]}, "Waiting for a job."),
         ({"tasks": [task(state="fetching")]}, "Preparing “tiny-llama”."),
         ({"tasks": [task(stage=None, replica=None)]}, "Standing by for “tiny-llama”."),
+        ({"tasks": [task(serves=True, job_name="moo"), task()]}, "Answering for “moo”."),
         ({"tasks": [task(state="ended"), task(state="starting"), task(job_name="b")]}, "Lending to “b”."),
     ],
 )
@@ -229,6 +230,13 @@ def test_each_state_has_its_sentence_and_a_reason(window: MainWindow, changes: d
     window.show_snapshot(running(**changes))
     assert window.home.headline.text() == headline
     assert window.home.reason.text().strip()
+
+
+def test_a_model_that_answers_is_no_part_and_does_not_train(window: MainWindow) -> None:
+    window.show_snapshot(running(tasks=[task(serves=True, stage=0, round=None, step=None, loss=None)]))
+    assert window.home.reason.text() == "Your computer holds this model and answers with it."
+    assert "The whole model" in window.home.task.text()
+    assert "Answering" in window.home.task.text()
 
 
 def test_a_failed_task_is_shown_with_its_reason(window: MainWindow) -> None:

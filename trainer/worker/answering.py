@@ -1,0 +1,138 @@
+"""A worker whose job answers instead of learning: the model in memory, requests in, pieces of answers out."""
+
+import asyncio
+import logging
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from protocol.codec import MessageError
+from protocol.serving import (
+    MAX_SAID,
+    MODEL_ARCHIVE,
+    CancelCommand,
+    CheckCommand,
+    EngineCommand,
+    EngineReport,
+    GenerateCommand,
+    ReadyReport,
+    RefusedReport,
+)
+from protocol.task import AskModel, ModelSaid, StopTask, TaskReady
+from protocol.worker import AgentMessage, Setup, WorkerCommand, read_frame
+from trainer.audit.environment import env_class
+from trainer.files.archives import ModelArchive
+from trainer.files.inputs import InputFolder
+from trainer.serve.engine import Engine, Say
+from trainer.worker.outbox import WorkerOutbox
+from trainer.worker.thread_guard import guarded
+
+PACKET_S = 0.02  # What is said within that goes together.
+PACKET_BYTES = 64 << 10  # More goes in two: the coordinator takes frames of four times as many.
+MAX_REPORT = 192 << 10  # A report that no frame holds is not sent.
+LACKS_MEMORY = "the model does not fit into this machine's memory"
+
+LOG = logging.getLogger("cottage.worker")
+
+
+class Packets:
+    """Gathers what the model says. All on one loop."""
+
+    def __init__(self, outbox: WorkerOutbox) -> None:
+        """Give packets to ``outbox``."""
+        self._outbox = outbox
+        self._waiting: list[EngineReport] = []
+        self._bytes = 0
+        self._due: asyncio.TimerHandle | None = None
+
+    def say(self, report: EngineReport) -> None:
+        """Keep a report until its packet goes."""
+        size = len(msgspec.msgpack.encode(report))
+        if size > MAX_REPORT and not isinstance(report, ReadyReport):
+            report = RefusedReport(
+                report.id, "failed", f"what the model said at once has {size:,} bytes: too many to send"
+            )
+            size = 0
+        if len(self._waiting) >= MAX_SAID or (self._waiting and self._bytes + size > PACKET_BYTES):
+            self.flush()
+        self._waiting.append(report)
+        self._bytes += size
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(PACKET_S, self.flush)
+
+    def flush(self) -> None:
+        """Send what is there."""
+        if self._due is not None:
+            self._due.cancel()
+        reports, self._waiting, self._bytes, self._due = tuple(self._waiting), [], 0, None
+        if reports:
+            self._outbox.report(ModelSaid(reports))
+
+
+async def answer(setup: Setup, reader: asyncio.StreamReader, outbox: WorkerOutbox) -> bool:
+    """Load the model, then answer until the agent stops the task or goes away; False where it failed, which is reported."""
+    packets, made = Packets(outbox), list[Engine]()
+    loading = partial(guarded, outbox, lambda: made.append(_load(setup, packets.say)), LACKS_MEMORY)
+    if not await asyncio.to_thread(loading):
+        return False
+    async with made.pop() as engine:
+        LOG.info("%s parameters answer on %s", f"{engine.parameters:,}", setup.device)
+        outbox.report(TaskReady(env_class(setup.threads, setup.device), engine.parameters))
+        packets.say(ReadyReport(engine.longest))
+        reading = asyncio.ensure_future(_read(reader, engine))
+        ended = asyncio.ensure_future(engine.ended())
+        waited: set[asyncio.Future[None] | asyncio.Future[BaseException | None]] = {reading, ended}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        packets.flush()
+        if reading.done():
+            reading.result()
+            return True
+        reading.cancel()
+        return guarded(outbox, partial(_fail, ended.result()), LACKS_MEMORY)
+
+
+def _load(setup: Setup, say: Say) -> Engine:
+    archive = ModelArchive(InputFolder(Path(setup.folder), setup.keys).file(MODEL_ARCHIVE))
+    assert setup.spec.serve is not None
+    with tempfile.TemporaryDirectory() as folder:
+        archive.unpack_small(Path(folder))
+        return Engine(
+            Path(folder), setup.threads, say, setup.device, setup.spec.serve.context, weights=archive.tensors()
+        )
+
+
+def _fail(error: BaseException | None) -> None:
+    raise RuntimeError("the model answers no more") if error is None else error
+
+
+async def _read(reader: asyncio.StreamReader, engine: Engine) -> None:
+    """Ask the engine until the agent stops the task or goes away."""
+    try:
+        while True:
+            message, _ = await read_frame(reader, AgentMessage)
+            match message:
+                case WorkerCommand(body=AskModel(body=command)):
+                    _ask(engine, command)
+                case WorkerCommand(body=StopTask(reason=reason)):
+                    LOG.info("stopped: %s", reason)
+                    return
+                case WorkerCommand(body=body):
+                    LOG.warning("a model that answers is not told %s", type(body).__name__)
+                case _:
+                    LOG.warning("a model that answers is not told %s", type(message).__name__)
+    except EOFError:
+        LOG.info("the agent is gone")
+    except MessageError as error:
+        LOG.error("the agent sent a message that cannot be read: %s", error)
+
+
+def _ask(engine: Engine, command: EngineCommand) -> None:
+    match command:
+        case GenerateCommand():
+            engine.generate(command)
+        case CancelCommand():
+            engine.cancel(command.id)
+        case CheckCommand():
+            engine.check(command)
