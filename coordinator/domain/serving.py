@@ -4,7 +4,7 @@ A token of a prompt takes one pass in a batch of many. A token of an answer read
 computed together, so it counts as ``ANSWER_PASSES``. A second of being ready counts as a token of an answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -101,13 +101,13 @@ def operations(parameters: int, usage: Usage) -> int:
 
 def worth(parameters: int, rate: int, usage: Usage) -> int:
     """What a period is worth, in millionths, rounded up. ``rate``: the price of 10^15 operations."""
-    return -(-operations(parameters, usage) * rate // pricing.PETAFLOP)
+    return pricing.price(operations(parameters, usage), rate, 0)
 
 
-def bounded(amounts: Mapping[str, int], room: int) -> dict[str, int]:
-    """The amounts of a period, cut in proportion where they are more than what is left."""
-    total = sum(amounts.values())
-    return dict(amounts) if total <= room else {**dict.fromkeys(amounts, 0), **pricing.shares(max(0, room), amounts)}
+def pot(parameters: int, rate: int, usages: Sequence[Usage], room: int) -> int:
+    """What a period of all nodes is worth, and ``room`` at the most."""
+    total = sum(operations(parameters, usage) for usage in usages)
+    return max(0, min(pricing.price(total, rate, 0), room))
 
 
 def hour(parameters: int, rate: int) -> int:

@@ -63,6 +63,7 @@ class Published:
         document: SHA-256 of the job document.
         over, early: whether it has ended, so that all of its money must have moved; and whether before its time.
         wallets: payee -> its token account, for the payees of the evidence.
+        rate: of a deployment, whose rounds are periods of answers, the price of 10^15 operations; None: it trains.
     """
 
     url: str
@@ -76,6 +77,7 @@ class Published:
     rounds: Sequence[RoundEvidence]
     disputes: Sequence[DisputeEvidence]
     wallets: Mapping[str, str]
+    rate: int | None = None
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,13 @@ def findings(case: Case) -> Iterator[ProofFinding]:
     for found in sorted(case.published.rounds, key=lambda one: (one.round, one.epoch)):
         for what in WHATS:
             yield from root(case.ledger, found, what)
-        yield from draws.check(case.ledger, found, case.published.early)
-        yield from _order(case.ledger, found)
-        yield from _shares(found)
+        if case.published.rate is None:
+            yield from draws.check(case.ledger, found, case.published.early)
+            yield from _order(case.ledger, found)
+        yield from _shares(found, case.published)
         yield from across(found)
     yield from disputes.check(case.ledger, case.published)
-    yield from _pots(case.published)
+    yield from _pots(case.published) if case.published.rate is None else _periods(case.published, case.published.rate)
     yield from _payouts(case.ledger, case.published)
 
 
@@ -170,9 +171,9 @@ def _order(chain: OnLedger, found: RoundEvidence) -> Iterator[ProofFinding]:
     yield _judge("order", _name(found), ordered, detail + (f", outcome in slot {after.slot}" if after else ""), used)
 
 
-def _shares(found: RoundEvidence) -> Iterator[ProofFinding]:
+def _shares(found: RoundEvidence, said: Published) -> Iterator[ProofFinding]:
     """Each verified share is the member's part of the pot by operations; whatever is rejected or void is worth nothing."""
-    due = _due(found)
+    due = _due(found, everybody=said.rate is not None)
     owners = {_seat(one): (one.node, one.payout) for one in found.commitments}
     for share in found.shares:
         expected = due.get(_seat(share), 0) if share.state in ("pending", "verified") else 0
@@ -212,9 +213,10 @@ def _failed_before_the_end(found: RoundEvidence) -> set[Seat]:
     return {(stage, replica) for stage, replica, step in (failed & drawn) - passed}
 
 
-def _due(found: RoundEvidence) -> dict[Seat, int]:
-    """What each member gets whose work is verified; those who did not count get nothing."""
-    weights = {f"{one.replica}:{one.stage}": one.operations for one in found.commitments if one.rate is not None}
+def _due(found: RoundEvidence, everybody: bool) -> dict[Seat, int]:
+    """What each member gets whose work is verified; those who did not count get nothing, but ``everybody`` does at answering."""
+    counted = [one for one in found.commitments if everybody or one.rate is not None]
+    weights = {f"{one.replica}:{one.stage}": one.operations for one in counted}
     split = pricing.shares(found.terms.pot, weights)
     return {_seat(one): split.get(f"{one.replica}:{one.stage}", 0) for one in found.commitments}
 
@@ -235,6 +237,20 @@ def _pots(said: Published) -> Iterator[ProofFinding]:
                 return
     detail = f"pots of {len(ordered)} rounds make {money(total)} of the price {money(said.price)}"
     yield _judge("price", "job", total <= said.price, detail, "pots, tokens and the price of the quote")
+
+
+def _periods(said: Published, rate: int) -> Iterator[ProofFinding]:
+    """A deployment's pots are at most what the operations of its nodes are worth, and together at most its price."""
+    for one in said.rounds:
+        worth = pricing.price(sum(commit.operations for commit in one.commitments), rate, 0)
+        if one.terms.pot > worth:
+            detail = f"the pot is {money(one.terms.pot)}, its operations are worth {money(worth)}"
+            yield _fail("price", _name(one), detail, f"{money(rate)} for 10^15 operations")
+            return
+    total = sum(one.terms.pot for one in said.rounds)
+    detail = f"pots of {len(said.rounds)} periods make {money(total)} of the budget {money(said.price)}"
+    yield _judge("price", "job", total <= said.price, detail, f"operations at {money(rate)} for 10^15")
+    yield _note("answers", "job", "the coordinator drew some again, which the ledger does not show", "nothing")
 
 
 def _payouts(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:

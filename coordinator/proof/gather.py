@@ -33,7 +33,10 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
         return Case(await on_ledger(LedgerConfig(rpc, program, mint), job, None, ()), None)
     async with Client(server) as client:
         view, books = await client.get(job), await client.job_ledger(job)
-        numbers = sorted({one.round for one in await client.rounds(job) if one.state == "complete" and one.tokens})
+        serves = view.spec.serve is not None
+        numbers = sorted(
+            {one.round for one in await client.rounds(job) if one.state == "complete" and (one.tokens or one.pot)}
+        )
         disputes = await _disputes(client, job)
         rounds = [found for number in numbers for found in await client.evidence(job, number)]
     config = LedgerConfig(rpc or books.rpc, program or books.program, mint or books.mint)
@@ -52,6 +55,7 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
         rounds=rounds,
         disputes=disputes,
         wallets=wallets,
+        rate=None if view.spec.serve is None else view.quote.rate,
     )
     slots = sorted({one.draw.after for one in rounds if one.draw is not None})
     return Case(await on_ledger(config, job, view.submitter, slots), said)

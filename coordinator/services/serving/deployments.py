@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from coordinator.client.text import money
+from coordinator.domain import pricing
 from coordinator.domain import serving as rules
 from coordinator.domain.job import ENDINGS, JobAction, JobState, Wish, asked
 from coordinator.domain.lease import FAULTS, Lease
@@ -219,8 +220,12 @@ class Deployments:
         if not periods or work.run is None:
             return
         parameters, rate, number = _shape(work).parameters, work.job.quote.rate, work.job.rounds_done
-        full = {one.lease.id: rules.worth(parameters, rate, one.usage) for one in periods}
-        amounts = rules.bounded(full, work.job.escrow - await spent(work.tx, work.job.id))
+        room = work.job.escrow - await spent(work.tx, work.job.id)
+        pot = rules.pot(parameters, rate, [one.usage for one in periods], room)
+        # By place, as rounds are split: everybody must find the same shares.
+        amounts = pricing.shares(
+            pot, {f"{one.lease.replica}:0": rules.operations(parameters, one.usage) for one in periods}
+        )
         tokens, started = sum(one.usage.tokens for one in periods), work.now - rules.PERIOD_S
         record = RoundRecord(
             work.job.id,
@@ -229,16 +234,17 @@ class Deployments:
             "complete",
             work.plan(),
             first_step=0,
-            steps=0,
+            steps=sum(one.usage.answers for one in periods),
             total_steps=0,
             started=max(started, work.job.created),
             ended=work.now,
             tokens=tokens,
-            pot=sum(amounts.values()),
+            pot=pot,
         )
         record = await work.tx.insert(record)
         commits = [
-            await work.tx.insert(_share(work, number, one, parameters, amounts[one.lease.id])) for one in periods
+            await work.tx.insert(_share(work, number, one, parameters, amounts[f"{one.lease.replica}:0"]))
+            for one in periods
         ]
         served = work.run.served
         for one in periods:
