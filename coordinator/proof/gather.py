@@ -35,7 +35,7 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
         view, books = await client.get(job), await client.job_ledger(job)
         serves = view.spec.serve is not None
         numbers = sorted(
-            {one.round for one in await client.rounds(job) if one.state == "complete" and (one.tokens or one.pot)}
+            {one.round for one in await client.rounds(job) if one.state == "complete" and (one.tokens or serves)}
         )
         disputes = await _disputes(client, job)
         rounds = [found for number in numbers for found in await client.evidence(job, number)]

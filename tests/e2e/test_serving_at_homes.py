@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -132,5 +133,5 @@ async def in_mid_answer(run: SmallRun, program: AsyncOpenAI, job: str, deploymen
     said = await asyncio.gather(*asked)
     assert [text for text, _, _ in said] == right
     assert sorted(len(nodes) for _, _, nodes in said) == [1, 2], "one of them had its home killed under it"
-    gaps = [later - sooner for _, times, _ in said for sooner, later in zip(times, times[1:], strict=False)]
+    gaps = [later - sooner for _, times, _ in said for sooner, later in pairwise(times)]
     assert max(gaps) < GOES_ON_S

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from protocol.serving import CheckCommand, CheckedReport, Sampling
 from trainer.serve.loading import LoadedModel
-from trainer.serve.requests import Asked
+from trainer.serve.requests import AskedAnswer
 from trainer.serve.sampling import times
 
 TOLERANCE = 0.05  # Nats that rounding may put a token behind the one that is drawn here.
@@ -42,13 +42,13 @@ class Checker:
         """Give up what is under way."""
         self._stopped.set()
 
-    def check(self, command: CheckCommand, asked: Asked) -> CheckedReport:
+    def check(self, command: CheckCommand, asked: AskedAnswer) -> CheckedReport:
         """Look at one answer. ``asked``: its request, of which nothing was answered yet."""
         if told := _told(command, asked):
             return wrong(command.id, told)
         return self._drawn(command, asked)
 
-    def _drawn(self, command: CheckCommand, asked: Asked) -> CheckedReport:
+    def _drawn(self, command: CheckCommand, asked: AskedAnswer) -> CheckedReport:
         before, tokens, sampling = [*asked.prompt, *command.asked.begun], command.tokens, command.asked.sampling
         whole = [*before, *tokens]
         found, worst = "", 0.0
@@ -88,7 +88,7 @@ class Checker:
                 yield from logits[0, -kept:].float().cpu()
 
 
-def _told(command: CheckCommand, asked: Asked) -> str:
+def _told(command: CheckCommand, asked: AskedAnswer) -> str:
     """What is wrong with an answer that a model need not be asked for."""
     if command.prompt != len(asked.prompt):
         return f"the prompt has {len(asked.prompt):,} tokens, not {command.prompt:,}"

@@ -5,7 +5,7 @@ and what prompts begin with alike is computed once.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -17,8 +17,10 @@ from protocol.serving import (
     CACHE_BYTES,
     LONGEST,
     AnsweredReport,
+    CancelCommand,
     CheckCommand,
     CheckedReport,
+    EngineCommand,
     EngineReport,
     GenerateCommand,
     RefusedReport,
@@ -28,7 +30,7 @@ from trainer.audit.environment import configure
 from trainer.errors import DataError
 from trainer.serve.checking import Checker, wrong
 from trainer.serve.loading import load
-from trainer.serve.requests import Asked, Requests
+from trainer.serve.requests import AskedAnswer, Requests
 from trainer.serve.sampling import FORM, SAMPLING, SeededSampler
 
 PAGE = 32  # Tokens of a page of the cache.
@@ -67,7 +69,7 @@ class Engine:
         """
         configure(threads, device)
         self._say = say
-        self._answers: dict[str, Asked] = {}
+        self._answers: dict[str, AskedAnswer] = {}
         loaded = load(folder, device, weights)
         each = _cached_bytes(loaded.config)
         most = min(int(loaded.config.max_position_embeddings), LONGEST, CACHE_BYTES // each, context or LONGEST)
@@ -106,10 +108,27 @@ class Engine:
         await asyncio.to_thread(self._checks.shutdown, cancel_futures=True)
         await asyncio.to_thread(self._manager.stop, hard_stop=True)
 
-    async def ended(self) -> BaseException | None:
-        """Wait until the thread that computes ends, which only a failure or leaving the context makes it do; the failure."""
-        await asyncio.to_thread(self._manager._generation_thread.join)
-        return cast("BaseException | None", self._manager.background_thread_status.fatal_error)
+    async def beside(self, reading: Coroutine[Any, Any, None]) -> BaseException | None:
+        """Compute until ``reading``, which asks, is over; what ended the computing before that, if anything did."""
+        asking = asyncio.ensure_future(reading)
+        ended = asyncio.ensure_future(asyncio.to_thread(self._manager._generation_thread.join))
+        waited: set[asyncio.Future[None]] = {asking, ended}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            asking.result()
+            return None
+        asking.cancel()
+        return self._manager.background_thread_status.fatal_error or RuntimeError("the model computes no more")
+
+    def ask(self, command: EngineCommand) -> None:
+        """Begin what is asked; what comes of it is said."""
+        match command:
+            case GenerateCommand():
+                self.generate(command)
+            case CancelCommand():
+                self.cancel(command.id)
+            case CheckCommand():
+                self.check(command)
 
     def generate(self, command: GenerateCommand) -> None:
         """Begin an answer, or go on with one; what is wrong with a request is said like an answer."""
@@ -185,7 +204,7 @@ class Engine:
                 self._manager.cancel_request(result.request_id)
             self._over(result.request_id, asked)
 
-    def _over(self, request: str, asked: Asked) -> None:
+    def _over(self, request: str, asked: AskedAnswer) -> None:
         text = asked.text
         assert text.reason is not None
         self._say(AnsweredReport(request, text.reason, len(asked.prompt), text.count, text.calls))

@@ -1,19 +1,12 @@
 """Commands of ``protocol.serving`` come in on standard input and reports go out, a line each; it ends with its input."""
 
+import asyncio
 from pathlib import Path
 
 import msgspec
 
 from protocol.codec import MessageError, decode_json
-from protocol.serving import (
-    MAX_LINE,
-    CancelCommand,
-    CheckCommand,
-    EngineCommand,
-    EngineReport,
-    GenerateCommand,
-    ReadyReport,
-)
+from protocol.serving import MAX_LINE, EngineCommand, EngineReport, ReadyReport
 from protocol.stdio import open_stdio
 from trainer.errors import InputError
 from trainer.serve.engine import Engine
@@ -23,7 +16,7 @@ async def serve(folder: Path, threads: int) -> None:
     """Answer until nobody asks any more.
 
     Raises:
-        InputError: a line is no command.
+        InputError: a line is no command, or the model cannot be loaded. Exception: its thread failed.
     """
     reader, writer = await open_stdio(MAX_LINE)
 
@@ -33,15 +26,13 @@ async def serve(folder: Path, threads: int) -> None:
 
     async with Engine(folder, threads, say) as engine:
         say(ReadyReport(engine.longest))
-        while line := await reader.readline():
-            try:
-                command = decode_json(line, EngineCommand, MAX_LINE)
-            except MessageError as error:
-                raise InputError("bad-command", str(error)) from error
-            match command:
-                case GenerateCommand():
-                    engine.generate(command)
-                case CancelCommand():
-                    engine.cancel(command.id)
-                case CheckCommand():
-                    engine.check(command)
+        if (failure := await engine.beside(_read(reader, engine))) is not None:
+            raise failure
+
+
+async def _read(reader: asyncio.StreamReader, engine: Engine) -> None:
+    while line := await reader.readline():
+        try:
+            engine.ask(decode_json(line, EngineCommand, MAX_LINE))
+        except MessageError as error:
+            raise InputError("bad-command", str(error)) from error

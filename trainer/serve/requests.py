@@ -15,7 +15,7 @@ from trainer.serve.loading import LoadedModel
 
 
 @dataclass
-class Asked:
+class AskedAnswer:
     """A request that can be answered. ``most``: tokens of its answer."""
 
     prompt: list[int]
@@ -35,7 +35,7 @@ class Requests:
         self._chat = ChatTemplate(self._tokenizer, settings, "answers", None, "this model")
         self._forms = AnswerForms(made, loaded.vocabulary, loaded.ends)
 
-    def read(self, command: GenerateCommand, longest: int | None = None) -> Asked:
+    def read(self, command: GenerateCommand, longest: int | None = None) -> AskedAnswer:
         """What is asked, with an answer that has not begun.
 
         Args:
@@ -52,7 +52,7 @@ class Requests:
             raise DataError("too-long" if ids else "empty", detail)
         self.check_known(ids, "the prompt")
         room = min(command.tokens or room, room)
-        return Asked(ids, room, AnswerText(self._tokenizer, command, self._ends, room), form)
+        return AskedAnswer(ids, room, AnswerText(self._tokenizer, command, self._ends, room), form)
 
     def check_known(self, tokens: tuple[int, ...] | list[int], called: str) -> None:
         """Raise DataError where this model has no such token."""

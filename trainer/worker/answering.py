@@ -12,11 +12,7 @@ from protocol.codec import MessageError
 from protocol.serving import (
     MAX_SAID,
     MODEL_ARCHIVE,
-    CancelCommand,
-    CheckCommand,
-    EngineCommand,
     EngineReport,
-    GenerateCommand,
     ReadyReport,
     RefusedReport,
 )
@@ -81,16 +77,9 @@ async def answer(setup: Setup, reader: asyncio.StreamReader, outbox: WorkerOutbo
         LOG.info("%s parameters answer on %s", f"{engine.parameters:,}", setup.device)
         outbox.report(TaskReady(env_class(setup.threads, setup.device), engine.parameters))
         packets.say(ReadyReport(engine.longest))
-        reading = asyncio.ensure_future(_read(reader, engine))
-        ended = asyncio.ensure_future(engine.ended())
-        waited: set[asyncio.Future[None] | asyncio.Future[BaseException | None]] = {reading, ended}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        failure = await engine.beside(_read(reader, engine))
         packets.flush()
-        if reading.done():
-            reading.result()
-            return True
-        reading.cancel()
-        return guarded(outbox, partial(_fail, ended.result()), LACKS_MEMORY)
+        return failure is None or guarded(outbox, partial(_fail, failure), LACKS_MEMORY)
 
 
 def _load(setup: Setup, say: Say) -> Engine:
@@ -103,8 +92,8 @@ def _load(setup: Setup, say: Say) -> Engine:
         )
 
 
-def _fail(error: BaseException | None) -> None:
-    raise RuntimeError("the model answers no more") if error is None else error
+def _fail(error: BaseException) -> None:
+    raise error
 
 
 async def _read(reader: asyncio.StreamReader, engine: Engine) -> None:
@@ -114,7 +103,7 @@ async def _read(reader: asyncio.StreamReader, engine: Engine) -> None:
             message, _ = await read_frame(reader, AgentMessage)
             match message:
                 case WorkerCommand(body=AskModel(body=command)):
-                    _ask(engine, command)
+                    engine.ask(command)
                 case WorkerCommand(body=StopTask(reason=reason)):
                     LOG.info("stopped: %s", reason)
                     return
@@ -126,13 +115,3 @@ async def _read(reader: asyncio.StreamReader, engine: Engine) -> None:
         LOG.info("the agent is gone")
     except MessageError as error:
         LOG.error("the agent sent a message that cannot be read: %s", error)
-
-
-def _ask(engine: Engine, command: EngineCommand) -> None:
-    match command:
-        case GenerateCommand():
-            engine.generate(command)
-        case CancelCommand():
-            engine.cancel(command.id)
-        case CheckCommand():
-            engine.check(command)

@@ -191,7 +191,7 @@ class Homes:
                 case AnsweredReport():
                     yield self._ended(part, answer, report)
                     return
-                case RefusedReport(code="failed" | "busy"):
+                case RefusedReport(code="failed" | "busy" | "bad-begun" | "unknown-token"):
                     self._failed(part, answer)
                     return
                 case RefusedReport():

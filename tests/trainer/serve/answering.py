@@ -42,7 +42,7 @@ class Asking:
     async def over(self, engine: Engine, *commands: EngineCommand) -> Reports:
         """All that comes of these."""
         for command in commands:
-            engine.check(command) if isinstance(command, CheckCommand) else engine.generate(command)  # type: ignore[arg-type]
+            engine.ask(command)
         await self.until(lambda said: all(is_over(said.get(one.id, [])) for one in commands))
         return {one.id: self.said.pop(one.id) for one in commands}
 
