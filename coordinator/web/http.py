@@ -60,7 +60,8 @@ def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = No
 def problem_answer(request: web.Request, status: int, found: Problem) -> web.Response:
     """An error as RFC 9457 has it, or as clients of OpenAI's API read it."""
     if request.path.startswith(COMPLETION):
-        status, told = api_error(status, found.code, found.detail, found.field)
+        detail = found.detail if found.code != "http" or status != 404 else untrusted(_no_such(request))
+        status, told = api_error(status, found.code, detail, found.field)
         return answer(told, status)
     whole = msgspec.structs.replace(
         found,
@@ -72,6 +73,13 @@ def problem_answer(request: web.Request, status: int, found: Problem) -> web.Res
     response = answer(whole, status)
     response.content_type = PROBLEM
     return response
+
+
+def _no_such(request: web.Request) -> str:
+    """What programs are told that ask for a part of OpenAI's API that is not here."""
+    why = "no model here has embeddings" if request.path.endswith("/embeddings") else "it is not among what is answered"
+    ways = f"{COMPLETION}chat/completions and {COMPLETION}completions"
+    return f"there is no {request.method} {request.path[:80]}: {why}; models answer at {ways}"
 
 
 async def read_body(request: web.Request, limit: int = MAX_JSON_BYTES) -> bytes:

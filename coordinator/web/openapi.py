@@ -169,6 +169,8 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
 
 def _answer(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     told = _content(_phrase(route.status), route.answer, schemas)
+    if route.events:
+        told["content"] |= _media(EVENTS, schemas)
     headers = {}
     if route.pager is not None or route.listed:
         headers["Link"] = "Address of the next page, with rel=next; missing on the last."

@@ -36,6 +36,7 @@ class Route:
         secret: its answer is shown once.
         token: a node's token is needed.
         yaml: the body may be YAML too.
+        events: the answer is Server-Sent Events where the body asks for them.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Route:
     listed: bool = False
     safe: bool = False
     secret: bool = False
+    events: bool = False
 
     @property
     def repeatable(self) -> bool:

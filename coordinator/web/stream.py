@@ -131,7 +131,7 @@ class Streams:
             feed = await self._enter(name, source, due)
             try:
                 await response.prepare(request)
-                _bound(request.transport)
+                bound(request.transport)
                 await self._run(request, Writer(response, request.transport), feed, due)
             finally:
                 await self._leave(name, feed, due)
@@ -209,7 +209,8 @@ def _mark_of(request: web.Request, feed: Feed) -> FeedMark:
     return FeedMark(min(int(seen[1]), feed.mark.points), min(int(seen[2]), feed.mark.event))
 
 
-def _bound(transport: Any) -> None:
+def bound(transport: Any) -> None:
+    """Have little wait in this process and in the system for a reader that takes nothing."""
     if transport is not None:
         transport.set_write_buffer_limits(high=BUFFER_BYTES)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)

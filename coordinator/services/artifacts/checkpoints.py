@@ -17,7 +17,7 @@ from coordinator.services.artifacts.file_ownership import dataset_name
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.core.context import Context
 from coordinator.services.payments.escrows import check_delivery
-from coordinator.store.ports import Condition, col
+from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import RoundRecord, RunRecord
 from protocol.rest import api
 
@@ -68,7 +68,9 @@ class Checkpoints:
         Raises:
             NotFoundError: there is no such checkpoint. UnavailableError: it could not be put together.
         """
-        stored, rounds, point = await self.point(job, round_)
+        return await self._folder(*await self.point(job, round_), round_)
+
+    async def _folder(self, stored: Job, rounds: Sequence[RoundRecord], point: RunPoint, round_: int | None) -> str:
         if (
             stored.state is JobState.SETTLED
             and stored.model is not None
@@ -79,7 +81,7 @@ class Checkpoints:
         async with self._context.store.transaction() as tx:
             data = await dataset_name(tx, stored)
         return await self._remembered(
-            (job, point.base.done, False), lambda: self._models.assemble(stored, point.checkpoints, seen, data)
+            (stored.id, point.base.done, False), lambda: self._models.assemble(stored, point.checkpoints, seen, data)
         )
 
     async def model(self, job: str, round_: int | None = None) -> str:
@@ -88,8 +90,8 @@ class Checkpoints:
         Raises:
             NotFoundError: as ``folder``, or those weights are not kept any more.
         """
-        archive = await self.folder(job, round_)
-        stored, _, point = await self.point(job, round_)
+        stored, rounds, point = await self.point(job, round_)
+        archive = await self._folder(stored, rounds, point, round_)
         if stored.spec.training.lora is None:
             return archive
         return await self._remembered((job, point.base.done, True), lambda: self._models.merge(stored, archive))
@@ -130,8 +132,8 @@ class Checkpoints:
         Raises:
             NotFoundError: there is none. ConflictError: the job's work is not paid, and could not be any more.
         """
-        stored, run, rounds = await self._load(job)
         async with self._context.store.transaction() as tx:
+            stored, run, rounds = await _loaded(tx, job)
             await check_delivery(tx, stored, self._context.clock.time())
         points = () if run is None else run.points
         found = [point for point in points if round_ is None or point.base.done == round_]
@@ -143,15 +145,8 @@ class Checkpoints:
         return stored, rounds, found[-1]
 
     async def _load(self, job: str) -> tuple[Job, Run | None, Sequence[RoundRecord]]:
-        where: tuple[Condition, ...] = (col(RoundRecord.job).equals(job), col(RoundRecord.state).equals("complete"))
         async with self._context.store.transaction() as tx:
-            jobs = await tx.find(Job, col(Job.id).equals(job))
-            if not jobs:
-                raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
-            runs = await tx.find(RunRecord, col(RunRecord.job).equals(job))
-            rounds = await tx.find(RoundRecord, *where)
-        newest = {record.number: record for record in sorted(rounds, key=lambda record: record.epoch)}
-        return jobs[0], runs[0].run if runs else None, [newest[number] for number in sorted(newest)]
+            return await _loaded(tx, job)
 
     async def _view(self, job: str, point: RunPoint, rounds: Sequence[RoundRecord]) -> api.CheckpointView | None:
         """None where a file is gone."""
@@ -178,3 +173,14 @@ class Checkpoints:
             ),
             model=self._made((job, done, False)),
         )
+
+
+async def _loaded(tx: Transaction, job: str) -> tuple[Job, Run | None, Sequence[RoundRecord]]:
+    where: tuple[Condition, ...] = (col(RoundRecord.job).equals(job), col(RoundRecord.state).equals("complete"))
+    jobs = await tx.find(Job, col(Job.id).equals(job))
+    if not jobs:
+        raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
+    runs = await tx.find(RunRecord, col(RunRecord.job).equals(job))
+    rounds = await tx.find(RoundRecord, *where)
+    newest = {record.number: record for record in sorted(rounds, key=lambda record: record.epoch)}
+    return jobs[0], runs[0].run if runs else None, [newest[number] for number in sorted(newest)]

@@ -21,7 +21,7 @@ from coordinator.web.auth import costs, principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import COMPLETION, answer
 from coordinator.web.route import Route
-from coordinator.web.stream import Writer
+from coordinator.web.stream import Writer, bound
 from protocol.rest.api import JobView
 from protocol.rest.completions import (
     AnsweredBy,
@@ -77,6 +77,7 @@ class CompletionRoutes:
                 ChatCompletionRequest,
                 errors=_ERRORS,
                 safe=True,
+                events=True,
             ),
             Route(
                 "POST",
@@ -87,6 +88,7 @@ class CompletionRoutes:
                 CompletionRequest,
                 errors=_ERRORS,
                 safe=True,
+                events=True,
             ),
         ]
 
@@ -206,6 +208,7 @@ async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> we
         if coming.done():
             coming.result()
         await response.prepare(request)
+        bound(request.transport)
         out = Writer(response, request.transport)
         while not coming.done():
             await out.write(b": alive\n\n")
