@@ -85,7 +85,7 @@ async def test_a_stop_may_begin_before_the_border_and_end_behind_it(
     assert (text_of(on), tokens_of(on)) == ("", tuple(ids[6:8]))
     assert end_of(on) == AnsweredReport("on", "stop", 4, 8)
     assert ended == [AnsweredReport("told", "stop", 4, 8)], "nothing is computed for it"
-    assert places[0] == 4 + 6
+    assert min(places) == 4 + 6, "what was begun is not drawn again; the first one may still draw what nobody hears"
 
 
 async def test_what_has_ended_already_is_answered_at_once(folder: Path) -> None:  # noqa: F811
