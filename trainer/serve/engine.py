@@ -28,7 +28,7 @@ from protocol.serving import (
 )
 from trainer.audit.environment import configure
 from trainer.errors import DataError
-from trainer.serve.checking import Checker, wrong
+from trainer.serve.checking import AnswerChecker, wrong
 from trainer.serve.loading import load
 from trainer.serve.requests import AskedAnswer, Requests
 from trainer.serve.sampling import FORM, SAMPLING, SeededSampler
@@ -77,7 +77,7 @@ class Engine:
         self.parameters = sum(one.numel() for one in loaded.model.parameters())
         self._ends = loaded.ends
         self._requests = Requests(loaded, self.longest)
-        self._checker = Checker(loaded)
+        self._checker = AnswerChecker(loaded)
         self._checks = ThreadPoolExecutor(1, "check")
         pages = max(-(-self.longest // PAGE) + 1, CACHE_BYTES // (each * PAGE))
         self._manager = loaded.model.init_continuous_batching(

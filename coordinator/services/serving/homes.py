@@ -16,7 +16,7 @@ import msgspec
 from coordinator.domain import serving as rules
 from coordinator.domain.job import ENDINGS, Job, JobState
 from coordinator.domain.lease import Lease
-from coordinator.domain.serving import CountedPeriod, Replica, Usage
+from coordinator.domain.serving import CountedPeriod, NodeUsage, Replica
 from coordinator.errors import ConflictError, InvalidError, TookTooLongError, TooManyError, UnavailableError
 from coordinator.metrics import Gauges
 from coordinator.services.core.context import Context
@@ -71,7 +71,7 @@ class _Home:
     answering: int = 0
     silent: float | None = None
     checked: int = 0
-    usage: Usage = field(default_factory=Usage)
+    usage: NodeUsage = field(default_factory=NodeUsage)
     leaves: list[bytes] = field(default_factory=list)
     here: bool = True
     failures: int = 0
@@ -235,7 +235,7 @@ class Homes:
         home, tokens = part.home, tuple(answer.tokens)
         prompt = min(report.prompt, answer.context)
         own = tokens[part.first :]
-        home.usage += Usage(1, prompt, len(own))
+        home.usage += NodeUsage(1, prompt, len(own))
         home.failures = 0
         self._context.metrics.count("answers_total")
         asked = msgspec.structs.replace(answer.command, id=part.request, begun=tokens[: part.first])
@@ -404,7 +404,7 @@ class Homes:
     def forget(self, lease: str) -> None:
         """What a node did since it was counted is not paid: an answer of it was wrong."""
         if (home := self._homes.get(lease)) is not None:
-            home.usage, home.leaves = Usage(), []
+            home.usage, home.leaves = NodeUsage(), []
 
     def waits(self, lease: str, period: int) -> bool:
         """Whether an answer of a node of this period, or one before, is still to be checked."""
@@ -414,10 +414,10 @@ class Homes:
         """One was checked, or could not be."""
         self._unchecked -= Counter({(drawn.lease, drawn.period): 1})
 
-    def now(self, job: str) -> tuple[int, int, Usage]:
+    def now(self, job: str) -> tuple[int, int, NodeUsage]:
         """Answers under way, requests that wait, and what was not counted yet."""
         under_way = sum(part.home.lease.job == job for part in self._parts.values())
-        usage = sum((home.usage for home in self._homes.values() if home.lease.job == job), Usage())
+        usage = sum((home.usage for home in self._homes.values() if home.lease.job == job), NodeUsage())
         return under_way, len(self._waiting.get(job, ())), usage
 
     # --- nodes that nobody asks -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.domain import serving as rules
 from coordinator.domain.job import JobAction, JobState
-from coordinator.domain.serving import Usage
+from coordinator.domain.serving import NodeUsage
 from coordinator.errors import ConflictError, FundsError, InvalidError, NotFoundError, TooManyError, UnavailableError
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, RoundRecord
@@ -58,8 +58,8 @@ async def test_a_deployment_is_seated_answers_is_counted_and_paid_by_its_tokens(
         await count(bench, job)
     (share,) = await shares(bench, job)
     rate, parameters = stored.quote.rate, stored.quote.parameters
-    least = rules.worth(parameters, rate, Usage(1, 3, 8, rules.PERIOD_S))
-    assert least <= share.amount <= least + rules.worth(parameters, rate, Usage(ready=30.0))
+    least = rules.worth(parameters, rate, NodeUsage(1, 3, 8, rules.PERIOD_S))
+    assert least <= share.amount <= least + rules.worth(parameters, rate, NodeUsage(ready=30.0))
     assert (share.tokens, share.leaves, share.state) == (8, 1, "verified")
     assert len(bench.checker.checked) == 1, "the first answers of a node are all checked"
     async with bench.desk(job) as work:
@@ -189,7 +189,7 @@ async def test_a_node_that_nobody_asks_is_asked_now_and_then_and_only_who_answer
     await count(bench, job)
     paid = {share.node: share.amount for share in await shares(bench, job)}
     assert set(paid) == {one.node}
-    assert paid[one.node] >= rules.worth(1_000, 1, Usage(ready=1.0))
+    assert paid[one.node] >= rules.worth(1_000, 1, NodeUsage(ready=1.0))
 
 
 async def test_more_requests_than_room_wait_in_turn_and_beyond_that_are_refused_with_a_time() -> None:
