@@ -45,6 +45,7 @@ RETRY_S = 5.0
 MAX_TRIES = 4  # Nodes that a request may fail at; then it may be the request's fault.
 MAX_UNCHECKED = 256  # Answers that wait to be drawn again; more are not drawn for it.
 MOST_TEXT = 256  # Characters of a token, on average: more are none of a model.
+ROOM = 8  # Reports of an answer beside those of its tokens.
 PROBE_TOKENS = 8
 MAX_FAILURES = 3
 SILENT_S = 300.0
@@ -97,14 +98,25 @@ class _Answer:
 
 @dataclass
 class _Part:
-    """One node's part of an answer. ``first``: the answer's tokens that came before."""
+    """One node's part of an answer. ``first``: the answer's tokens that came before; ``most``: reports that it can have."""
 
     home: _Home
     request: str
     first: int
+    most: int
     reports: asyncio.Queue[EngineReport | None] = field(default_factory=asyncio.Queue)
     text: str = ""
     heard: bool = False
+    said: int = 0
+    characters: int = 0
+    tokens: int = 0
+
+    def takes(self, report: EngineReport) -> bool:
+        """Whether there may be one more report; who listens may be slow, and what waits for it is in memory."""
+        self.said += 1
+        if isinstance(report, TextReport):
+            self.characters, self.tokens = self.characters + len(report.text), self.tokens + len(report.tokens)
+        return self.said <= self.most and self.tokens <= self.most and self.characters <= MOST_TEXT * (self.tokens + 4)
 
 
 @dataclass(frozen=True)
@@ -126,7 +138,8 @@ class Homes:
         self._homes: dict[str, _Home] = {}
         self._parts: dict[tuple[str, str], _Part] = {}
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
-        self._numbers = count(1)
+        # Of another process than the one before, whose requests nodes may still be at.
+        self._process, self._numbers = context.entropy(4).hex(), count(1)
         self._periods: dict[str, int] = {}  # Of deployments that are at work, the number of the one that is not over.
         self._unchecked: Counter[tuple[str, int]] = Counter()
         self.drawn: asyncio.Queue[DrawnAnswer] = asyncio.Queue()
@@ -181,12 +194,11 @@ class Homes:
         while (report := await self._next(part, answer, until)) is not None:
             match report:
                 case TextReport(text=text, tokens=tokens):
-                    answer.tokens += tokens
-                    part.text += text
-                    own = len(answer.tokens) - part.first
-                    if len(answer.tokens) > answer.limit or len(part.text) > MOST_TEXT * (own + 4):
+                    if len(answer.tokens) + len(tokens) > answer.limit:
                         self._failed(part, answer)
                         return
+                    answer.tokens += tokens
+                    part.text += text
                     yield report
                 case AnsweredReport():
                     yield self._ended(part, answer, report)
@@ -296,7 +308,8 @@ class Homes:
             self._waiting[job][0].set()
 
     def _begin(self, home: _Home, answer: _Answer) -> _Part:
-        part = _Part(home, str(next(self._numbers)), len(answer.tokens))
+        request = f"{self._process}-{next(self._numbers)}"
+        part = _Part(home, request, len(answer.tokens), answer.limit + ROOM)
         self._parts[home.lease.id, part.request] = part
         command = msgspec.structs.replace(answer.command, id=part.request, begun=tuple(answer.tokens))
         home.asked = self._context.clock.now()
@@ -333,8 +346,11 @@ class Homes:
             part = self._parts.get((lease.id, getattr(report, "id", "")))
             if part is None:
                 continue
-            part.reports.put_nowait(report)
-            if isinstance(report, AnsweredReport | RefusedReport):
+            taken = part.takes(report)
+            part.reports.put_nowait(
+                report if taken else RefusedReport(part.request, "failed", "more than was asked for")
+            )
+            if not taken or isinstance(report, AnsweredReport | RefusedReport):
                 del self._parts[lease.id, part.request]
 
     def left(self, node: str) -> None:

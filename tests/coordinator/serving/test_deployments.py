@@ -13,6 +13,8 @@ from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, RoundRecord
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.rest.api import NewJob
+from protocol.serving import TextReport
+from protocol.task import ModelSaid
 from tests.coordinator.fakes import BUDGET
 from tests.coordinator.serving.deployed import MB, Deployed, Home, TruthTeller
 
@@ -256,7 +258,8 @@ async def test_it_ends_with_its_hours_and_with_its_budget_and_never_pays_more() 
     asked = [bench.ask(await bench.stored(job), seed=seed, tokens=200) for seed in range(10)]
     async with bench.checking():
         await bench.pass_time(30.0, 0.1)
-        assert all(one.task.done() for one in asked)
+        ends = await asyncio.gather(*(one.task for one in asked), return_exceptions=True)
+        assert all(end is None or isinstance(end, ConflictError) for end in ends)
         await bench.turn(job, 6)
     stored = await bench.stored(job)
     assert stored.verified <= 3
@@ -334,6 +337,27 @@ async def test_what_no_node_can_hold_and_what_no_budget_covers_is_refused_before
     long = JobSpec("moo", ModelSpec(from_job=trained), BUDGET, serve=ServeSpec(context=100_000))
     with pytest.raises(InvalidError, match="1,024 tokens that this model reads"):
         await bench.parts.jobs.create(NewJob(long))
+
+
+@pytest.mark.parametrize("flood", ["text", "tokens", "nothing"])
+async def test_who_says_more_than_a_model_says_fills_no_memory_and_another_node_answers(flood: str) -> None:
+    bench = Deployed()
+    job, one, two = await two_homes(bench)
+    asked = bench.ask(await bench.stored(job), tokens=20)
+    await bench.pass_time(0.35)
+    flooding = who_answers(one, two)
+    flooding.silence()
+    request = flooding.asked[-1].id
+    for _ in range(200):
+        report = TextReport(request, "x" * 5_000 if flood == "text" else "", (1,) * 5 if flood == "tokens" else ())
+        await flooding.say(ModelSaid((report,)))
+    assert len(bench.parts.homes._parts) <= 1, "no more of it is taken"
+    await bench.pass_time(4.0)
+    await asked.task
+    assert asked.tokens[-2:] == asked.right[-2:]
+    assert len(asked.tokens) == 20
+    assert asked.end is not None
+    assert len(asked.end.nodes) == 2
 
 
 async def test_nodes_that_cannot_answer_are_let_go_and_the_request_is_answered_elsewhere() -> None:
