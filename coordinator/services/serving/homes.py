@@ -40,7 +40,7 @@ from protocol.serving import (
 )
 from protocol.task import AskModel, ModelSaid
 
-WATCH_S = 10.0
+WATCH_S = 5.0
 RETRY_S = 5.0
 MAX_TRIES = 4  # Nodes that a request may fail at; then it may be the request's fault.
 MAX_UNCHECKED = 256  # Answers that wait to be drawn again; more are not drawn for it.
@@ -84,7 +84,6 @@ class _Answer:
 
     command: GenerateCommand
     context: int
-    account_id: str
     tokens: list[int] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     tried: set[str] = field(default_factory=set)
@@ -141,6 +140,7 @@ class Homes:
         # Of another process than the one before, whose requests nodes may still be at.
         self._process, self._numbers = context.entropy(4).hex(), count(1)
         self._periods: dict[str, int] = {}  # Of deployments that are at work, the number of the one that is not over.
+        self._asked: dict[str, float] = {}  # When a deployment was asked last, or went to work.
         self._unchecked: Counter[tuple[str, int]] = Counter()
         self.drawn: asyncio.Queue[DrawnAnswer] = asyncio.Queue()
         desk.on_stored(self._notice)
@@ -172,7 +172,8 @@ class Homes:
             raise ConflictError(f"deployment {job.id} is {job.state}: deploy the model again, or resume it", "model")
         if len(encode(command)) > _MESSAGE_ROOM:
             raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", "messages")
-        answer = _Answer(command, job.spec.serve.context or LONGEST, job.account_id)
+        self._asked[job.id] = self._context.clock.now()
+        answer = _Answer(command, job.spec.serve.context or LONGEST)
         until = self._context.clock.now() + seconds
         while True:
             home = await self._taken(job.id, answer, until)
@@ -382,6 +383,7 @@ class Homes:
                     del self._homes[lease.id]
         if work.job.state not in _AT_WORK or work.job.wish in ENDINGS:
             self._periods.pop(work.job.id, None)
+            self._asked.pop(work.job.id, None)
             for turn in self._waiting.pop(work.job.id, ()):
                 turn.set()
 
@@ -430,6 +432,14 @@ class Homes:
         """One was checked, or could not be."""
         self._unchecked -= Counter({(drawn.lease, drawn.period): 1})
 
+    def idle(self, job: str) -> float:
+        """For how many seconds nobody has asked, or waited for an answer."""
+        under_way, waiting, _ = self.now(job)
+        now = self._context.clock.now()
+        if under_way or waiting:
+            self._asked[job] = now
+        return now - self._asked.setdefault(job, now)
+
     def now(self, job: str) -> tuple[int, int, NodeUsage]:
         """Answers under way, requests that wait, and what was not counted yet."""
         under_way = sum(part.home.lease.job == job for part in self._parts.values())
@@ -445,24 +455,25 @@ class Homes:
             await self.watch_once()
 
     async def watch_once(self) -> None:
-        """Ask those that nobody has asked for a while, side by side."""
+        """Ask those that nobody has asked for a while, and those that fell silent whether they speak again, side by side."""
         now = self._context.clock.now()
-        idle = [
-            one for one in self._homes.values() if one.here and not one.answering and now - one.asked >= rules.PROBE_S
-        ]
+        here = [one for one in self._homes.values() if one.here and not one.answering]
         async with asyncio.TaskGroup() as group:
-            for home in idle:
-                group.create_task(self._probe(home), name="probe")
+            for home in here:
+                if home.silent is not None:
+                    group.create_task(self._probe(home, WATCH_S), name="probe")
+                elif now - home.asked >= rules.PROBE_S:
+                    group.create_task(self._probe(home, rules.FIRST_SILENCE_S), name="probe")
 
-    async def _probe(self, home: _Home) -> None:
+    async def _probe(self, home: _Home, seconds: float) -> None:
         """A short request that a program might make; its answer counts like any other."""
         text = f"Note {self._context.entropy(6).hex()}:"
         seed = int.from_bytes(self._context.entropy(7))
-        answer = _Answer(GenerateCommand("1", text, tokens=PROBE_TOKENS, sampling=Sampling(seed=seed)), LONGEST, "")
+        answer = _Answer(GenerateCommand("1", text, tokens=PROBE_TOKENS, sampling=Sampling(seed=seed)), LONGEST)
         home.answering += 1
         part = self._begin(home, answer)
         try:
-            until = self._context.clock.now() + rules.FIRST_SILENCE_S
+            until = self._context.clock.now() + seconds
             async for _ in self._said_by(part, answer, until):
                 pass
         except (TookTooLongError, InvalidError):

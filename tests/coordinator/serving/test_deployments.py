@@ -239,6 +239,33 @@ async def test_pausing_lets_nodes_go_and_going_on_seats_them_again() -> None:
     assert again.tokens == again.right
 
 
+async def test_nodes_are_let_go_when_nobody_asks_and_seated_again_for_whoever_does() -> None:
+    bench = Deployed()
+    home = await bench.come(1)
+    job = await bench.deploy(idle=2)
+    asked = bench.ask(await bench.stored(job))
+    await bench.pass_time(2.0)
+    await asked.task
+    await bench.pass_time(100.0, 1.0)
+    await bench.turn(job)
+    assert home.lease is not None, "it is two minutes"
+    await bench.pass_time(30.0, 1.0)
+    await bench.turn(job)
+    stored = await bench.stored(job)
+    assert (stored.state, home.lease) == (JobState.PLANNED, None)
+    assert "Asleep" in (await bench.parts.jobs.get(job)).sentence
+    assert [share.tokens for share in await shares(bench, job)] == [8], "what was done is counted"
+    await count(bench, job)
+    assert len(await shares(bench, job)) == 1, "nothing is spent asleep"
+    again = bench.ask(stored)
+    await bench.pass_time(0.1)
+    await bench.turn(job)
+    assert (await bench.stored(job)).state is JobState.RUNNING
+    await bench.pass_time(2.0)
+    await again.task
+    assert again.tokens == again.right
+
+
 async def test_it_ends_with_its_hours_and_with_its_budget_and_never_pays_more() -> None:
     bench = Deployed()
     await bench.come(1)
