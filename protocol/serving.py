@@ -85,11 +85,11 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check"):
-    """Whether this model, asked so, says this: each token as it is drawn, its text, and why it ended.
+    """Whether this model, asked so, says this: each token as it is drawn, its text, and why it ended (None: it was cut off).
 
     Attributes:
         asked: what was answered; ``begun`` is taken as it is, and ``tokens``, ``text`` and ``calls`` are what came behind it.
-        prompt: how many tokens the prompt is said to have.
+        prompt: how many tokens the prompt is said to have; None: nothing was said of it.
         context: tokens of a prompt with its answer, at most, where it was answered; None: as here.
     """
 
@@ -97,8 +97,8 @@ class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     asked: GenerateCommand
     tokens: Tokens
     text: Annotated[str, Meta(max_length=MAX_LINE)]
-    reason: EndReason
-    prompt: Annotated[int, Meta(ge=0, lt=2**31)]
+    reason: EndReason | None
+    prompt: Annotated[int, Meta(ge=0, lt=2**31)] | None
     calls: Annotated[tuple[FunctionCall, ...], Meta(max_length=MAX_CALLS)] = ()
     context: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
 

@@ -21,6 +21,7 @@ ANSWER_PASSES = 5
 PROMISED_AT_ONCE = 16  # Answers that a node computes together; the next one waits.
 SILENCE_S = 3.0  # From a node that has begun to answer; then another one goes on.
 FIRST_SILENCE_S = 30.0  # Before its first token, while it reads the prompt and others' answers go on.
+REST_S = 60.0  # For so long answers under way go on when a pause or a stop is asked for.
 MAX_WAITING = 64  # Requests of a model that wait for a node.
 CHECK_FIRST, CHECK_EVERY = 3, 10  # The first answers of a node are checked, then one in so many, by lot.
 PROBE_S = 120.0  # A node that nobody has asked for so long is asked whether it answers: only then it was ready.

@@ -41,45 +41,6 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
 
 
-class _Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What both kinds of request have.
-
-    ``top_k`` is no word of OpenAI's, and one that vLLM and llama.cpp take beside.
-    """
-
-    model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
-    max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=1000)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Stops | Stop | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    presence_penalty: Share | None = None
-    frequency_penalty: Share | None = None
-    logit_bias: dict[str, float] | None = None
-
-    def unsupported(self) -> str:
-        """The first field that would change the answer, and is not supported; empty: there is none."""
-        refused = {
-            "n": self.n not in (None, 1),
-            "presence_penalty": bool(self.presence_penalty),
-            "frequency_penalty": bool(self.frequency_penalty),
-            "logit_bias": bool(self.logit_bias),
-        }
-        return next((name for name, is_asked in refused.items() if is_asked), "")
-
-    def _sampling(self, seed: int) -> Sampling:
-        temperature = _TEMPERATURE if self.temperature is None else self.temperature
-        own = seed if self.seed is None else self.seed
-        return Sampling(temperature, self.top_k or 0, _TOP_P if self.top_p is None else self.top_p, own)
-
-    def _stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-
-
 class AnswerSchema(msgspec.Struct, frozen=True):
     """A JSON schema, and what it is called; it is kept to whether ``strict`` or not."""
 
@@ -101,6 +62,46 @@ class ResponseFormat(msgspec.Struct, frozen=True):
         return {"type": "object"} if self.type == "json_object" else None
 
 
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What both kinds of request have.
+
+    ``top_k`` is no word of OpenAI's, and one that vLLM and llama.cpp take beside.
+    """
+
+    model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stops | Stop | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    presence_penalty: Share | None = None
+    frequency_penalty: Share | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+
+    def unsupported(self) -> str:
+        """The first field that would change the answer, and is not supported; empty: there is none."""
+        refused = {
+            "n": self.n not in (None, 1),
+            "presence_penalty": bool(self.presence_penalty),
+            "frequency_penalty": bool(self.frequency_penalty),
+            "logit_bias": bool(self.logit_bias),
+        }
+        return next((name for name, is_asked in refused.items() if is_asked), "")
+
+    def _sampling(self, seed: int) -> Sampling:
+        temperature = _TEMPERATURE if self.temperature is None else self.temperature
+        own = seed if self.seed is None else self.seed
+        return Sampling(temperature, self.top_k or 0, _TOP_P if self.top_p is None else self.top_p, own)
+
+    def _stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+
+
 class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
     """Messages to answer, in the model's own chat template. ``chat_template_kwargs``: further words for it, as vLLM has them."""
 
@@ -109,7 +110,6 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
     tool_choice: Any = None
-    response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
 
@@ -161,6 +161,7 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
             self.prompt,
             tokens=self.max_tokens or 16,
             sampling=self._sampling(seed),
+            schema=None if self.response_format is None else self.response_format.schema,
             stops=self._stops(),
             likeliest=self.logprobs,
         )

@@ -90,18 +90,18 @@ class AnswerChecker:
 
 def _told(command: CheckCommand, asked: AskedAnswer) -> str:
     """What is wrong with an answer that a model need not be asked for."""
-    if command.prompt != len(asked.prompt):
+    if command.prompt not in (None, len(asked.prompt)):
         return f"the prompt has {len(asked.prompt):,} tokens, not {command.prompt:,}"
     said, whole = asked.text, len(command.asked.begun) + len(command.tokens)
     said.add(command.asked.begun)
     text = said.add(command.tokens)
-    if said.reason is None:
+    if said.reason is None and command.reason is not None:
         return f"the answer was ended before its end: nothing ends it after {whole:,} tokens"
     if said.count < whole:
         return f"the answer goes on behind its end: it ends with token {said.count:,} of {whole:,}"
-    if said.reason != command.reason:
+    if said.reason != command.reason is not None:
         return f"the answer ended for another reason: {said.reason}, not {command.reason}"
-    if said.calls != command.calls:
+    if said.calls != command.calls and command.reason is not None:
         return "the functions that it asks for are not what its tokens say"
     return "" if text == command.text else "the text is not what its tokens say"
 

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from typing import Any, Literal, Protocol
 
 from coordinator.domain.job import Job
-from coordinator.errors import UnavailableError
+from coordinator.errors import NotFoundError, UnavailableError
 from coordinator.services.accounts.budgets import (
     MAX_COMPLETIONS,
     MAX_COMPLETIONS_EACH,
@@ -69,6 +69,8 @@ class Trials:
             CottageError: as ``generate``.
         """
         if (deployment := await self._deployment(job)) is not None:
+            if point is not None:
+                raise NotFoundError(f"deployment {job} has one model: leave out what stands behind its id", "model")
             async with aclosing(self._homes.generate(deployment, command, ANSWER_S)) as reports:  # type: ignore[type-var]
                 async for report in reports:
                     yield report

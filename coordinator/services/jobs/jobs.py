@@ -98,6 +98,7 @@ class JobService:
         self._coordinator = coordinator
         self._test_wallet = test_wallet
         self._traffic_of = traffic_of
+        self._homes = homes
         self._views = JobViews(context, traffic_of, homes)
         self._unpaid = unpaid
         self._rates = Rates(context, nodes)
@@ -323,7 +324,12 @@ class JobService:
             known = await tx.find(NodeRecord, col(NodeRecord.address).in_(tuple({lease.node for lease in leases})))
         paid = frozenset(row.id for row in rows)
         run = runs[0].run if runs else None
-        return resources.job_nodes(stored, run, leases, commits, audits, paid, known, self._traffic_of)
+        found = resources.job_nodes(stored, run, leases, commits, audits, paid, known, self._traffic_of)
+        now = self._homes.uncounted(job)  # Of a deployment, since its last period.
+        return [
+            msgspec.structs.replace(one, tokens=one.tokens + now[one.node].tokens) if one.node in now else one
+            for one in found
+        ]
 
     async def rounds(self, job: str, window: ListWindow | None = None) -> Sequence[api.RoundView]:
         """Rounds that count."""

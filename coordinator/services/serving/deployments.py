@@ -65,6 +65,7 @@ class Deployments:
         self._homes = homes
         self._counted: dict[str, float] = {}
         self._told: dict[str, str] = {}
+        self._resting: dict[str, float] = {}
 
     async def advance(self, work: UnitOfWork) -> None:
         """Bring the deployment as far as it goes now."""
@@ -76,6 +77,8 @@ class Deployments:
             await self._ends(work)
         elif state is JobState.VERIFYING:
             await self._close(work)
+        elif work.job.wish is not Wish.NONE:
+            await self._rest(work)
         elif state in ANSWERS and not await self._ends_by_itself(work):
             if self._sleeps(work):
                 await self._release(work, "nobody has asked for it for a while")
@@ -98,23 +101,35 @@ class Deployments:
         """
         after = asked(work.job, action, checkpoint=True)
         match action:
-            case JobAction.PAUSE if work.job.state is not JobState.PAUSED and after.wish is Wish.PAUSE:
-                await self._release(work, "the deployment rests")
-                work.change(halt="asked")
-                work.advance(JobState.PAUSED, "the submitter paused the deployment: its nodes are let go")
-                await self._settlement.settle_now(work)
+            case JobAction.PAUSE | JobAction.STOP if after.wish is not work.job.wish:
+                work.change(wish=after.wish, halt="asked")
+                work.note("pausing" if action is JobAction.PAUSE else "stopping", "answers under way end first")
             case JobAction.RESUME if work.job.state is JobState.PAUSED:
                 if await spent(work.tx, work.job.id) >= work.job.escrow:
                     raise FundsError(
-                        f"the budget of deployment {work.job.id} is used up: deploy the model again", "budget"
+                        f"the budget of deployment {work.job.id} is used up: add to it, or deploy the model again",
+                        "budget",
                     )
                 work.change(halt="")
                 work.advance(JobState.FUNDED, "the deployment goes on: it waits for nodes")
-            case JobAction.STOP:
-                await self._finish(work, "the submitter stopped the deployment")
-            case _:
-                return
+            case JobAction.RESUME:
+                work.change(wish=after.wish, halt=after.halt)
         await self.advance(work)
+
+    async def _rest(self, work: UnitOfWork) -> None:
+        """Pause or stop, as was asked for, once the answers under way have ended; for a minute they are waited for."""
+        now, (under_way, _, _) = self._context.clock.now(), self._homes.now(work.job.id)
+        if under_way and now - self._resting.setdefault(work.job.id, now) < rules.REST_S:
+            return
+        self._resting.pop(work.job.id, None)
+        wish = work.job.wish
+        work.change(wish=Wish.NONE)
+        if wish is Wish.STOP:
+            await self._finish(work, "the submitter stopped the deployment")
+            return
+        await self._release(work, "the deployment rests")
+        work.advance(JobState.PAUSED, "the submitter paused the deployment: its nodes are let go")
+        await self._settlement.settle_now(work)
 
     async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
         """End it before its time: pay what is verified, refund the rest."""
@@ -156,8 +171,10 @@ class Deployments:
                 self._tell(work, f"no free node holds the model with its cache ({need:,} MB) at this price")
                 return
             work.run = work.run or _run(_shape(work), _serve(work).replicas)
-            nodes = "one node is chosen" if len(chosen) == 1 else f"{len(chosen)} nodes are chosen"
-            work.advance(JobState.PLANNED, f"{nodes}: each loads the whole model")
+            several = f"{len(chosen)} nodes are chosen: each loads the whole model"
+            work.advance(
+                JobState.PLANNED, several if len(chosen) > 1 else "one node is chosen: it loads the whole model"
+            )
         for candidate, replica in zip(chosen, self._places(work), strict=False):
             work.grant(candidate.node, candidate.owner, (0, replica))
             work.note("assigned", f"node {candidate.node} takes replica {replica}")

@@ -1,12 +1,12 @@
 """Requests go to nodes that hold their model; an answer whose node is gone, or silent, goes on at another one.
 
 The coordinator has every token that was said, so the next node gets them (``GenerateCommand.begun``) and draws what comes behind.
-Only who ends an answer is paid, for the tokens that it drew itself.
+Each is paid for the tokens that it drew itself, also of an answer that somebody stopped listening to.
 """
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import count
@@ -14,7 +14,7 @@ from itertools import count
 import msgspec
 
 from coordinator.domain import serving as rules
-from coordinator.domain.job import ENDINGS, Job, JobState
+from coordinator.domain.job import Job, JobState, Wish
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import CountedPeriod, NodeUsage, Replica
 from coordinator.errors import ConflictError, InvalidError, TookTooLongError, TooManyError, UnavailableError
@@ -32,7 +32,9 @@ from protocol.serving import (
     AnsweredReport,
     CancelCommand,
     CheckCommand,
+    EndReason,
     EngineReport,
+    FunctionCall,
     GenerateCommand,
     RefusedReport,
     Sampling,
@@ -61,7 +63,7 @@ class _Home:
 
     Attributes:
         counted: until when it was counted. ``usage``, ``leaves``: since then; the digests of its answers.
-        silent: since when it has let an answer wait and said nothing.
+        silent: since when it has let an answer wait and said nothing. ``heard``: when it said something last.
         asked: when it was asked last. ``failures``: requests in a row that it could not answer.
         here: its lease is live.
     """
@@ -69,6 +71,7 @@ class _Home:
     lease: Lease
     counted: float
     asked: float
+    heard: float
     answering: int = 0
     silent: float | None = None
     checked: int = 0
@@ -106,6 +109,7 @@ class _Part:
     reports: asyncio.Queue[EngineReport | None] = field(default_factory=asyncio.Queue)
     text: str = ""
     heard: bool = False
+    counted: bool = False
     said: int = 0
     characters: int = 0
     tokens: int = 0
@@ -168,8 +172,8 @@ class Homes:
             ConflictError: the deployment has ended, or rests. TooManyError: too many wait for it.
             InvalidError: the model cannot read the request. TookTooLongError, UnavailableError: nobody answers in time.
         """
-        if job.state not in _AT_WORK or job.id not in self._periods or job.spec.serve is None:
-            raise ConflictError(f"deployment {job.id} is {job.state}: deploy the model again, or resume it", "model")
+        if job.id not in self._periods or job.spec.serve is None:
+            raise _closed(job.id, job.state)
         if len(encode(command)) > _MESSAGE_ROOM:
             raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", "messages")
         self._asked[job.id] = self._context.clock.now()
@@ -184,7 +188,7 @@ class Homes:
                     if isinstance(report, AnsweredReport):
                         return
             finally:
-                self._over(part)
+                self._over(part, answer)
             if answer.failures >= MAX_TRIES:
                 raise UnavailableError(
                     f"{answer.failures} nodes could not answer this request: change it, or try again"
@@ -196,6 +200,7 @@ class Homes:
             match report:
                 case TextReport(text=text, tokens=tokens):
                     if len(answer.tokens) + len(tokens) > answer.limit:
+                        part.counted = True  # No model says so.
                         self._failed(part, answer)
                         return
                     answer.tokens += tokens
@@ -204,7 +209,8 @@ class Homes:
                 case AnsweredReport():
                     yield self._ended(part, answer, report)
                     return
-                case RefusedReport(code="failed" | "busy" | "bad-begun" | "unknown-token"):
+                case RefusedReport(code="failed" | "busy" | "bad-begun" | "unknown-token" | "flood" as code):
+                    part.counted = code == "flood"
                     self._failed(part, answer)
                     return
                 case RefusedReport():
@@ -245,17 +251,30 @@ class Homes:
 
     def _ended(self, part: _Part, answer: _Answer, report: AnsweredReport) -> AnsweredReport:
         """Count an answer that has ended, and have it drawn again where the lot falls on it."""
-        home, tokens = part.home, tuple(answer.tokens)
-        prompt = min(report.prompt, answer.context)
-        own = tokens[part.first :]
-        home.usage += NodeUsage(1, prompt, len(own))
-        home.failures = 0
+        tokens, prompt = tuple(answer.tokens), min(report.prompt, answer.context)
+        part.home.failures = 0
         self._context.metrics.count("answers_total")
+        self._count(part, answer, report.reason, prompt, report.calls)
+        return msgspec.structs.replace(report, prompt=prompt, tokens=len(tokens), nodes=tuple(answer.nodes))
+
+    def _count(
+        self,
+        part: _Part,
+        answer: _Answer,
+        reason: EndReason | None = None,
+        prompt: int | None = None,
+        calls: tuple[FunctionCall, ...] = (),
+    ) -> None:
+        """Count what a node drew itself; without a ``reason`` it was cut off, and has said nothing of the prompt."""
+        part.counted, home, tokens = True, part.home, tuple(answer.tokens)
+        own = tokens[part.first :]
+        if reason is None and not own:
+            return
+        home.usage += NodeUsage(1, prompt or 0, len(own))
         asked = msgspec.structs.replace(answer.command, id=part.request, begun=tokens[: part.first])
-        check = CheckCommand(part.request, asked, own, part.text, report.reason, prompt, report.calls, answer.context)
+        check = CheckCommand(part.request, asked, own, part.text, reason, prompt, calls, answer.context)
         home.leaves.append(sha256(encode(check)).digest())
         self._draw(home, check)
-        return msgspec.structs.replace(report, prompt=prompt, tokens=len(tokens), nodes=tuple(answer.nodes))
 
     def _draw(self, home: _Home, check: CheckCommand) -> None:
         lot = int.from_bytes(self._context.entropy(4))
@@ -279,7 +298,7 @@ class Homes:
                 if answer.tried and answer.tried >= {home.lease.id for home in self._of(job)}:
                     raise UnavailableError("no node of this deployment could answer: change the request, or try again")
                 if job not in self._periods:
-                    raise ConflictError(f"deployment {job} has ended, or rests", "model")
+                    raise _closed(job)
                 turn.clear()
                 async with self._context.clock.timeout(max(0.0, until - self._context.clock.now())):
                     await turn.wait()
@@ -323,10 +342,12 @@ class Homes:
             session.send(Command(home.lease.id, home.lease.fence, AskModel(command)))
         return part
 
-    def _over(self, part: _Part) -> None:
+    def _over(self, part: _Part, answer: _Answer) -> None:
         """This node's part is over; it need not go on."""
         home = part.home
         home.answering -= 1
+        if not part.counted:
+            self._count(part, answer)
         if self._parts.pop((home.lease.id, part.request), None) is not None:
             session = self._nodes.session(home.lease.node) if home.here else None
             if session is not None:
@@ -340,6 +361,7 @@ class Homes:
         home = self._homes.get(lease.id)
         if home is None:
             return
+        home.heard = self._context.clock.now()
         if home.silent is not None:
             home.silent = None
             self._wake(lease.job)
@@ -349,7 +371,7 @@ class Homes:
                 continue
             taken = part.takes(report)
             part.reports.put_nowait(
-                report if taken else RefusedReport(part.request, "failed", "more than was asked for")
+                report if taken else RefusedReport(part.request, "flood", "more than was asked for")
             )
             if not taken or isinstance(report, AnsweredReport | RefusedReport):
                 del self._parts[lease.id, part.request]
@@ -373,7 +395,7 @@ class Homes:
         for lease in work.leases.values():
             if lease.state == "ready" and lease.id not in self._homes:
                 now = self._context.clock.now()
-                self._homes[lease.id] = _Home(lease, now, now - rules.PROBE_S)
+                self._homes[lease.id] = _Home(lease, now, now - rules.PROBE_S, now)
                 self._wake(work.job.id)
         for lease in work.ended:
             if (home := self._homes.get(lease.id)) is not None:
@@ -381,7 +403,7 @@ class Homes:
                 self._interrupt(home)
                 if not home.leaves:
                     del self._homes[lease.id]
-        if work.job.state not in _AT_WORK or work.job.wish in ENDINGS:
+        if work.job.state not in _AT_WORK or work.job.wish is not Wish.NONE:
             self._periods.pop(work.job.id, None)
             self._asked.pop(work.job.id, None)
             for turn in self._waiting.pop(work.job.id, ()):
@@ -394,7 +416,8 @@ class Homes:
         now, found = self._context.clock.now(), []
         for home in self._homes.values():
             if home.lease.job == job and home.leaves:
-                usage = msgspec.structs.replace(home.usage, ready=now - home.counted if home.here else 0.0)
+                until = now if home.here and home.silent is None else home.heard
+                usage = msgspec.structs.replace(home.usage, ready=max(0.0, until - home.counted))
                 found.append(CountedPeriod(home.lease, usage, tuple(home.leaves), now))
         return found
 
@@ -431,6 +454,14 @@ class Homes:
     def checked(self, drawn: DrawnAnswer) -> None:
         """One was checked, or could not be."""
         self._unchecked -= Counter({(drawn.lease, drawn.period): 1})
+
+    def uncounted(self, job: str) -> Mapping[str, NodeUsage]:
+        """What each node has done since it was counted."""
+        found: dict[str, NodeUsage] = {}
+        for home in self._homes.values():
+            if home.lease.job == job:
+                found[home.lease.node] = found.get(home.lease.node, NodeUsage()) + home.usage
+        return found
 
     def idle(self, job: str) -> float:
         """For how many seconds nobody has asked, or waited for an answer."""
@@ -479,4 +510,18 @@ class Homes:
         except (TookTooLongError, InvalidError):
             self._is_silent(home)
         finally:
-            self._over(part)
+            self._over(part, answer)
+
+
+def _closed(job: str, state: JobState | None = None) -> ConflictError:
+    """Why a deployment takes no requests, and what to do; ``state`` None: it has just stopped taking any."""
+    match state:
+        case JobState.CREATED:
+            why = "waits for its escrow: fund it first"
+        case JobState.PAUSED:
+            why = "is paused: resume it first"
+        case JobState.SETTLED | JobState.CANCELLED | JobState.FAILED | JobState.VERIFYING:
+            why = f"is over ({state}): deploy the model again"
+        case _:
+            why = "takes no requests any more: it is being paused or stopped"
+    return ConflictError(f"deployment {job} {why}", "model")

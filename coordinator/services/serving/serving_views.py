@@ -7,7 +7,7 @@ import msgspec
 from common.untrusted_text import untrusted
 from coordinator.client.text import money
 from coordinator.domain import serving as rules
-from coordinator.domain.job import ENDINGS, LIVE, Job, JobState
+from coordinator.domain.job import ENDINGS, LIVE, Job, JobState, Wish
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import Served
 from coordinator.services.serving.homes import Homes
@@ -51,6 +51,10 @@ def sentence(job: Job, reason: str, serving: ServingView) -> str:
         return (
             f"Ending, since {reason or 'it was asked for'}: the last answers are checked and paid, the rest goes back."
         )
+    if job.wish is not Wish.NONE and job.state in LIVE:
+        return (
+            f"{'Stopping' if job.wish is Wish.STOP else 'Pausing'}: answers under way end first, for a minute at most."
+        )
     match job.state:
         case JobState.CREATED:
             return f"Waiting for {money(job.spec.budget)} in escrow: until then nothing runs and nothing is spent."
@@ -67,7 +71,8 @@ def sentence(job: Job, reason: str, serving: ServingView) -> str:
                 else "Waiting for nodes: none holds the model."
             )
         case JobState.RUNNING:
-            more = f", {serving.loading} more load the model" if serving.loading else ""
+            loads = "loads" if serving.loading == 1 else "load"
+            more = f", {serving.loading} more {loads} the model" if serving.loading else ""
             nodes = "1 node answers" if serving.ready == 1 else f"{serving.ready} nodes answer"
             return f"Serving: {nodes}{more}."
         case JobState.PAUSED:

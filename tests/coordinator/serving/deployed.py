@@ -236,7 +236,7 @@ class Asked:
         self.command = command
         self.texts: list[TextReport] = []
         self.end: AnsweredReport | None = None
-        self._reports = bench.parts.homes.generate(job, command, 60.0)
+        self._reports = bench.parts.homes.generate(job, command, 600.0)
         self.task = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
@@ -245,6 +245,12 @@ class Asked:
                 self.texts.append(report)
             else:
                 self.end = report
+
+    async def leave(self) -> None:
+        """Listen no more."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+        await self._reports.aclose()
 
     @property
     def tokens(self) -> list[int]:

@@ -170,13 +170,83 @@ async def test_what_a_node_said_for_another_is_checked_by_itself() -> None:
         await bench.pass_time(4.0)
         await asked.task
     assert asked.tokens != asked.right
-    (check,) = bench.checker.checked
-    assert 0 < len(check.asked.begun) < 20
-    assert len(check.asked.begun) + len(check.tokens) == 20
+    cut, rest = bench.checker.checked
+    assert (cut.reason, rest.reason) == (None, "length")
+    assert (len(cut.asked.begun), len(rest.asked.begun)) == (0, len(cut.tokens))
+    assert len(cut.tokens) + len(rest.tokens) == 20
     view = await bench.parts.jobs.get(job)
     assert view.serving is not None
-    assert (view.serving.checked, view.serving.wrong) == (1, 0)
+    assert (view.serving.checked, view.serving.wrong) == (2, 1)
     assert honest.lease is not None
+    await bench.turn(job)
+    assert bench.parts.leases.of_node(liar.node) == ()
+
+
+async def test_what_was_said_to_somebody_who_went_away_is_counted_and_checked() -> None:
+    bench = Deployed()
+    home = await bench.come(1)
+    job = await bench.deploy()
+    async with bench.checking():
+        asked = bench.ask(await bench.stored(job), tokens=200)
+        await bench.pass_time(1.05)
+        await asked.leave()
+        await bench.pass_time(0.5)
+        assert not home.answering, "nobody computes what nobody hears"
+        await count(bench, job)
+    (check,) = bench.checker.checked
+    assert (check.reason, check.prompt, len(check.tokens)) == (None, None, len(asked.tokens))
+    (share,) = await shares(bench, job)
+    assert (share.tokens, share.state) == (len(asked.tokens), "verified")
+    assert len(asked.tokens) >= 8
+
+
+async def test_answers_under_way_end_before_a_pause_and_no_new_ones_begin() -> None:
+    bench = Deployed()
+    home = await bench.come(1)
+    job = await bench.deploy()
+    asked = bench.ask(await bench.stored(job), tokens=30)
+    await bench.pass_time(0.5)
+    async with bench.desk(job) as work:
+        await bench.parts.runs.ask(work, JobAction.PAUSE)
+    assert (await bench.stored(job)).state is JobState.RUNNING
+    assert "Pausing" in (await bench.parts.jobs.get(job)).sentence
+    with pytest.raises(ConflictError, match="being paused or stopped"):
+        await anext(bench.parts.homes.generate(await bench.stored(job), asked.command, 60.0))
+    await bench.pass_time(4.0)
+    await asked.task
+    assert asked.tokens == asked.right
+    await bench.turn(job)
+    assert ((await bench.stored(job)).state, home.lease) == (JobState.PAUSED, None)
+    async with bench.desk(job) as work:
+        await bench.parts.runs.ask(work, JobAction.RESUME)
+    await bench.turn(job)
+    home.pace = 60.0
+    endless = bench.ask(await bench.stored(job), tokens=30)
+    await bench.pass_time(1.0)
+    async with bench.desk(job) as work:
+        await bench.parts.runs.ask(work, JobAction.STOP)
+    await bench.pass_time(rules.REST_S, 1.0)
+    await bench.turn(job)
+    assert home.lease is None, "it is not waited for longer"
+    await bench.pass_time(1.0)
+    with pytest.raises(ConflictError):
+        await endless.task
+
+
+async def test_a_node_that_leaves_was_ready_until_it_was_heard_last() -> None:
+    bench = Deployed()
+    job, one, two = await two_homes(bench)
+    asked = [bench.ask(await bench.stored(job), seed=seed) for seed in range(2)]
+    await bench.pass_time(2.0)
+    await asyncio.gather(*(one.task for one in asked))
+    await bench.pass_time(rules.PROBE_S, 5.0)
+    await bench.while_time_moves(bench.parts.homes.watch_once())
+    async with bench.desk(job) as work:
+        work.end(one.lease.lease if one.lease else "", "left", "it goes")
+    await count(bench, job)
+    amounts = {share.node: share.operations for share in await shares(bench, job)}
+    assert amounts[one.node] > 0.3 * amounts[two.node]
+    assert amounts[one.node] < 0.7 * amounts[two.node]
 
 
 async def test_a_node_that_nobody_asks_is_asked_now_and_then_and_only_who_answers_was_ready() -> None:
