@@ -18,6 +18,7 @@ from protocol.serving import (
     GenerateCommand,
     RefusedReport,
     Sampling,
+    TextReport,
 )
 from tests.support.chat_templates import TOOLS
 from tests.trainer.serve.answering import GREEDY, Asking, check_of, end_of, tokens_of
@@ -86,6 +87,19 @@ async def test_what_came_behind_another_nodes_tokens_is_checked_by_itself(
         assert (await checked(*asking, check_of(false, said)))[0].wrong == ""
     forged = msgspec.structs.replace(check, asked=command)
     assert (await checked(*asking, forged))[0].wrong != "", "without what was before it is another answer"
+
+
+async def test_an_answer_that_was_cut_off_is_right_as_far_as_it_goes(asking: tuple[Asking, Engine]) -> None:
+    for kind in ("drawn", "stop", "schema"):
+        command = command_of(kind)
+        said = (await asking[0].over(asking[1], command))[kind]
+        parts = [one for one in said if isinstance(one, TextReport)]
+        for cut in (1, len(parts) // 2, len(parts)):
+            check = check_of(command, [*parts[:cut], end_of(said)])
+            check = msgspec.structs.replace(check, reason=None, prompt=None, calls=())
+            assert (await checked(*asking, check))[0].wrong == ""
+            false = msgspec.structs.replace(check, text=check.text + "!")
+            assert "not what its tokens say" in (await checked(*asking, false))[0].wrong
 
 
 async def test_an_answer_was_as_long_as_it_could_be_where_it_was_given(asking: tuple[Asking, Engine]) -> None:
