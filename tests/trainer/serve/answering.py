@@ -25,8 +25,9 @@ Reports = dict[str, list[EngineReport]]
 class Asking:
     """What an engine says, by request."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = SECONDS) -> None:
         self.said: Reports = {}
+        self._seconds = seconds
         self._news = asyncio.Event()
 
     def say(self, report: EngineReport) -> None:
@@ -34,7 +35,7 @@ class Asking:
         self._news.set()
 
     async def until(self, there: Callable[[Reports], bool]) -> None:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(self._seconds):
             while not there(self.said):
                 self._news.clear()
                 await self._news.wait()
