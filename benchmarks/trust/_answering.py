@@ -25,7 +25,6 @@ from protocol.serving import (
 from tests.trainer.serve.answering import Asking, Reports, check_of, is_over
 from trainer.serve.engine import Engine
 
-SECONDS = 600.0  # Of a batch, on a machine that does other things.
 Answers = dict[str, CheckCommand]
 """By request, as a coordinator would have them checked."""
 
@@ -65,7 +64,7 @@ async def here(
     folder: Path, threads: int, weights: Weights | None = None, change: Callable[[Any], None] | None = None
 ) -> AsyncIterator[AskedNode]:
     """In this process. ``change``: what is done to the model before it computes."""
-    asking = Asking(SECONDS)
+    asking = Asking()
     engine = Engine(folder, threads, asking.say, weights=weights)
     if change is not None:
         change(engine._manager.model)

@@ -18,16 +18,15 @@ from protocol.serving import (
 from trainer.serve.engine import Engine
 
 GREEDY = Sampling(temperature=0)
-SECONDS = 60.0
+SECONDS = 300.0  # Until it hangs; a busy machine takes a minute for several answers at a time.
 Reports = dict[str, list[EngineReport]]
 
 
 class Asking:
     """What an engine says, by request."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
+    def __init__(self) -> None:
         self.said: Reports = {}
-        self._seconds = seconds
         self._news = asyncio.Event()
 
     def say(self, report: EngineReport) -> None:
@@ -35,7 +34,7 @@ class Asking:
         self._news.set()
 
     async def until(self, there: Callable[[Reports], bool]) -> None:
-        async with asyncio.timeout(self._seconds):
+        async with asyncio.timeout(SECONDS):
             while not there(self.said):
                 self._news.clear()
                 await self._news.wait()
