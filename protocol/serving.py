@@ -15,6 +15,8 @@ MAX_TOKENS = 1 << 20  # Of an answer; its model reads fewer.
 MAX_STOPS, MAX_STOP = 4, 200
 LONGEST = 8192  # Tokens of a prompt with its answer where nobody asks for less, and the model reads more.
 CACHE_BYTES = 1 << 30  # Of keys and values, of all answers together.
+MAX_LIKELIEST = 20
+MAX_TOKEN_TEXT = 1000
 MAX_CALLS = 256  # Of functions, in an answer.
 MAX_SAID = 256  # Reports of a process that are told at a time.
 MODEL_ARCHIVE = "model.zip"  # The model's folder, of a job that answers.
@@ -50,6 +52,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         tokens: of the answer at most; None: as many as the model can read.
         stops: texts that end the answer, and are no part of it.
         schema: a JSON schema that the answer keeps to; None: it is free.
+        likeliest: tell how likely each token was, and so many of the likeliest at its place; None: tell nothing of it.
         begun: tokens of the answer that another process has drawn: it goes on behind them, and their text is not told again.
     """
 
@@ -64,6 +67,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     stops: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=MAX_STOP)], ...], Meta(max_length=MAX_STOPS)
     ] = ()
+    likeliest: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
     begun: Tokens = ()
 
 
@@ -108,15 +112,27 @@ class ReadyReport(msgspec.Struct, frozen=True, tag="ready"):
     longest: int
 
 
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token's own text, the logarithm of its probability in nats, and the same of the likeliest at its place."""
+
+    text: Annotated[str, Meta(max_length=MAX_TOKEN_TEXT)]
+    logprob: Annotated[float, Meta(ge=-1e5, le=1e-3)]
+    likeliest: Annotated[
+        tuple[tuple[Annotated[str, Meta(max_length=MAX_TOKEN_TEXT)], Annotated[float, Meta(ge=-1e5, le=1e-3)]], ...],
+        Meta(max_length=MAX_LIKELIEST),
+    ] = ()
+
+
 class TextReport(msgspec.Struct, frozen=True, tag="text"):
     """A piece of an answer that no later token can change, and the tokens since the piece before; either may be empty.
 
-    A token that ends the answer is one of them, though it has no text.
+    A token that ends the answer is one of them, though it has no text, and no ``logprobs``, which are told of those that have.
     """
 
     id: RequestId
     text: Annotated[str, Meta(max_length=MAX_LINE)]
     tokens: Tokens = ()
+    logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_TOKENS)] = ()
 
 
 class AnsweredReport(msgspec.Struct, frozen=True, tag="answered"):

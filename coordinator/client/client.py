@@ -176,6 +176,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
         round_: int | None = None,
         context: int | None = None,
         name: str = "",
+        idle_minutes: int | None = None,
         submitter: str | None = None,
     ) -> api.JobView:
         """Have a job's model answer at ``/v1`` on nodes of the network; ``wait`` with ``until=answers`` waits for the first.
@@ -190,6 +191,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
             round_: of the checkpoint.
             context: tokens of a prompt with its answer; ``None``: as many as the model reads.
             name: how you find it again.
+            idle_minutes: without a request for so long its nodes are let go, until somebody asks; ``None``: they stay.
             submitter: the wallet that will fund it; ``None``: the coordinator's test wallet does so at once.
         Raises:
             ProblemError: the job has no such model, or the price forbids it.
@@ -197,7 +199,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
         source = await self.get(job)
         check_served(source, round_)
         name = name or deployment_name(source.name)
-        document = deployment_document(job, budget or 1, replicas, hours, round_, context, name)
+        document = deployment_document(job, budget or 1, replicas, hours, round_, context, name, idle_minutes)
         if budget is None:
             document["budget"] = usual_budget(await self.quote(document))
         made = await self.create_job(document, submitter)

@@ -35,12 +35,13 @@ def deployment_document(
     round_: int | None = None,
     context: int | None = None,
     name: str = "",
+    idle_minutes: int | None = None,
 ) -> dict[str, Any]:
     """The job document that has the model of ``job`` answer on nodes."""
     return {
         "name": name or deployment_name(job[:8]),
         "model": {"from_job": job, "from_round": round_},
-        "serve": {"replicas": replicas, "context": context},
+        "serve": {"replicas": replicas, "context": context, "idle_minutes": idle_minutes},
         "budget": budget,
         "deadline_hours": hours,
     }

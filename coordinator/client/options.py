@@ -144,6 +144,8 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     deploy.add_argument("--budget", type=_paid, metavar="AMOUNT", help=most)
     context = "tokens of a prompt with its answer; default: as many as the model reads"
     deploy.add_argument("--context", type=_between(64, 131_072), metavar="N", help=context)
+    idle = "let its nodes go after so many minutes without a request, until somebody asks; default: they stay"
+    deploy.add_argument("--idle-minutes", type=_between(1, 10_080), metavar="N", help=idle)
     deploy.add_argument("--name", default="", metavar="NAME", help="how you find it again")
     _wallet(deploy)
     deploy.add_argument("--yes", action="store_true", help="do not ask before funding")

@@ -31,7 +31,7 @@ _CARD_BYTES = 600 << 20
 _CACHED_ANSWERS = 64  # Whose pages are kept, as far as CACHE_BYTES go.
 
 
-class Usage(msgspec.Struct, frozen=True):
+class NodeUsage(msgspec.Struct, frozen=True):
     """What a node did in a period. ``ready``: seconds that it held the model and answered when it was asked."""
 
     answers: int = 0
@@ -39,13 +39,13 @@ class Usage(msgspec.Struct, frozen=True):
     tokens: int = 0
     ready: float = 0.0
 
-    def __sub__(self, other: "Usage") -> "Usage":
+    def __sub__(self, other: "NodeUsage") -> "NodeUsage":
         """What is left of both together."""
-        return Usage(self.answers - other.answers, self.prompt - other.prompt, self.tokens - other.tokens)
+        return NodeUsage(self.answers - other.answers, self.prompt - other.prompt, self.tokens - other.tokens)
 
-    def __add__(self, other: "Usage") -> "Usage":
+    def __add__(self, other: "NodeUsage") -> "NodeUsage":
         """Both together."""
-        return Usage(
+        return NodeUsage(
             self.answers + other.answers,
             self.prompt + other.prompt,
             self.tokens + other.tokens,
@@ -57,7 +57,7 @@ class CountedPeriod(msgspec.Struct, frozen=True):
     """What the node of a lease did until a moment of the coordinator's clock; ``leaves``: digests of its answers."""
 
     lease: Lease
-    usage: Usage
+    usage: NodeUsage
     leaves: tuple[bytes, ...]
     until: float
 
@@ -83,7 +83,7 @@ class Served(msgspec.Struct, frozen=True):
         nodes = self.nodes | {node: (checked + 1, found + wrong)}
         return msgspec.structs.replace(self, checked=self.checked + 1, wrong=self.wrong + wrong, nodes=nodes)
 
-    def plus(self, usage: Usage) -> "Served":
+    def plus(self, usage: NodeUsage) -> "Served":
         """With what a node did in a period."""
         return msgspec.structs.replace(
             self,
@@ -93,18 +93,18 @@ class Served(msgspec.Struct, frozen=True):
         )
 
 
-def operations(parameters: int, usage: Usage) -> int:
+def operations(parameters: int, usage: NodeUsage) -> int:
     """Floating-point operations that a period counts as."""
     tokens = usage.prompt + ANSWER_PASSES * (usage.tokens + int(usage.ready))
     return pricing.PASS_OPERATIONS * parameters * tokens
 
 
-def worth(parameters: int, rate: int, usage: Usage) -> int:
+def worth(parameters: int, rate: int, usage: NodeUsage) -> int:
     """What a period is worth, in millionths, rounded up. ``rate``: the price of 10^15 operations."""
     return pricing.price(operations(parameters, usage), rate, 0)
 
 
-def pot(parameters: int, rate: int, usages: Sequence[Usage], room: int) -> int:
+def pot(parameters: int, rate: int, usages: Sequence[NodeUsage], room: int) -> int:
     """What a period of all nodes is worth, and ``room`` at the most."""
     total = sum(operations(parameters, usage) for usage in usages)
     return max(0, min(pricing.price(total, rate, 0), room))
@@ -112,7 +112,7 @@ def pot(parameters: int, rate: int, usages: Sequence[Usage], room: int) -> int:
 
 def hour(parameters: int, rate: int) -> int:
     """The price of an hour of a ready node that nobody asks."""
-    return worth(parameters, rate, Usage(ready=pricing.HOUR))
+    return worth(parameters, rate, NodeUsage(ready=pricing.HOUR))
 
 
 def context_of(shape: ModelShape, wanted: int | None) -> int:

@@ -3,11 +3,11 @@
 import asyncio
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from alembic import command
@@ -44,6 +44,8 @@ from coordinator.store.kinds import KINDS, RecordKind
 from coordinator.store.ownership import Ownership
 from coordinator.store.ports import Column, Condition, Operator, Place, R, Scalar, Transaction, fields_of
 
+T = TypeVar("T")
+
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_MS = 10_000  # Another process (a backup, say) may hold the file for as long before a write gives up.
 FEW = 16  # Values of one condition that have a place each; a statement for each number of more would fill the memory.
@@ -57,6 +59,8 @@ class SqlStore:
         self._engine = engine
         self._ownership = ownership
         self._turn = asyncio.Lock()  # SQLite has one writer: waiting here is fairer than its busy loop.
+        # A statement of SQLite's that is broken off takes its connection along, which keeps the lock of the file for ever.
+        self._do = _whole if engine.dialect.name == "sqlite" else _cut_short
 
     @classmethod
     async def open(cls, url: str, ownership: Ownership | None = None) -> "SqlStore":
@@ -91,18 +95,18 @@ class SqlStore:
         async with answering():
             await self._turn.acquire()
         try:
-            async with answering():
-                connection = await self._engine.connect()
+            connection = self._engine.connect()
             try:
                 async with answering():
-                    await connection.begin()
+                    await self._do(connection.start())
+                    await self._do(connection.begin().start())
                     if self._ownership is not None:
-                        await self._ownership.check(connection)
-                yield _Sql(connection)
+                        await self._do(self._ownership.check(connection))
+                yield _Sql(connection, self._do)
                 async with answering():
-                    await connection.commit()
+                    await self._do(connection.commit())
             finally:
-                await asyncio.shield(asyncio.ensure_future(_let_go(connection)))
+                await _whole(_let_go(connection))
         finally:
             self._turn.release()
 
@@ -111,15 +115,35 @@ class SqlStore:
         await self._engine.dispose()
 
 
+async def _whole(doing: Awaitable[T]) -> T:
+    """Do something to its end, also where whoever waits for it is cancelled meanwhile, as often as they are."""
+    task = asyncio.ensure_future(doing)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # Nobody is there to hear of it.
+        raise
+
+
+async def _cut_short(doing: Awaitable[T]) -> T:
+    """Do something; whoever is cancelled breaks it off."""
+    return await doing
+
+
 class _Sql:
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    def __init__(self, connection: AsyncConnection, do: Callable[[Awaitable[Any]], Awaitable[Any]]) -> None:
+        self._connection, self._do = connection, do
 
     async def _execute(
         self, statement: Executable, values: Mapping[str, Any] | None = None
     ) -> CursorResult[*tuple[Any, ...]]:
         async with answering():
-            return await self._connection.execute(statement, values)
+            found: CursorResult[*tuple[Any, ...]] = await self._do(self._connection.execute(statement, values))
+            return found
 
     async def get(self, kind: type[R], *key: Scalar) -> R:
         how = KINDS[kind]

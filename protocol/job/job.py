@@ -344,11 +344,13 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model answers programs on nodes instead of learning, see ``coordinator.services.serving``.
 
     ``replicas``: nodes that hold it, as many as there are up to so many. ``context``: tokens of a prompt with its answer;
-    ``None``: as many as the model reads, and ``protocol.serving.LONGEST`` at most.
+    ``None``: as many as the model reads, and ``protocol.serving.LONGEST`` at most. ``idle_minutes``: without a request for so
+    long its nodes are let go, until somebody asks; ``None``: they stay.
     """
 
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
     context: Annotated[int, Meta(ge=64, le=131_072)] | None = None
+    idle_minutes: Annotated[int, Meta(ge=1, le=10_080)] | None = None
 
 
 class JobSpec(Told, frozen=True, forbid_unknown_fields=True):

@@ -6,13 +6,25 @@ Unknown fields of requests are passed over, as servers of this API do. Those tha
 are refused, since an answer that silently does without is a wrong one.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from common.untrusted_text import View
-from protocol.serving import MAX_STOP, MAX_STOPS, MAX_TEXT, MAX_TOKENS, FunctionCall, GenerateCommand, Sampling
+from protocol.serving import (
+    MAX_LIKELIEST,
+    MAX_STOP,
+    MAX_STOPS,
+    MAX_TEXT,
+    MAX_TOKENS,
+    FunctionCall,
+    GenerateCommand,
+    Sampling,
+    TokenLogprob,
+)
 
 MAX_MESSAGES = 1000
 MAX_NAME = 100
@@ -99,12 +111,12 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
     tool_choice: Any = None
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
 
     def unsupported(self) -> str:
         """As of both kinds."""
         refused = {
             "tool_choice": bool(self.tools) and self.tool_choice not in (None, "auto", "none"),
-            "logprobs": bool(self.logprobs),
         }
         return next((name for name, is_asked in refused.items() if is_asked), "") or super().unsupported()
 
@@ -120,6 +132,7 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
             sampling=self._sampling(seed),
             schema=None if self.response_format is None else self.response_format.schema,
             stops=self._stops(),
+            likeliest=(self.top_logprobs or 0) if self.logprobs else None,
         )
 
 
@@ -128,7 +141,7 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
 
     prompt: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
     suffix: str | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
     echo: bool | None = None
     best_of: int | None = None
 
@@ -136,7 +149,6 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
         """As of both kinds."""
         refused = {
             "suffix": bool(self.suffix),
-            "logprobs": self.logprobs is not None,
             "echo": bool(self.echo),
             "best_of": self.best_of not in (None, 1),
         }
@@ -144,8 +156,14 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
 
     def command(self, seed: int) -> GenerateCommand:
         """What is asked of the model; without ``max_tokens`` sixteen tokens, as of old."""
-        sampling = self._sampling(seed)
-        return GenerateCommand("1", self.prompt, tokens=self.max_tokens or 16, sampling=sampling, stops=self._stops())
+        return GenerateCommand(
+            "1",
+            self.prompt,
+            tokens=self.max_tokens or 16,
+            sampling=self._sampling(seed),
+            stops=self._stops(),
+            likeliest=self.logprobs,
+        )
 
 
 class TokenUsage(View, frozen=True):
@@ -177,13 +195,77 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class LikelyToken(msgspec.Struct, frozen=True):
+    """A token that might have come, with the logarithm of its probability in nats; ``bytes``: of its text in UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class AnsweredToken(LikelyToken, frozen=True):
+    """A token that came, and those that were likeliest."""
+
+    top_logprobs: tuple[LikelyToken, ...]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """How likely the tokens of an answer were."""
+
+    content: tuple[AnsweredToken, ...]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """The same in the words of the older kind; ``text_offset``: where each token begins in the text."""
+
+    tokens: tuple[str, ...]
+    token_logprobs: tuple[float, ...]
+    top_logprobs: tuple[dict[str, float], ...]
+    text_offset: tuple[int, ...]
+
+
+def chat_logprobs(told: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+    """As chat answers have them; None where none were told."""
+    content = tuple(
+        AnsweredToken(*_likely(one.text, one.logprob), tuple(LikelyToken(*_likely(*other)) for other in one.likeliest))
+        for one in told
+    )
+    return ChatLogprobs(content) if content else None
+
+
+def completion_logprobs(told: Sequence[TokenLogprob], offset: int = 0) -> CompletionLogprobs | None:
+    """As completions have them; ``offset``: characters of the tokens before."""
+    if not told:
+        return None
+    texts = [one.text for one in told]
+    return CompletionLogprobs(
+        tuple(texts),
+        tuple(one.logprob for one in told),
+        tuple(_by_text(one.likeliest) for one in told),
+        tuple(accumulate(map(len, texts[:-1]), initial=offset)),
+    )
+
+
+def _by_text(likeliest: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Parts of characters have one text, so the likeliest of them has its place."""
+    found: dict[str, float] = {}
+    for text, logprob in likeliest:
+        found.setdefault(text, logprob)
+    return found
+
+
+def _likely(text: str, logprob: float) -> tuple[str, float, tuple[int, ...]]:
+    return text, logprob, tuple(text.encode(errors="replace"))
+
+
 class ChatChoice(msgspec.Struct, frozen=True):
     """The answer."""
 
     message: ChatAnswer
     finish_reason: FinishReason
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class AnsweredBy(msgspec.Struct, frozen=True):
@@ -218,7 +300,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: ChatDelta
     finish_reason: FinishReason | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True):
@@ -239,7 +321,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: FinishReason | None
     index: int = 0
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
 
 
 class Completion(msgspec.Struct, frozen=True):

@@ -1,8 +1,11 @@
 """One suite over every store, and the migrations of the SQL one."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -13,6 +16,7 @@ from alembic.migration import MigrationContext
 from mypy import api as mypy_api
 from sqlalchemy import Connection, create_engine, inspect
 
+from common.untrusted_text import untrusted
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.rounds.round import Round
@@ -91,6 +95,37 @@ async def test_a_transaction_sees_its_own_writes(store: Store) -> None:
         changed = await tx.update(msgspec.structs.replace(JOB, paid=7))
         assert await tx.get(Job, JOB.id) == changed
         assert await tx.find(Job, col(Job.paid).equals(7)) == [changed]
+
+
+async def test_who_is_cancelled_within_a_statement_leaves_the_store_to_others(store: Store) -> None:
+    """Of a statement of SQLite's that is broken off the file stays locked: everybody waited for ever."""
+
+    async def work(number: int) -> None:
+        async with store.transaction() as tx:
+            await tx.insert(event(number))
+            for _ in range(5):
+                await tx.find(EventRecord, col(EventRecord.job).equals(JOB.id))
+
+    chance = Random(1)
+    async with store.transaction() as tx:
+        for number in range(300):
+            await tx.insert(event(number))
+    cancelled = 0
+    for number in range(80):
+        task = asyncio.create_task(work(number))
+        await asyncio.sleep(chance.random() * 0.02)
+        cancelled += task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(8):
+            await work(1_000 + number)
+    assert cancelled > 20 or isinstance(store, MemoryStore), "in memory nothing takes time"
+    async with store.transaction() as tx:
+        assert len(await tx.find(EventRecord, col(EventRecord.job).equals(JOB.id))) >= 380
+
+
+def event(number: int) -> EventRecord:
+    return EventRecord(JOB.id, float(number), "note", untrusted(f"line {number}"))
 
 
 async def test_a_missing_record_is_an_error(store: Store) -> None:

@@ -29,7 +29,7 @@ def wrong(request: str, detail: str, worst: float = 0.0) -> CheckedReport:
     return CheckedReport(request, detail[:MAX_WRONG], worst)
 
 
-class Checker:
+class AnswerChecker:
     """Looks at answers, beside an engine that draws others with the same parameters."""
 
     def __init__(self, loaded: LoadedModel) -> None:

@@ -28,10 +28,10 @@ from protocol.serving import (
 )
 from trainer.audit.environment import configure
 from trainer.errors import DataError
-from trainer.serve.checking import Checker, wrong
+from trainer.serve.checking import AnswerChecker, wrong
 from trainer.serve.loading import load
 from trainer.serve.requests import AskedAnswer, Requests
-from trainer.serve.sampling import FORM, SAMPLING, SeededSampler
+from trainer.serve.sampling import FORM, LIKELIHOODS, SAMPLING, SeededSampler
 
 PAGE = 32  # Tokens of a page of the cache.
 BATCH = 512  # Tokens that are computed at a time: a long prompt comes in parts, so that answers under way go on.
@@ -77,7 +77,7 @@ class Engine:
         self.parameters = sum(one.numel() for one in loaded.model.parameters())
         self._ends = loaded.ends
         self._requests = Requests(loaded, self.longest)
-        self._checker = Checker(loaded)
+        self._checker = AnswerChecker(loaded)
         self._checks = ThreadPoolExecutor(1, "check")
         pages = max(-(-self.longest // PAGE) + 1, CACHE_BYTES // (each * PAGE))
         self._manager = loaded.model.init_continuous_batching(
@@ -147,14 +147,15 @@ class Engine:
         begun = len(command.begun)
         self._answers[command.id] = asked
         self._manager.register_result_handler(command.id, lambda result: self._take(result, begun))
-        form = {} if asked.form is None else {FORM: asked.form}
+        more: dict[str, object] = {} if asked.form is None else {FORM: asked.form}
+        more |= {} if asked.likelihoods is None else {LIKELIHOODS: asked.likelihoods}
         added = self._manager.add_request(
             [*asked.prompt, *command.begun],
             command.id,
             max_new_tokens=asked.most - begun,
             streaming=True,
             eos_token_id=self._ends or -1,
-            **{SAMPLING: command.sampling, **form},
+            **{SAMPLING: command.sampling, **more},
         )
         if added is None:
             del self._answers[command.id]
@@ -197,7 +198,9 @@ class Engine:
         before, tokens = asked.text.count - begun, result.generated_tokens
         text = asked.text.add(tokens[before:])
         if new := tuple(tokens[before : asked.text.count - begun]):
-            self._say(TextReport(result.request_id, text, new))
+            said = len(new) - (new[-1] in self._ends)
+            told = () if asked.likelihoods is None else asked.likelihoods.take(said, self._requests.tokenizer)
+            self._say(TextReport(result.request_id, text, new, told))
         if asked.text.reason is not None:
             del self._answers[result.request_id]
             if not result.is_finished():

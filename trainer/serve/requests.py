@@ -11,6 +11,7 @@ from trainer.formats.conversations import talk_of
 from trainer.formats.talk import ChatMessages
 from trainer.serve.answer_text import AnswerText
 from trainer.serve.grammar import AnswerForm, AnswerForms
+from trainer.serve.likelihoods import TokenLikelihoods
 from trainer.serve.loading import LoadedModel
 
 
@@ -22,6 +23,7 @@ class AskedAnswer:
     most: int
     text: AnswerText
     form: AnswerForm | None
+    likelihoods: TokenLikelihoods | None = None
 
 
 class Requests:
@@ -30,9 +32,9 @@ class Requests:
     def __init__(self, loaded: LoadedModel, longest: int) -> None:
         """``longest``: tokens of a prompt with its answer."""
         made, self._longest, self._ends = loaded.tokenizer, longest, loaded.ends
-        self._tokenizer, self._encode, self._vocabulary = made.backend_tokenizer, made, loaded.vocabulary
+        self.tokenizer, self._encode, self._vocabulary = made.backend_tokenizer, made, loaded.vocabulary
         settings = {**made.special_tokens_map, "chat_template": _templates(made.chat_template)}
-        self._chat = ChatTemplate(self._tokenizer, settings, "answers", None, "this model")
+        self._chat = ChatTemplate(self.tokenizer, settings, "answers", None, "this model")
         self._forms = AnswerForms(made, loaded.vocabulary, loaded.ends)
 
     def read(self, command: GenerateCommand, longest: int | None = None) -> AskedAnswer:
@@ -52,7 +54,8 @@ class Requests:
             raise DataError("too-long" if ids else "empty", detail)
         self.check_known(ids, "the prompt")
         room = min(command.tokens or room, room)
-        return AskedAnswer(ids, room, AnswerText(self._tokenizer, command, self._ends, room), form)
+        likelihoods = None if command.likeliest is None else TokenLikelihoods(command.likeliest)
+        return AskedAnswer(ids, room, AnswerText(self.tokenizer, command, self._ends, room), form, likelihoods)
 
     def check_known(self, tokens: tuple[int, ...] | list[int], called: str) -> None:
         """Raise DataError where this model has no such token."""
@@ -83,7 +86,7 @@ class Requests:
         text = self._chat.asked(talk, "this request")
         if isinstance(text, DataError):
             raise text
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _templates(given: Any) -> Any:

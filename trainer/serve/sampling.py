@@ -11,8 +11,9 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from protocol.serving import Sampling
 from trainer.serve.grammar import AnswerForm
+from trainer.serve.likelihoods import TokenLikelihoods
 
-SAMPLING, FORM = "sampling", "form"
+SAMPLING, FORM, LIKELIHOODS = "sampling", "form", "likelihoods"
 _GREEDY = Sampling(temperature=0)
 
 
@@ -24,7 +25,11 @@ class SeededSampler(ContinuousBatchingLogitsProcessor):
     """
 
     def __init__(self) -> None:
-        self.supported_kwargs: dict[str, type] = {SAMPLING: Sampling, FORM: AnswerForm}
+        self.supported_kwargs: dict[str, type] = {
+            SAMPLING: Sampling,
+            FORM: AnswerForm,
+            LIKELIHOODS: TokenLikelihoods,
+        }
         self.ignored_kwargs: tuple[str, ...] = ()
         self._states: list[Any] = []
 
@@ -41,6 +46,8 @@ class SeededSampler(ContinuousBatchingLogitsProcessor):
         """``scores`` [rows, vocabulary]: of rows that are drawn, all but one become -inf."""
         for row, state in enumerate(self._states[: scores.size(0)]):
             sampling = state.logit_processor_kwargs.get(SAMPLING, _GREEDY)
+            told = state.logit_processor_kwargs.get(LIKELIHOODS)
+            own = scores[row].clone() if told is not None else None
             # A request that gave way for want of cache has begun again, with its own tokens as its prompt.
             if (form := state.logit_processor_kwargs.get(FORM)) is not None:
                 form.restrict(scores[row : row + 1], [*state.initial_tokens, *state.generated_tokens])
@@ -49,6 +56,8 @@ class SeededSampler(ContinuousBatchingLogitsProcessor):
                 token = drawn(scores[row], sampling, place)
                 scores[row] = float("-inf")
                 scores[row, token] = 0.0
+            if told is not None and own is not None:
+                told.note(own, int(scores[row].argmax()))
         return scores
 
 

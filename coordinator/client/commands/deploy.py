@@ -28,7 +28,14 @@ async def deploy(client: Client, options: argparse.Namespace, out: Terminal) -> 
     check_served(source, options.round)
     name = options.name or deployment_name(source.name)
     document = deployment_document(
-        source.id, options.budget or 1, options.replicas, options.hours, options.round, options.context, name
+        source.id,
+        options.budget or 1,
+        options.replicas,
+        options.hours,
+        options.round,
+        options.context,
+        name,
+        options.idle_minutes,
     )
     if options.budget is None:
         document["budget"] = usual_budget(await client.quote(document))

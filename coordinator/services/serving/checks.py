@@ -17,7 +17,7 @@ CHECK_S = 300.0  # For loading the model and one pass.
 LOG = logging.getLogger(__name__)
 
 
-class Checker(Protocol):
+class AnswerDrawer(Protocol):
     """Runs a model somewhere else: the coordinator never imports torch."""
 
     async def check(self, archive: Digest, command: CheckCommand, seconds: float) -> CheckedReport:
@@ -28,7 +28,7 @@ class AnswerChecks:
     """Takes what was drawn, and follows up what came of it."""
 
     def __init__(
-        self, context: Context, desk: JobDesk, homes: Homes, deployments: Deployments, checker: Checker | None
+        self, context: Context, desk: JobDesk, homes: Homes, deployments: Deployments, checker: AnswerDrawer | None
     ) -> None:
         """``checker``: None where this machine cannot run models; then nothing is found out."""
         self._context, self._desk, self._homes, self._deployments = context, desk, homes, deployments

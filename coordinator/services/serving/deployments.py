@@ -77,7 +77,10 @@ class Deployments:
         elif state is JobState.VERIFYING:
             await self._close(work)
         elif state in ANSWERS and not await self._ends_by_itself(work):
-            await self._seat(work)
+            if self._sleeps(work):
+                await self._release(work, "nobody has asked for it for a while")
+            else:
+                await self._seat(work)
             self._move(work)
             if (
                 self._context.clock.now() - self._counted.setdefault(work.job.id, self._context.clock.now())
@@ -121,6 +124,11 @@ class Deployments:
         work.change(wish=Wish.CANCEL if state is JobState.CANCELLED else Wish.FAIL, halt="", reason=reason)
         if not await self._ends(work):
             work.note("ending", f"{reason}: the last answers are checked, then paid")
+
+    def _sleeps(self, work: UnitOfWork) -> bool:
+        """Whether its nodes are let go until somebody asks; it waits for its first ones all the same."""
+        minutes = _serve(work).idle_minutes
+        return minutes is not None and work.run is not None and self._homes.idle(work.job.id) >= minutes * 60
 
     # --- nodes ------------------------------------------------------------------------------------------------------------
 
@@ -209,7 +217,10 @@ class Deployments:
         if ready and work.job.state is JobState.PLANNED:
             work.advance(JobState.RUNNING, "the model answers")
         elif not ready and work.job.state is JobState.RUNNING:
-            work.advance(JobState.PLANNED, "no node holds the model any more: the deployment waits for others")
+            why = "the deployment waits for others"
+            if self._sleeps(work):
+                why = f"nobody has asked for {_serve(work).idle_minutes} minutes, and the next request has it seated again"
+            work.advance(JobState.PLANNED, f"no node holds the model any more: {why}")
 
     # --- pay --------------------------------------------------------------------------------------------------------------
 

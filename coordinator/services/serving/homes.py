@@ -16,7 +16,7 @@ import msgspec
 from coordinator.domain import serving as rules
 from coordinator.domain.job import ENDINGS, Job, JobState
 from coordinator.domain.lease import Lease
-from coordinator.domain.serving import CountedPeriod, Replica, Usage
+from coordinator.domain.serving import CountedPeriod, NodeUsage, Replica
 from coordinator.errors import ConflictError, InvalidError, TookTooLongError, TooManyError, UnavailableError
 from coordinator.metrics import Gauges
 from coordinator.services.core.context import Context
@@ -40,11 +40,12 @@ from protocol.serving import (
 )
 from protocol.task import AskModel, ModelSaid
 
-WATCH_S = 10.0
+WATCH_S = 5.0
 RETRY_S = 5.0
 MAX_TRIES = 4  # Nodes that a request may fail at; then it may be the request's fault.
 MAX_UNCHECKED = 256  # Answers that wait to be drawn again; more are not drawn for it.
 MOST_TEXT = 256  # Characters of a token, on average: more are none of a model.
+ROOM = 8  # Reports of an answer beside those of its tokens.
 PROBE_TOKENS = 8
 MAX_FAILURES = 3
 SILENT_S = 300.0
@@ -71,7 +72,7 @@ class _Home:
     answering: int = 0
     silent: float | None = None
     checked: int = 0
-    usage: Usage = field(default_factory=Usage)
+    usage: NodeUsage = field(default_factory=NodeUsage)
     leaves: list[bytes] = field(default_factory=list)
     here: bool = True
     failures: int = 0
@@ -83,7 +84,6 @@ class _Answer:
 
     command: GenerateCommand
     context: int
-    account_id: str
     tokens: list[int] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     tried: set[str] = field(default_factory=set)
@@ -97,14 +97,25 @@ class _Answer:
 
 @dataclass
 class _Part:
-    """One node's part of an answer. ``first``: the answer's tokens that came before."""
+    """One node's part of an answer. ``first``: the answer's tokens that came before; ``most``: reports that it can have."""
 
     home: _Home
     request: str
     first: int
+    most: int
     reports: asyncio.Queue[EngineReport | None] = field(default_factory=asyncio.Queue)
     text: str = ""
     heard: bool = False
+    said: int = 0
+    characters: int = 0
+    tokens: int = 0
+
+    def takes(self, report: EngineReport) -> bool:
+        """Whether there may be one more report; who listens may be slow, and what waits for it is in memory."""
+        self.said += 1
+        if isinstance(report, TextReport):
+            self.characters, self.tokens = self.characters + len(report.text), self.tokens + len(report.tokens)
+        return self.said <= self.most and self.tokens <= self.most and self.characters <= MOST_TEXT * (self.tokens + 4)
 
 
 @dataclass(frozen=True)
@@ -126,8 +137,10 @@ class Homes:
         self._homes: dict[str, _Home] = {}
         self._parts: dict[tuple[str, str], _Part] = {}
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
-        self._numbers = count(1)
+        # Of another process than the one before, whose requests nodes may still be at.
+        self._process, self._numbers = context.entropy(4).hex(), count(1)
         self._periods: dict[str, int] = {}  # Of deployments that are at work, the number of the one that is not over.
+        self._asked: dict[str, float] = {}  # When a deployment was asked last, or went to work.
         self._unchecked: Counter[tuple[str, int]] = Counter()
         self.drawn: asyncio.Queue[DrawnAnswer] = asyncio.Queue()
         desk.on_stored(self._notice)
@@ -159,7 +172,8 @@ class Homes:
             raise ConflictError(f"deployment {job.id} is {job.state}: deploy the model again, or resume it", "model")
         if len(encode(command)) > _MESSAGE_ROOM:
             raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", "messages")
-        answer = _Answer(command, job.spec.serve.context or LONGEST, job.account_id)
+        self._asked[job.id] = self._context.clock.now()
+        answer = _Answer(command, job.spec.serve.context or LONGEST)
         until = self._context.clock.now() + seconds
         while True:
             home = await self._taken(job.id, answer, until)
@@ -181,12 +195,11 @@ class Homes:
         while (report := await self._next(part, answer, until)) is not None:
             match report:
                 case TextReport(text=text, tokens=tokens):
-                    answer.tokens += tokens
-                    part.text += text
-                    own = len(answer.tokens) - part.first
-                    if len(answer.tokens) > answer.limit or len(part.text) > MOST_TEXT * (own + 4):
+                    if len(answer.tokens) + len(tokens) > answer.limit:
                         self._failed(part, answer)
                         return
+                    answer.tokens += tokens
+                    part.text += text
                     yield report
                 case AnsweredReport():
                     yield self._ended(part, answer, report)
@@ -235,7 +248,7 @@ class Homes:
         home, tokens = part.home, tuple(answer.tokens)
         prompt = min(report.prompt, answer.context)
         own = tokens[part.first :]
-        home.usage += Usage(1, prompt, len(own))
+        home.usage += NodeUsage(1, prompt, len(own))
         home.failures = 0
         self._context.metrics.count("answers_total")
         asked = msgspec.structs.replace(answer.command, id=part.request, begun=tokens[: part.first])
@@ -296,7 +309,8 @@ class Homes:
             self._waiting[job][0].set()
 
     def _begin(self, home: _Home, answer: _Answer) -> _Part:
-        part = _Part(home, str(next(self._numbers)), len(answer.tokens))
+        request = f"{self._process}-{next(self._numbers)}"
+        part = _Part(home, request, len(answer.tokens), answer.limit + ROOM)
         self._parts[home.lease.id, part.request] = part
         command = msgspec.structs.replace(answer.command, id=part.request, begun=tuple(answer.tokens))
         home.asked = self._context.clock.now()
@@ -333,8 +347,11 @@ class Homes:
             part = self._parts.get((lease.id, getattr(report, "id", "")))
             if part is None:
                 continue
-            part.reports.put_nowait(report)
-            if isinstance(report, AnsweredReport | RefusedReport):
+            taken = part.takes(report)
+            part.reports.put_nowait(
+                report if taken else RefusedReport(part.request, "failed", "more than was asked for")
+            )
+            if not taken or isinstance(report, AnsweredReport | RefusedReport):
                 del self._parts[lease.id, part.request]
 
     def left(self, node: str) -> None:
@@ -366,6 +383,7 @@ class Homes:
                     del self._homes[lease.id]
         if work.job.state not in _AT_WORK or work.job.wish in ENDINGS:
             self._periods.pop(work.job.id, None)
+            self._asked.pop(work.job.id, None)
             for turn in self._waiting.pop(work.job.id, ()):
                 turn.set()
 
@@ -404,7 +422,7 @@ class Homes:
     def forget(self, lease: str) -> None:
         """What a node did since it was counted is not paid: an answer of it was wrong."""
         if (home := self._homes.get(lease)) is not None:
-            home.usage, home.leaves = Usage(), []
+            home.usage, home.leaves = NodeUsage(), []
 
     def waits(self, lease: str, period: int) -> bool:
         """Whether an answer of a node of this period, or one before, is still to be checked."""
@@ -414,10 +432,18 @@ class Homes:
         """One was checked, or could not be."""
         self._unchecked -= Counter({(drawn.lease, drawn.period): 1})
 
-    def now(self, job: str) -> tuple[int, int, Usage]:
+    def idle(self, job: str) -> float:
+        """For how many seconds nobody has asked, or waited for an answer."""
+        under_way, waiting, _ = self.now(job)
+        now = self._context.clock.now()
+        if under_way or waiting:
+            self._asked[job] = now
+        return now - self._asked.setdefault(job, now)
+
+    def now(self, job: str) -> tuple[int, int, NodeUsage]:
         """Answers under way, requests that wait, and what was not counted yet."""
         under_way = sum(part.home.lease.job == job for part in self._parts.values())
-        usage = sum((home.usage for home in self._homes.values() if home.lease.job == job), Usage())
+        usage = sum((home.usage for home in self._homes.values() if home.lease.job == job), NodeUsage())
         return under_way, len(self._waiting.get(job, ())), usage
 
     # --- nodes that nobody asks -------------------------------------------------------------------------------------------
@@ -429,24 +455,25 @@ class Homes:
             await self.watch_once()
 
     async def watch_once(self) -> None:
-        """Ask those that nobody has asked for a while, side by side."""
+        """Ask those that nobody has asked for a while, and those that fell silent whether they speak again, side by side."""
         now = self._context.clock.now()
-        idle = [
-            one for one in self._homes.values() if one.here and not one.answering and now - one.asked >= rules.PROBE_S
-        ]
+        here = [one for one in self._homes.values() if one.here and not one.answering]
         async with asyncio.TaskGroup() as group:
-            for home in idle:
-                group.create_task(self._probe(home), name="probe")
+            for home in here:
+                if home.silent is not None:
+                    group.create_task(self._probe(home, WATCH_S), name="probe")
+                elif now - home.asked >= rules.PROBE_S:
+                    group.create_task(self._probe(home, rules.FIRST_SILENCE_S), name="probe")
 
-    async def _probe(self, home: _Home) -> None:
+    async def _probe(self, home: _Home, seconds: float) -> None:
         """A short request that a program might make; its answer counts like any other."""
         text = f"Note {self._context.entropy(6).hex()}:"
         seed = int.from_bytes(self._context.entropy(7))
-        answer = _Answer(GenerateCommand("1", text, tokens=PROBE_TOKENS, sampling=Sampling(seed=seed)), LONGEST, "")
+        answer = _Answer(GenerateCommand("1", text, tokens=PROBE_TOKENS, sampling=Sampling(seed=seed)), LONGEST)
         home.answering += 1
         part = self._begin(home, answer)
         try:
-            until = self._context.clock.now() + rules.FIRST_SILENCE_S
+            until = self._context.clock.now() + seconds
             async for _ in self._said_by(part, answer, until):
                 pass
         except (TookTooLongError, InvalidError):

@@ -6,7 +6,7 @@ from coordinator.client.text import money
 from coordinator.config import Config
 from coordinator.domain import serving as rules
 from coordinator.domain.placement import MEGABYTE, Candidate
-from coordinator.domain.serving import Usage
+from coordinator.domain.serving import NodeUsage
 from coordinator.services.jobs.quotes import OPENING_LAMPORTS, impossible
 from coordinator.services.network.market_price import MarketRate
 from coordinator.services.payments.payees import affordable
@@ -73,8 +73,8 @@ def quote(
 
 def per_million(parameters: int, rate: int) -> tuple[int, int]:
     """The price of a million tokens of answers, and of prompts."""
-    answers = rules.worth(parameters, rate, Usage(tokens=MILLION))
-    return answers, rules.worth(parameters, rate, Usage(prompt=MILLION))
+    answers = rules.worth(parameters, rate, NodeUsage(tokens=MILLION))
+    return answers, rules.worth(parameters, rate, NodeUsage(prompt=MILLION))
 
 
 def _short(spec: JobSpec, serve: ServeSpec, ready: int, least: int) -> str:

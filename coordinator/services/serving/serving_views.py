@@ -58,8 +58,13 @@ def sentence(job: Job, reason: str, serving: ServingView) -> str:
             return "Waiting for a free node that can hold the model."
         case JobState.PLANNED:
             nodes = "1 node loads" if serving.loading == 1 else f"{serving.loading} nodes load"
+            if serving.loading:
+                return f"Getting ready: {nodes} the model."
+            asleep = job.spec.serve is not None and job.spec.serve.idle_minutes is not None and not serving.waiting
             return (
-                f"Getting ready: {nodes} the model." if serving.loading else "Waiting for nodes: none holds the model."
+                "Asleep: the next request has it seated again."
+                if asleep
+                else "Waiting for nodes: none holds the model."
             )
         case JobState.RUNNING:
             more = f", {serving.loading} more load the model" if serving.loading else ""

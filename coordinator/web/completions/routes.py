@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
@@ -41,8 +41,10 @@ from protocol.rest.completions import (
     TokenUsage,
     ToolCall,
     api_error,
+    chat_logprobs,
+    completion_logprobs,
 )
-from protocol.serving import AnsweredReport, TextReport
+from protocol.serving import AnsweredReport, TextReport, TokenLogprob
 
 MAX_MODELS = 100
 FIRST_S = 10.0  # Without a word for so long a stream says that it is alive: a proxy would cut it.
@@ -154,14 +156,14 @@ class _Shape:
     chat: bool
     created: int
 
-    def whole(self, text: str, end: AnsweredReport) -> ChatCompletion | Completion:
-        """All of it."""
+    def whole(self, text: str, told: Sequence[TokenLogprob], end: AnsweredReport) -> ChatCompletion | Completion:
+        """All of it; ``told``: how likely its tokens were, where that was asked for."""
         if self.chat:
             calls = _calls(end) or None
             said = ChatAnswer(text or (None if calls else ""), calls)
-            choices = (ChatChoice(said, "tool_calls" if calls else end.reason),)
+            choices = (ChatChoice(said, "tool_calls" if calls else end.reason, logprobs=chat_logprobs(told)),)
             return ChatCompletion(self.id, self.created, self.model, choices, _counted(end), cottage=_by(end))
-        text_choices = (CompletionChoice(text, end.reason),)
+        text_choices = (CompletionChoice(text, end.reason, logprobs=completion_logprobs(told)),)
         return Completion(self.id, self.created, self.model, text_choices, _counted(end), cottage=_by(end))
 
     def chunk(
@@ -170,13 +172,16 @@ class _Shape:
         role: Literal["assistant", ""] = "",
         reason: FinishReason | None = None,
         by: AnsweredBy | UnsetType = UNSET,
+        told: Sequence[TokenLogprob] = (),
+        offset: int = 0,
     ) -> bytes:
-        """An event with its next piece; with the last one, who answered."""
+        """An event with its next piece; with the last one, who answered. ``offset``: characters of the tokens before."""
         if self.chat:
             delta = ChatDelta(role, None if reason else text)
-            choices = (ChatChunkChoice(delta, reason),)
+            choices = (ChatChunkChoice(delta, reason, logprobs=chat_logprobs(told)),)
             return _event(ChatCompletionChunk(self.id, self.created, self.model, choices, cottage=by))
-        return _event(Completion(self.id, self.created, self.model, (CompletionChoice(text, reason),), cottage=by))
+        choice = CompletionChoice(text, reason, logprobs=completion_logprobs(told, offset))
+        return _event(Completion(self.id, self.created, self.model, (choice,), cottage=by))
 
     def last(self, end: AnsweredReport) -> bytes:
         """The events that end it."""
@@ -190,11 +195,13 @@ class _Shape:
 
 async def _whole(shape: _Shape, reports: Reports) -> ChatCompletion | Completion:
     texts: list[str] = []
+    told: list[TokenLogprob] = []
     report = await anext(reports)
     while isinstance(report, TextReport):
         texts.append(report.text)
+        told += report.logprobs
         report = await anext(reports)
-    return shape.whole("".join(texts), report)
+    return shape.whole("".join(texts), told, report)
 
 
 async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> web.StreamResponse:
@@ -215,10 +222,11 @@ async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> we
             await asyncio.wait({coming}, timeout=FIRST_S)
         if shape.chat:
             await out.write(shape.chunk("", "assistant"))
-        report = coming.result()
+        report, offset = coming.result(), 0
         while isinstance(report, TextReport):
-            if report.text:
-                await out.write(shape.chunk(report.text))
+            if report.text or report.logprobs:
+                await out.write(shape.chunk(report.text, told=report.logprobs, offset=offset))
+                offset += sum(len(one.text) for one in report.logprobs)
             report = await anext(reports)
         await out.write(shape.last(report))
     except CottageError as error:

@@ -52,6 +52,13 @@ MORE = (
         "whole",
         (ServeSpec, "context"),
     ),
+    ServeField(
+        "idle",
+        "Minutes without a request",
+        "Then its nodes are let go until somebody asks. Empty: they stay.",
+        "whole",
+        (ServeSpec, "idle_minutes"),
+    ),
     ServeField("name", "Name", "How you find it again.", "text", (JobSpec, "name")),
     ServeField("submitter", "Wallet that pays", "Empty: the coordinator's test wallet.", "text", None),
 )
@@ -61,6 +68,7 @@ _PLACES: Final[Mapping[str, str]] = {
     "budget": "budget",
     "model.from_round": "round",
     "serve.context": "context",
+    "serve.idle_minutes": "idle",
     "name": "name",
     "submitter": "submitter",
 }
@@ -91,7 +99,7 @@ def usual(job: JobView) -> ServeAsked:
     """The form as it is before anybody types: the finished model, or the newest checkpoint where there is none yet."""
     round_ = "" if job.model is not None or not job.checkpoint else str(job.checkpoint)
     values = {"replicas": str(REPLICAS), "hours": f"{HOURS:g}", "budget": "", "round": round_, "context": ""}
-    return ServeAsked(values | {"name": deployment_name(job.name), "submitter": ""}, {})
+    return ServeAsked(values | {"idle": "", "name": deployment_name(job.name), "submitter": ""}, {})
 
 
 def read(typed: Mapping[str, str], job: JobView) -> ServeAsked:
@@ -111,6 +119,7 @@ def read(typed: Mapping[str, str], job: JobView) -> ServeAsked:
         found["round"],
         found["context"],
         found["name"] or deployment_name(job.name),
+        found["idle"],
     )
     return ServeAsked(values, errors, document, submitter, opened)
 

@@ -220,7 +220,6 @@ async function begin(text) {
   underWay(true);
   const mine = running;
   talk.append(shown);
-  shown.scrollIntoView({ block: "nearest" });
   document.documentElement.scrollTop = document.documentElement.scrollHeight;
   await Promise.all(turn.answers.map((answer) => answer.go()));
   if (running === mine) underWay(false);

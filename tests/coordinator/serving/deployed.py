@@ -167,7 +167,7 @@ class Deployed(Bench):
         """Its job, opened."""
         return self.parts.desk.open(job)
 
-    async def deploy(self, replicas: int = 1, budget: int = BUDGET, hours: float = 8.0) -> str:
+    async def deploy(self, replicas: int = 1, budget: int = BUDGET, hours: float = 8.0, idle: int | None = None) -> str:
         """A deployment with its money in escrow."""
         trained = await self.trained()
         document = JobSpec(
@@ -175,7 +175,7 @@ class Deployed(Bench):
             ModelSpec(from_job=trained),
             budget,
             deadline_hours=hours,
-            serve=ServeSpec(replicas),
+            serve=ServeSpec(replicas, idle_minutes=idle),
         )
         job = (await self.parts.jobs.create(NewJob(document))).id
         await self.while_time_moves(self.fund(job))

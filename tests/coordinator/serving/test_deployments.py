@@ -7,12 +7,14 @@ import pytest
 
 from coordinator.domain import serving as rules
 from coordinator.domain.job import JobAction, JobState
-from coordinator.domain.serving import Usage
+from coordinator.domain.serving import NodeUsage
 from coordinator.errors import ConflictError, FundsError, InvalidError, NotFoundError, TooManyError, UnavailableError
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, RoundRecord
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.rest.api import NewJob
+from protocol.serving import TextReport
+from protocol.task import ModelSaid
 from tests.coordinator.fakes import BUDGET
 from tests.coordinator.serving.deployed import MB, Deployed, Home, TruthTeller
 
@@ -58,8 +60,8 @@ async def test_a_deployment_is_seated_answers_is_counted_and_paid_by_its_tokens(
         await count(bench, job)
     (share,) = await shares(bench, job)
     rate, parameters = stored.quote.rate, stored.quote.parameters
-    least = rules.worth(parameters, rate, Usage(1, 3, 8, rules.PERIOD_S))
-    assert least <= share.amount <= least + rules.worth(parameters, rate, Usage(ready=30.0))
+    least = rules.worth(parameters, rate, NodeUsage(1, 3, 8, rules.PERIOD_S))
+    assert least <= share.amount <= least + rules.worth(parameters, rate, NodeUsage(ready=30.0))
     assert (share.tokens, share.leaves, share.state) == (8, 1, "verified")
     assert len(bench.checker.checked) == 1, "the first answers of a node are all checked"
     async with bench.desk(job) as work:
@@ -189,7 +191,7 @@ async def test_a_node_that_nobody_asks_is_asked_now_and_then_and_only_who_answer
     await count(bench, job)
     paid = {share.node: share.amount for share in await shares(bench, job)}
     assert set(paid) == {one.node}
-    assert paid[one.node] >= rules.worth(1_000, 1, Usage(ready=1.0))
+    assert paid[one.node] >= rules.worth(1_000, 1, NodeUsage(ready=1.0))
 
 
 async def test_more_requests_than_room_wait_in_turn_and_beyond_that_are_refused_with_a_time() -> None:
@@ -237,6 +239,33 @@ async def test_pausing_lets_nodes_go_and_going_on_seats_them_again() -> None:
     assert again.tokens == again.right
 
 
+async def test_nodes_are_let_go_when_nobody_asks_and_seated_again_for_whoever_does() -> None:
+    bench = Deployed()
+    home = await bench.come(1)
+    job = await bench.deploy(idle=2)
+    asked = bench.ask(await bench.stored(job))
+    await bench.pass_time(2.0)
+    await asked.task
+    await bench.pass_time(100.0, 1.0)
+    await bench.turn(job)
+    assert home.lease is not None, "it is two minutes"
+    await bench.pass_time(30.0, 1.0)
+    await bench.turn(job)
+    stored = await bench.stored(job)
+    assert (stored.state, home.lease) == (JobState.PLANNED, None)
+    assert "Asleep" in (await bench.parts.jobs.get(job)).sentence
+    assert [share.tokens for share in await shares(bench, job)] == [8], "what was done is counted"
+    await count(bench, job)
+    assert len(await shares(bench, job)) == 1, "nothing is spent asleep"
+    again = bench.ask(stored)
+    await bench.pass_time(0.1)
+    await bench.turn(job)
+    assert (await bench.stored(job)).state is JobState.RUNNING
+    await bench.pass_time(2.0)
+    await again.task
+    assert again.tokens == again.right
+
+
 async def test_it_ends_with_its_hours_and_with_its_budget_and_never_pays_more() -> None:
     bench = Deployed()
     await bench.come(1)
@@ -256,7 +285,8 @@ async def test_it_ends_with_its_hours_and_with_its_budget_and_never_pays_more() 
     asked = [bench.ask(await bench.stored(job), seed=seed, tokens=200) for seed in range(10)]
     async with bench.checking():
         await bench.pass_time(30.0, 0.1)
-        assert all(one.task.done() for one in asked)
+        ends = await asyncio.gather(*(one.task for one in asked), return_exceptions=True)
+        assert all(end is None or isinstance(end, ConflictError) for end in ends)
         await bench.turn(job, 6)
     stored = await bench.stored(job)
     assert stored.verified <= 3
@@ -334,6 +364,27 @@ async def test_what_no_node_can_hold_and_what_no_budget_covers_is_refused_before
     long = JobSpec("moo", ModelSpec(from_job=trained), BUDGET, serve=ServeSpec(context=100_000))
     with pytest.raises(InvalidError, match="1,024 tokens that this model reads"):
         await bench.parts.jobs.create(NewJob(long))
+
+
+@pytest.mark.parametrize("flood", ["text", "tokens", "nothing"])
+async def test_who_says_more_than_a_model_says_fills_no_memory_and_another_node_answers(flood: str) -> None:
+    bench = Deployed()
+    job, one, two = await two_homes(bench)
+    asked = bench.ask(await bench.stored(job), tokens=20)
+    await bench.pass_time(0.35)
+    flooding = who_answers(one, two)
+    flooding.silence()
+    request = flooding.asked[-1].id
+    for _ in range(200):
+        report = TextReport(request, "x" * 5_000 if flood == "text" else "", (1,) * 5 if flood == "tokens" else ())
+        await flooding.say(ModelSaid((report,)))
+    assert len(bench.parts.homes._parts) <= 1, "no more of it is taken"
+    await bench.pass_time(4.0)
+    await asked.task
+    assert asked.tokens[-2:] == asked.right[-2:]
+    assert len(asked.tokens) == 20
+    assert asked.end is not None
+    assert len(asked.end.nodes) == 2
 
 
 async def test_nodes_that_cannot_answer_are_let_go_and_the_request_is_answered_elsewhere() -> None:

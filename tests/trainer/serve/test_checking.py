@@ -24,7 +24,7 @@ from tests.support.chat_templates import TOOLS
 from tests.trainer.serve.answering import GREEDY, Asking, check_of, end_of, tokens_of
 from tests.trainer.serve.test_grammar import PLACE, folder  # noqa: F401 - a fixture
 from tests.trainer.small import FAMILY_CONFIGS
-from trainer.serve.checking import MOST, TOLERANCE, Checker, distance
+from trainer.serve.checking import MOST, TOLERANCE, AnswerChecker, distance
 from trainer.serve.engine import Engine
 from trainer.stage.model import is_of_a_layer
 from trainer.stage.quantized import quantized
@@ -261,7 +261,7 @@ async def test_a_machine_that_cannot_check_says_nothing_of_the_answer(
 
     command = command_of("greedy")
     said: list[EngineReport] = (await asking[0].over(asking[1], command))["greedy"]
-    monkeypatch.setattr(Checker, "_drawn", fail)
+    monkeypatch.setattr(AnswerChecker, "_drawn", fail)
     ((found,),) = (await asking[0].over(asking[1], check_of(command, said))).values()
     assert isinstance(found, RefusedReport)
     assert found.code == "failed"

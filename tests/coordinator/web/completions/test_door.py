@@ -112,7 +112,7 @@ async def test_a_text_is_gone_on_with_whole_and_in_pieces(house: House, client: 
     [
         ({"temperature": 3}, "temperature", "is 3, and must be at most 2"),
         ({"n": 2}, "n", "n is not supported here: leave it out"),
-        ({"logprobs": True}, "logprobs", "logprobs is not supported here"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "is 21, and must be at most 20"),
         (
             {"response_format": {"type": "xml"}},
             "response_format.type",

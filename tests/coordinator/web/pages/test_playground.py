@@ -362,27 +362,40 @@ async def test_people_see_their_own_models_and_come_in_with_their_session(
     assert "not signed in any more" in await seen.page.inner_text(".answer .note >> nth=1")
 
 
-async def test_a_real_model_answers(
+async def test_a_real_model_answers_and_one_without_a_template_goes_on(
     chromium: Any, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = await pack_into(house.artifacts, small_model(tmp_path / "made"), tmp_path / "model.zip")
+    model = small_model(tmp_path / "made")
+    chats = await pack_into(house.artifacts, model, tmp_path / "chats.zip")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": None}))
+    plain = await pack_into(house.artifacts, model, tmp_path / "plain.zip")
     engines = Engines(TrainerTools(house.artifacts, tmp_path / "scratch", 120.0, 8_192).served)
 
-    def complete(_self: Leavings, _job: str, _point: Any, command: GenerateCommand) -> Said:
-        return engines.generate(Digest(archive), command, 120.0)
+    def complete(_self: Leavings, _job: str, point: Any, command: GenerateCommand) -> Said:
+        return engines.generate(Digest(chats if point is None else plain), command, 120.0)
 
     answers_with(monkeypatch, complete)
-    await started(house)
-    seen = await opened(chromium, house)
-    seen.page.set_default_timeout(90_000)
-    await seen.page.click("#settings summary")
-    await seen.page.fill("#max_tokens", "24")
-    await seen.page.fill("#seed", "3")
-    await send(seen, "function")
-    said = await seen.page.text_content(".says")
+    job = await started(house)
+    seen = await opened(chromium, house, f"?model={job}&beside={job}@1")
+    page = seen.page
+    page.set_default_timeout(90_000)
+    await page.click("#settings summary")
+    await page.fill("#max_tokens", "24")
+    await page.fill("#seed", "3")
+    await send(seen, "function", 2)
+    said = await page.text_content(".says >> nth=0")
     assert len(said or "") > 3
-    assert "24 tokens" in await seen.page.inner_text(".facts")
-    await seen.page.click("#clear")
+    assert "24 tokens" in await page.inner_text(".facts >> nth=0")
+    await page.click("text=Go on with these words as a text")
+    await ended(seen, 4)
+    gone_on = await page.locator(".says").all_text_contents()
+    assert gone_on[2] == gone_on[3], "both are the same weights"
+    assert gone_on[3].startswith("function")
+    assert len(gone_on[3]) > len("function") + 3
+    await page.click("#clear")
+    await page.check("[name=kind][value=chat]")
+    await page.select_option("#beside", "")
     await send(seen, "function")
-    assert await seen.page.text_content(".says") == said, "a seed has one answer"
+    assert await page.text_content(".says") == said, "a seed has one answer"
     await engines.close()
