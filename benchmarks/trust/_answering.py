@@ -112,7 +112,7 @@ class Liar:
     def __init__(self, engine: Engine, end: int | None) -> None:
         """``engine``: of whoever knows the tokenizer. ``end``: a token that ends answers."""
         self._engine, self._end = engine, end
-        self._advert = engine._requests._tokenizer.encode(" (brought to you by Lemonade Loans)").ids
+        self._advert = engine._requests.tokenizer.encode(" (brought to you by Lemonade Loans)").ids
 
     def retold(self, check: CheckCommand, tokens: Sequence[int]) -> CheckCommand:
         """The same request, answered with other tokens, up to where these end."""

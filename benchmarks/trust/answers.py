@@ -32,7 +32,7 @@ from benchmarks.trust.across import PLAIN
 from protocol.serving import CheckCommand, GenerateCommand, Sampling
 from trainer.serve.checking import TOLERANCE
 
-CLAIM = "whoever answers with something else than the model is found within three answers, and no honest node is blamed"
+CLAIM = "no honest node is blamed; other models and draws are found within three answers, int8 and bfloat16 not always"
 TOGETHER = 16
 CROWD = 30  # Whose answers cheats make together, which is quicker.
 MIXED = "four at a time, one with a long prompt"
