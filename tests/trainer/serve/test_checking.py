@@ -1,13 +1,14 @@
 """Answers are drawn again: honest ones are right whatever was computed beside them, and each kind of lie is found."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from protocol.serving import (
@@ -26,6 +27,8 @@ from tests.trainer.serve.test_grammar import PLACE, folder  # noqa: F401 - a fix
 from tests.trainer.small import FAMILY_CONFIGS
 from trainer.serve.checking import MOST, TOLERANCE, AnswerChecker, distance
 from trainer.serve.engine import Engine
+from trainer.stage.model import is_of_a_layer
+from trainer.stage.quantized import quantized
 
 ROUNDING = 1e-3  # Nats.
 KINDS: dict[str, dict[str, Any]] = {
@@ -185,6 +188,52 @@ async def test_one_token_that_was_altered_is_found(asking: tuple[Asking, Engine]
     (found,) = await checked(*asking, msgspec.structs.replace(forged, text=text))
     assert found.wrong.startswith("token 17 of 40 is ")
     assert TOLERANCE < found.worst <= MOST
+
+
+def told(engine: Engine, check: CheckCommand, tokens: Sequence[int]) -> CheckCommand:
+    """The same request, answered with these tokens and all that follows of them."""
+    text = engine._requests.read(check.asked).text
+    return msgspec.structs.replace(check, tokens=tuple(tokens), text=text.add(tokens), reason=text.reason or "length")
+
+
+@pytest.mark.parametrize("kind", ["drawn", "top_k", "top_p", "both"])
+@pytest.mark.parametrize("other", [{"sampling": GREEDY}, {"sampling": Sampling(seed=9)}, {"prompt": "Sing of it:"}])
+async def test_an_answer_to_something_else_is_found(
+    asking: tuple[Asking, Engine], kind: str, other: dict[str, Any]
+) -> None:
+    command = command_of(kind)
+    said = (await asking[0].over(asking[1], msgspec.structs.replace(command, **other)))[kind]
+    asked_so = check_of(command, (await asking[0].over(asking[1], command))[kind])
+    (found,) = await checked(*asking, told(asking[1], asked_so, tokens_of(said)))
+    assert "nats behind" in found.wrong or "likeliest" in found.wrong
+
+
+@pytest.mark.parametrize("kind", ["greedy", "drawn", "both"])
+async def test_an_end_that_the_model_does_not_draw_is_found(asking: tuple[Asking, Engine], kind: str) -> None:
+    command = command_of(kind)
+    honest = check_of(command, (await asking[0].over(asking[1], command))[kind])
+    early = told(asking[1], honest, (*honest.tokens[:20], 256))
+    assert early.reason == "stop"
+    (found,) = await checked(*asking, early)
+    assert found.wrong.startswith("token 21 of 21 is ")
+
+
+async def test_weights_in_four_bits_are_another_model(folder: Path) -> None:  # noqa: F811
+    held = load_file(folder / "model.safetensors")
+    held["lm_head.weight"] *= 20.0
+    few = {
+        name: quantized(one, 4, one.device).values() if one.dim() == 2 and is_of_a_layer(name) else one
+        for name, one in held.items()
+    }
+    honest, cheating = Asking(), Asking()
+    commands = [command_of(kind) for kind in ("greedy", "drawn", "top_k")]
+    async with (
+        Engine(folder, 1, honest.say, weights=held) as checker,
+        Engine(folder, 1, cheating.say, weights=few) as other,
+    ):
+        said = await cheating.over(other, *commands)
+        found = await checked(honest, checker, *(check_of(one, said[one.id], one.id) for one in commands))
+    assert any("nats behind" in one.wrong for one in found), [one.worst for one in found]
 
 
 async def test_a_token_outside_the_schema_is_found(asking: tuple[Asking, Engine]) -> None:
