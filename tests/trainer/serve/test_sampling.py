@@ -32,6 +32,19 @@ def test_of_all_tokens_only_the_likeliest_are_drawn() -> None:
     assert shares(Sampling(top_p=0.7)) == pytest.approx([expected[0], 0, 0, 0, expected[1]], abs=0.03)
 
 
+def test_a_large_vocabulary_is_drawn_from_as_if_all_of_it_was_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    kinds = {"peaked": torch.randn(5_000) * 6, "flat": torch.randn(5_000) * 0.1}
+    drawn_some = {
+        (name, top_p): [drawn(logits, Sampling(top_p=top_p, seed=2), place) for place in range(60)]
+        for name, logits in kinds.items()
+        for top_p in (0.3, 0.9, 0.99)
+    }
+    monkeypatch.setattr("trainer.serve.sampling.SORTED", 5_000)
+    for (name, top_p), tokens in drawn_some.items():
+        assert tokens == [drawn(kinds[name], Sampling(top_p=top_p, seed=2), place) for place in range(60)]
+
+
 def test_a_seed_and_a_place_draw_the_same_token_and_others_another() -> None:
     flat = torch.zeros(1000)
     assert drawn(flat, Sampling(seed=1), 7) == drawn(flat, Sampling(seed=1), 7)
