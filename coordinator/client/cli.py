@@ -19,10 +19,9 @@ from coordinator.client.commands.base import (
 )
 from coordinator.client.datasets import DatasetError
 from coordinator.client.documents import DocumentError
-from coordinator.client.errors import ClientError, CoordinatorAddressError, ProblemError, UnreachableError
+from coordinator.client.errors import ClientError, CoordinatorAddressError, UnreachableError
 from coordinator.client.hub import HubError
-from coordinator.client.line import STRANGER
-from coordinator.client.login import LoginFileError, token_for
+from coordinator.client.login import LoginFileError, complain_of_key, needs_key, token_of
 from coordinator.client.options import parser
 from coordinator.client.tracking import TrackerError
 
@@ -40,11 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"cottage: --server: {error}", error=True)
         return EXIT_USAGE
     except ClientError as error:
-        complain("cottage", error)
-        if isinstance(error, ProblemError) and error.status in (401, 403) and error.code != STRANGER:
-            say("cottage: `cottage login` keeps an API key; one is made on the coordinator's account page", error=True)
-            return EXIT_SIGNED_OUT
-        return EXIT_REFUSED
+        return complain_of_key(error, EXIT_SIGNED_OUT if needs_key(error) else EXIT_REFUSED)
     except (CliUsageError, DatasetError, DocumentError, HubError, LoginFileError, TrackerError, OSError) as error:
         complain("cottage", error)
         return EXIT_USAGE
@@ -55,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _run(options: argparse.Namespace, out: Terminal) -> int:
     if options.command == "logout":
         return account.forget(options, out)
-    token = options.token or token_for(options.server)
+    token = token_of(options, options.server)
     if options.command == "login":
         token = account.ask_key(options, out)
     async with Client(options.server, token) as client:

@@ -12,7 +12,7 @@ from common.options import whole as whole_number
 from coordinator.client.books import AUDIT_STATES, KINDS
 from coordinator.client.datasets import CHOICES
 from coordinator.client.deployments import HOURS, REPLICAS
-from coordinator.client.login import TOKEN_VARIABLE
+from coordinator.client.login import take_token
 from coordinator.client.text import parse_amount
 from protocol.job.job import Encoding
 from protocol.rest.admin import AdminJobState, AdminNodeState, AdminRowState
@@ -65,9 +65,7 @@ def _common() -> argparse.ArgumentParser:
     common.add_argument(
         "--server", default=server, metavar="URL", help=f"the coordinator (or ${SERVER_VARIABLE}); now {server}"
     )
-    common.add_argument(
-        "--token", metavar="KEY", help=f"an API key (or ${TOKEN_VARIABLE}); without it, that of `cottage login`"
-    )
+    take_token(common)
     common.add_argument("--json", action="store_true", help="print JSON, for programs")
     return common
 
