@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 from common.console import Terminal
-from common.terminal import complain, say
+from common.terminal import complain, complain_of_no_answer, say
 from coordinator.client.client import Client
 from coordinator.client.commands import account, deploy, fetch, follow, operate, submit
 from coordinator.client.commands.base import (
@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CliUsageError, DatasetError, DocumentError, HubError, LoginFileError, TrackerError, OSError) as error:
         complain("cottage", error)
         return EXIT_USAGE
+    except EOFError as error:  # Whoever is asked ends the input in the place of an answer.
+        return complain_of_no_answer("cottage", error, EXIT_USAGE)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

@@ -56,7 +56,7 @@ async def submit(client: Client, options: argparse.Namespace, out: Terminal) -> 
 
 def agreed(options: argparse.Namespace, out: Terminal) -> bool:
     """Whether whoever sees the price wants the job; programs and ``--yes`` are not asked."""
-    return options.yes or options.json or out.input("Submit and fund it? [y/N] ").strip().lower() in ("y", "yes")
+    return options.yes or options.json or out.agrees("Submit and fund it?")
 
 
 async def funded(client: Client, job: api.JobView, options: argparse.Namespace, out: Terminal) -> api.JobView:

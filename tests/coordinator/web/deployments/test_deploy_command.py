@@ -1,6 +1,7 @@
 """``cottage deploy`` and what shows a deployment on a terminal; the same calls from Python."""
 
 import asyncio
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -104,6 +105,21 @@ async def test_nothing_is_made_of_what_the_price_forbids_or_nobody_agrees_to(
     assert "✗ the budget 1.00 is below 1.20" in capsys.readouterr().out
     monkeypatch.setattr("common.console.Terminal.input", lambda *_: "n")
     assert await cottage("deploy", job, "--server", house.url) == 1
+    assert len(await house.cluster.list(5, None)) == 1
+
+
+async def test_where_nobody_can_be_asked_a_line_says_how_one_agrees(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await finished(house)
+    file = tmp_path / "serve.json"
+    file.write_text(json.dumps({"name": "x", "model": {"from_job": job}, "serve": {}, "budget": ENOUGH}))
+    for words in (("deploy", job), ("submit", str(file))):
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+        assert await cottage(*words, "--server", house.url) == 2
+        said = capsys.readouterr()
+        assert "Submit and fund it? [y/N]" in said.out
+        assert said.err == "cottage: nobody can be asked here: --yes agrees\n"
     assert len(await house.cluster.list(5, None)) == 1
 
 
