@@ -17,6 +17,7 @@ from coordinator.client.text import parse_amount
 from protocol.job.job import Encoding
 from protocol.rest.admin import AdminJobState, AdminNodeState, AdminRowState
 from protocol.rest.api import JobNotice
+from protocol.serving import LONGEST
 from protocol.wallets import wallet_address
 
 MOST_HOURS = 24 * 90  # A job's longest deadline.
@@ -138,10 +139,10 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     hours = "until it ends; default: 8"
     deploy.add_argument("--hours", type=_hours, default=HOURS, metavar="N", help=hours)
-    most = "the most that is paid, such as 2.50; default: twice what being ready for all the hours costs"
+    most = "the most that is paid, such as 2.50; default: twice what being ready costs, or the least that is taken"
     deploy.add_argument("--budget", type=_paid, metavar="AMOUNT", help=most)
-    context = "tokens of a prompt with its answer; default: as many as the model reads"
-    deploy.add_argument("--context", type=_between(64, 131_072), metavar="N", help=context)
+    context = f"tokens of a prompt with its answer; default: as many as the model reads, {LONGEST:,} at most"
+    deploy.add_argument("--context", type=_between(64, LONGEST), metavar="N", help=context)
     idle = "let its nodes go after so many minutes without a request, until somebody asks; default: they stay"
     deploy.add_argument("--idle-minutes", type=_between(1, 10_080), metavar="N", help=idle)
     deploy.add_argument("--name", default="", metavar="NAME", help="how you find it again")

@@ -198,5 +198,5 @@ def test_where_nobody_can_be_asked_the_way_out_is_told(
     stdin: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", stdin)
-    with pytest.raises(NobodyAnswersError, match="^nobody can be asked here: --yes agrees$"):
+    with pytest.raises(NobodyAnswersError, match=r"^nobody can be asked here: --yes agrees$"):
         Terminal().agrees("Send it?")

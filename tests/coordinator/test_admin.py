@@ -1,7 +1,7 @@
 """``cottage accounts`` over a real database, and what its keys open."""
 
-import io
 import asyncio
+import io
 import json
 from pathlib import Path
 

@@ -74,6 +74,20 @@ async def test_the_budget_is_named_by_who_pays(house: House, http: aiohttp.Clien
     assert 'id="error-budget"' in text
 
 
+async def test_the_least_in_escrow_is_not_called_twice_what_being_ready_costs(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    job = await finished(house)
+    house.cluster.least = 1_000_000  # type: ignore[attr-defined]
+    said = words(await send(house, http, job, {"hours": "1", "action": "quote"}))
+    assert "A budget of ¤ 1.00 is the least that a job has in escrow here; what is not spent comes back." in said
+    said = words(await send(house, http, job, {"hours": "1", "action": "create"}, 422))
+    assert "say how much it may cost at most: ¤ 1.00 is the least that a job has in escrow here" in said
+    part = await send(house, http, job, {"hours": "1", "budget": "0.01"}, part="/quote")
+    said = words(f"<main>{part}<footer>")
+    assert "Never more than ¤ 0.01" in said, "as it was asked for"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
@@ -84,6 +98,8 @@ async def test_the_budget_is_named_by_who_pays(house: House, http: aiohttp.Clien
         ("budget", "much", "'much' is not an amount"),
         ("round", "0", "at least 1"),
         ("context", "8", "at least 64"),
+        ("context", "8193", "8,193 is too many: write 8,192 at most"),
+        ("budget", "1000000000000", "'1000000000000' is too large: write 999,999,999,999 at most"),
         ("submitter", "nobody", "nobody"),
     ],
 )
