@@ -175,6 +175,7 @@ async def test_the_page_of_a_deployment_has_its_numbers_and_nothing_of_training(
     ):
         assert there in said, there
     assert f'<code id="api-model">{made}</code>' in text
+    assert f'href="/playground?model={made}"' in text
     for gone in (
         "Loss",
         "loss",
@@ -186,7 +187,7 @@ async def test_the_page_of_a_deployment_has_its_numbers_and_nothing_of_training(
         "A bucket of",
         "Train on",
     ):
-        assert gone not in said.split("Settings and quote")[0], gone
+        assert gone not in said.split("Settings and quote")[0].replace("playground", ""), gone
     assert re.search(r'id="pause"', text)
     assert re.search(r'id="stop"', text)
     assert 'id="cancel"' not in text
@@ -205,7 +206,9 @@ async def test_a_deployment_is_paused_and_stopped_from_its_page(house: House, ht
     said = words(await page(house, http, f"/jobs/{made}"))
     assert "Serve it again" in said
     assert "¤ 0.03 paid, ¤ 4.97 came back" in said
-    assert "curl" not in said, "it answers no more"
+    assert "It answers no more. Beside the coordinator the model still does" in said
+    for gone in ("curl", "From your programs", "playground"):
+        assert gone not in said, "it answers no more"
 
 
 async def test_before_it_answers_a_deployment_is_cancelled(house: House, http: aiohttp.ClientSession) -> None:
