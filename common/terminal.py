@@ -36,6 +36,13 @@ def somebody_answers() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
+class NobodyAnswersError(EOFError):
+    """Somebody has to agree, and standard input is closed or at its end."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__(f"nobody can be asked here: {way}")
+
+
 def given_line() -> str:
     """The next line of standard input; empty where it is closed."""
     return "" if sys.stdin is None else sys.stdin.readline()
@@ -45,6 +52,12 @@ def complain(who: str, why: object) -> None:
     """Print what went wrong, on one line of standard error. ``who``: the command; of the system's errors, our words."""
     said = in_words(why) if isinstance(why, BaseException) else why
     say(f"{who}: {untrusted(said)}", error=True)
+
+
+def complain_of_no_answer(who: str, error: EOFError, status: int) -> int:
+    """Say that a question found standard input at its end; returns ``status``."""
+    complain(who, error if isinstance(error, NobodyAnswersError) else "nobody has answered: the input is at its end")
+    return status
 
 
 class Waits:

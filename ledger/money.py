@@ -18,6 +18,7 @@ MAX_TEXT = 40  # Twice the digits of MAX_AMOUNT; longer input is refused before 
 ZERO = Amount(0)
 
 _DECIMAL = re.compile(r"([0-9]+)(?:\.([0-9]+))?")
+_LARGE = re.compile(rf"[1-9][0-9]{{{MAX_TEXT - 1}}}")
 _Key = TypeVar("_Key")
 
 
@@ -42,12 +43,17 @@ def parse(text: str) -> Amount:
     """
     shown = text[:MAX_TEXT]
     match = _DECIMAL.fullmatch(text) if len(text) <= MAX_TEXT else None
+    if match is None and _LARGE.fullmatch(shown):
+        raise AmountError(f"{shown!r}… is too large: write {show(MAX_AMOUNT)} at most")
     if match is None:
         raise AmountError(f"{shown!r} is no amount: write digits, a point and at most {DECIMALS} decimals, as 12.5")
     whole, fraction = match[1], match[2] or ""
     if len(fraction) > DECIMALS:
         raise AmountError(f"{shown!r} has {len(fraction)} decimals: the token has {DECIMALS}, round it yourself")
-    return amount(int(whole) * UNIT + int(fraction.ljust(DECIMALS, "0")))
+    units = int(whole) * UNIT + int(fraction.ljust(DECIMALS, "0"))
+    if units > MAX_AMOUNT:
+        raise AmountError(f"{shown!r} is too large: write {show(MAX_AMOUNT)} at most")
+    return Amount(units)
 
 
 def show(value: int) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from common.clock import SystemClock
 from common.console import Terminal
 from common.options import whole
-from common.terminal import complain, given_line, say, say_json
+from common.terminal import complain, complain_of_no_answer, given_line, say, say_json
 from coordinator.config import Config
 from coordinator.domain.account import ROLE_SCOPES, Account, Principal, Role, Scope
 from coordinator.errors import CottageError
@@ -21,7 +21,7 @@ from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.accounts.passwords import Passwords
 from coordinator.store.sql import SqlStore
 
-EXIT_REFUSED = 1
+EXIT_REFUSED, EXIT_USAGE = 1, 2
 DAY_S = 86_400.0
 
 Work = Callable[[AccountService, argparse.Namespace], Awaitable[None]]
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Do one thing.
 
     Returns:
-        0, or 1 where it is refused, 2 for a wrong option.
+        0, or 1 where it is refused, 2 for a wrong option, or no password.
     """
     options = _parser().parse_args(argv)
     config = Config(options.data, "", database_url=options.database_url)
@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CottageError as error:
         complain("cottage accounts", error.detail)
         return EXIT_REFUSED
+    except EOFError as error:
+        return complain_of_no_answer("cottage accounts", error, EXIT_USAGE)
     return 0
 
 

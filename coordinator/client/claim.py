@@ -15,6 +15,7 @@ import msgspec
 from common.terminal import say
 from coordinator.client.client import Client
 from coordinator.client.errors import ClientError, complain
+from coordinator.client.login import LoginFileError, complain_of_key, take_token, token_of
 from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
 from ledger.addresses import job_bytes, job_id
 from ledger.client import Ledger, LedgerConfig
@@ -48,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (NotDueError, NoEscrowError) as error:
         return complain(error, EXIT_NOT_DUE)
     except ClientError as error:  # One that does not answer is an OSError, too.
-        return complain(error, EXIT_UNREACHABLE)
-    except (AddressError, OSError, MessageError) as error:
+        return complain_of_key(error, EXIT_UNREACHABLE)
+    except (LoginFileError, AddressError, OSError, MessageError) as error:
         return complain(error, EXIT_USAGE)
     except LedgerError as error:
         return complain(error, EXIT_UNREACHABLE)
@@ -65,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("job", help="the job's id, 32 hexadecimal digits")
     parser.add_argument("--coordinator", metavar="URL", default=server, help=f"who publishes the list; now {server}")
+    take_token(parser)
     parser.add_argument("--promise", type=Path, metavar="FILE", help="a list that was saved; no coordinator is asked")
     parser.add_argument("--save", type=Path, metavar="FILE", help="keep the list, for when the coordinator is gone")
     parser.add_argument("--payee", metavar="ADDRESS", help="whom to have paid (the key's own address)")
@@ -88,7 +90,7 @@ async def _list_of(job: str, options: argparse.Namespace) -> SavedPromise:
         if saved.promise.job != job:
             raise AddressError(f"{options.promise} is of job {saved.promise.job}, not of {job}")
         return saved
-    async with Client(options.coordinator) as client:
+    async with Client(options.coordinator, token_of(options, options.coordinator)) as client:
         promise, books = await client.promise(job), await client.job_ledger(job)
     return SavedPromise(promise, books.rpc, books.program, books.mint)
 

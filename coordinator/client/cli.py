@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 from common.console import Terminal
-from common.terminal import complain, say
+from common.terminal import complain, complain_of_no_answer, say
 from coordinator.client.client import Client
 from coordinator.client.commands import account, deploy, fetch, follow, operate, submit
 from coordinator.client.commands.base import (
@@ -19,10 +19,9 @@ from coordinator.client.commands.base import (
 )
 from coordinator.client.datasets import DatasetError
 from coordinator.client.documents import DocumentError
-from coordinator.client.errors import ClientError, CoordinatorAddressError, ProblemError, UnreachableError
+from coordinator.client.errors import ClientError, CoordinatorAddressError, UnreachableError
 from coordinator.client.hub import HubError
-from coordinator.client.line import STRANGER
-from coordinator.client.login import LoginFileError, token_for
+from coordinator.client.login import LoginFileError, complain_of_key, needs_key, token_of
 from coordinator.client.options import parser
 from coordinator.client.tracking import TrackerError
 
@@ -40,14 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"cottage: --server: {error}", error=True)
         return EXIT_USAGE
     except ClientError as error:
-        complain("cottage", error)
-        if isinstance(error, ProblemError) and error.status in (401, 403) and error.code != STRANGER:
-            say("cottage: `cottage login` keeps an API key; one is made on the coordinator's account page", error=True)
-            return EXIT_SIGNED_OUT
-        return EXIT_REFUSED
+        return complain_of_key(error, EXIT_SIGNED_OUT if needs_key(error) else EXIT_REFUSED)
     except (CliUsageError, DatasetError, DocumentError, HubError, LoginFileError, TrackerError, OSError) as error:
         complain("cottage", error)
         return EXIT_USAGE
+    except EOFError as error:  # Whoever is asked ends the input in the place of an answer.
+        return complain_of_no_answer("cottage", error, EXIT_USAGE)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
@@ -55,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _run(options: argparse.Namespace, out: Terminal) -> int:
     if options.command == "logout":
         return account.forget(options, out)
-    token = options.token or token_for(options.server)
+    token = token_of(options, options.server)
     if options.command == "login":
         token = account.ask_key(options, out)
     async with Client(options.server, token) as client:

@@ -12,6 +12,7 @@ REPLICAS, HOURS = 1, 8.0
 OFTEN = 2  # Where no budget is named: as much again for answers as being ready costs.
 MOST_NAME = 100  # Characters of a job's name.
 AT_HOMES = " at homes"
+MEMORY_OF = "the model in float32, its cache for answers, and the programs"
 QUESTION = "What colour is a lemon?"
 
 SERVING_SENTENCES: dict[api.JobStateName, str] = {
@@ -58,6 +59,20 @@ def usual_budget(quote: api.Quote) -> int:
     ``quote``: of a budget that is too small, whose price is the least that there may be.
     """
     return max(1, quote.price, OFTEN * quote.price_low)
+
+
+def usual_words(quote: api.Quote, budget: int) -> str:
+    """What ``usual_budget`` is, in words."""
+    if budget > OFTEN * quote.price_low:
+        return "the least that a job has in escrow here"
+    return "twice what being ready costs"
+
+
+def memory_words(quote: api.Quote) -> str:
+    """What a node must have room for: ``932 MB on each node: ...``."""
+    if not quote.memory_mb_per_stage:
+        return "not planned"
+    return f"{max(quote.memory_mb_per_stage):,} MB on each node: {MEMORY_OF}"
 
 
 def serves(document: Mapping[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """API keys on this machine: one a coordinator, in a file that only its owner reads."""
 
+import argparse
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from common.errors import UrlError
 from common.own_folders import NoHomeError, make_folder, settings_folder
 from common.system_words import reason
 from common.urls import parse_url
+from coordinator.client.errors import ClientError, ProblemError, complain
+from coordinator.client.line import STRANGER
 
 TOKEN_VARIABLE = "COTTAGE_TOKEN"  # noqa: S105 - the name of a variable
 CONFIG_VARIABLE = "COTTAGE_CONFIG"
@@ -32,6 +35,35 @@ def token_for(server: str) -> str | None:
         LoginFileError: the file is damaged.
     """
     return os.environ.get(TOKEN_VARIABLE) or _read().get(_name(server))
+
+
+def take_token(parser: argparse.ArgumentParser) -> None:
+    """Give a command ``--token``; ``token_of`` reads it."""
+    parser.add_argument(
+        "--token", metavar="KEY", help=f"an API key (or ${TOKEN_VARIABLE}); without it, that of `cottage login`"
+    )
+
+
+def token_of(options: argparse.Namespace, server: str) -> str | None:
+    """The key of a command: that of ``--token``, or else as ``token_for``.
+
+    Raises:
+        LoginFileError: the file is damaged.
+    """
+    return options.token or token_for(server)
+
+
+def needs_key(error: Exception) -> bool:
+    """Whether a coordinator refused whoever is not signed in, or may not do that."""
+    return isinstance(error, ProblemError) and error.status in (401, 403) and error.code != STRANGER
+
+
+def complain_of_key(error: Exception, status: int) -> int:
+    """Say why a command cannot go on, and where a key is had if that is what it lacks; returns its exit status."""
+    if needs_key(error):
+        way = "`cottage login` keeps an API key; one is made on the coordinator's account page"
+        return complain(ClientError(f"{error}; {way}"), status)
+    return complain(error, status)
 
 
 def remember(server: str, token: str | None) -> Path:

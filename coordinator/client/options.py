@@ -12,11 +12,12 @@ from common.options import whole as whole_number
 from coordinator.client.books import AUDIT_STATES, KINDS
 from coordinator.client.datasets import CHOICES
 from coordinator.client.deployments import HOURS, REPLICAS
-from coordinator.client.login import TOKEN_VARIABLE
+from coordinator.client.login import take_token
 from coordinator.client.text import parse_amount
 from protocol.job.job import Encoding
 from protocol.rest.admin import AdminJobState, AdminNodeState, AdminRowState
 from protocol.rest.api import JobNotice
+from protocol.serving import LONGEST
 from protocol.wallets import wallet_address
 
 MOST_HOURS = 24 * 90  # A job's longest deadline.
@@ -65,9 +66,7 @@ def _common() -> argparse.ArgumentParser:
     common.add_argument(
         "--server", default=server, metavar="URL", help=f"the coordinator (or ${SERVER_VARIABLE}); now {server}"
     )
-    common.add_argument(
-        "--token", metavar="KEY", help=f"an API key (or ${TOKEN_VARIABLE}); without it, that of `cottage login`"
-    )
+    take_token(common)
     common.add_argument("--json", action="store_true", help="print JSON, for programs")
     return common
 
@@ -140,10 +139,10 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     hours = "until it ends; default: 8"
     deploy.add_argument("--hours", type=_hours, default=HOURS, metavar="N", help=hours)
-    most = "the most that is paid, such as 2.50; default: twice what being ready for all the hours costs"
+    most = "the most that is paid, such as 2.50; default: twice what being ready costs, or the least that is taken"
     deploy.add_argument("--budget", type=_paid, metavar="AMOUNT", help=most)
-    context = "tokens of a prompt with its answer; default: as many as the model reads"
-    deploy.add_argument("--context", type=_between(64, 131_072), metavar="N", help=context)
+    context = f"tokens of a prompt with its answer; default: as many as the model reads, {LONGEST:,} at most"
+    deploy.add_argument("--context", type=_between(64, LONGEST), metavar="N", help=context)
     idle = "let its nodes go after so many minutes without a request, until somebody asks; default: they stay"
     deploy.add_argument("--idle-minutes", type=_between(1, 10_080), metavar="N", help=idle)
     deploy.add_argument("--name", default="", metavar="NAME", help="how you find it again")

@@ -14,11 +14,13 @@ from coordinator.client.deployments import (
     answered,
     drawn_again,
     hours,
+    memory_words,
     nodes,
     nodes_sentence,
     prices,
     seconds_left,
     under_way,
+    usual_words,
 )
 from coordinator.client.text import (
     JOB_SENTENCES,
@@ -110,18 +112,24 @@ def quote_table(quote: api.Quote) -> RenderableType:
     return Group(table, *problems)
 
 
-def deployment_quote_table(quote: api.Quote, proposed: bool = False) -> RenderableType:
-    """What it costs that a model answers. ``proposed``: nobody has named the budget."""
+def deployment_quote_table(quote: api.Quote, budget: int | None = None, proposed: bool = False) -> RenderableType:
+    """What it costs that a model answers.
+
+    Args:
+        budget: that was asked for; of one that is too small the quote has the least that there may be.
+        proposed: nobody has named the budget.
+    """
     problems = [Text(f"✗ {problem}", style="red") for problem in quote.problems]
     if problems and not quote.parameters:
         return Group(*problems)
     table = Table(show_header=False, box=None, pad_edge=False)
-    most = ", twice what being ready costs, since none was named" if proposed else ""
+    budget = quote.price if budget is None else budget
+    most = f", {usual_words(quote, budget)}, since none was named" if proposed else ""
     rows = [
         ("being ready", f"{money(quote.price_low)} for {nodes(quote.replicas)} and {hours(quote.hours)}"),
-        ("budget", f"{money(quote.price)}, the most that is paid{most}"),
+        ("budget", f"{money(budget)}, the most that is paid{most}"),
         *[("prices" if not place else "", reason) for place, reason in enumerate(quote.reasons)],
-        ("model", f"{count(quote.parameters)} parameters, {_memory(quote)}"),
+        ("model", f"{count(quote.parameters)} parameters, {memory_words(quote)}"),
         *([("limited by", quote.limit)] if quote.limit else []),
         *([("for 10^15 operations", money(quote.rate))] if quote.rate else []),
         *([("fee of the ledger", f"{quote.fee_lamports:,} lamports")] if quote.fee_lamports else []),
@@ -129,10 +137,6 @@ def deployment_quote_table(quote: api.Quote, proposed: bool = False) -> Renderab
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
     return Group(table, *problems)
-
-
-def _memory(quote: api.Quote) -> str:
-    return f"{max(quote.memory_mb_per_stage):,} MB on each node" if quote.memory_mb_per_stage else "not planned"
 
 
 def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> RenderableType:

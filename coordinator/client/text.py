@@ -7,6 +7,7 @@ from protocol.task import PreferenceScore
 
 SIGN = "¤"  # The ledger's token, whichever it is: Unicode's sign for a currency that is not specified.
 _UNIT = 1_000_000
+_MOST_DIGITS = 12  # Before the point: with the millionths they fit a number of the ledger.
 _STEPS = ("", "k", "M", "G", "T", "P", "E")
 _COUNTS = ("", "", " million", " billion", " trillion")
 
@@ -42,14 +43,16 @@ def parse_amount(text: str) -> int:
     """A decimal number of tokens as millionths, exactly.
 
     Raises:
-        ValueError: not a plain decimal number, or finer than a millionth.
+        ValueError: not a plain decimal number, finer than a millionth, or larger than any budget may be.
     """
     whole, _, fraction = text.strip().replace(",", "").partition(".")
     digits = whole + fraction
-    if not digits.isascii() or not digits.isdigit() or not 1 <= len(whole) <= 12:
+    if not digits.isascii() or not digits.isdigit() or not whole:
         raise ValueError(f"{text[:40]!r} is not an amount: write a number such as 12.50")
     if len(fraction) > 6:
         raise ValueError(f"{text[:40]!r} is finer than a millionth: write six decimals at most")
+    if len(whole.lstrip("0")) > _MOST_DIGITS:
+        raise ValueError(f"{text[:40]!r} is too large: write {10**_MOST_DIGITS - 1:,} at most")
     return int(whole) * _UNIT + int(fraction.ljust(6, "0"))
 
 

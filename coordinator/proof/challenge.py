@@ -18,7 +18,7 @@ from common.options import whole
 from common.terminal import say
 from coordinator.client.client import Client
 from coordinator.client.errors import ClientError, complain
-from coordinator.client.login import token_for
+from coordinator.client.login import LoginFileError, complain_of_key, take_token, token_of
 from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
 from coordinator.proof import rerun
 from coordinator.proof.checks import root
@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = asyncio.run(challenge(options))
     except ClientError as error:
-        return complain(error, EXIT_UNREACHABLE)
-    except (ProofNotFoundError, NoDisputeError, AddressError, AmountError, OSError) as error:
+        return complain_of_key(error, EXIT_UNREACHABLE)
+    except (LoginFileError, ProofNotFoundError, NoDisputeError, AddressError, AmountError, OSError) as error:
         return complain(error, EXIT_USAGE)
     except rerun.RerunError as error:
         return complain(error, EXIT_NOT_HERE)
@@ -105,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
         "--collect", action="store_true", help="take back the bond that nobody decided in time, and the rent"
     )
     parser.add_argument("--coordinator", metavar="URL", default=server, help=f"who published the job; now {server}")
+    take_token(parser)
     parser.add_argument("--rpc", metavar="URL", help="the ledger's JSON-RPC address, instead of the one that is named")
     return parser
 
@@ -117,7 +118,7 @@ async def challenge(options: argparse.Namespace) -> ChallengeResult:
         AddressError, AmountError: an option that cannot be used. LedgerError, ClientError: somebody does not answer, or refuses.
     """
     job = job_id(options.job)
-    async with Client(options.coordinator, token_for(options.coordinator)) as client:
+    async with Client(options.coordinator, token_of(options, options.coordinator)) as client:
         books, rounds = await client.job_ledger(job), await client.evidence(job, options.round)
         config = LedgerConfig(options.rpc or books.rpc, books.program, books.mint)
         found = _round(rounds, options.epoch)

@@ -1,7 +1,7 @@
 """``cottage ledger check``: is what a coordinator says of a job true?
 
-Exit status: 0 everything holds; 1 an untruth was found; 2 wrong use; 3 the ledger or the coordinator does not answer, or knows
-no such job.
+Exit status: 0 everything holds; 1 an untruth was found; 2 wrong use; 3 the ledger or the coordinator does not answer, knows no
+such job, or does not show it to whoever asks.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from rich.text import Text
 from common.console import Terminal
 from common.terminal import say_json
 from coordinator.client.errors import ClientError, complain
+from coordinator.client.login import LoginFileError, complain_of_key, take_token, token_of
 from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
 from coordinator.proof.case import ProofFinding
 from coordinator.proof.checks import failed, findings
@@ -38,8 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(error, EXIT_USAGE)
     try:
         found = asyncio.run(check(job, options))
+    except LoginFileError as error:
+        return complain(error, EXIT_USAGE)
     except (LedgerError, ClientError) as error:
-        return complain(error, EXIT_UNREACHABLE)
+        return complain_of_key(error, EXIT_UNREACHABLE)
     shown = found if options.all else _until_untrue(found)
     if options.json:
         say_json(shown, indent=2)
@@ -51,10 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def check(job: str, options: argparse.Namespace) -> list[ProofFinding]:
     """All findings about a job; an untruth about a running one is looked at again before it is believed."""
     server = None if options.chain_only else options.coordinator
+    token = None if server is None else token_of(options, server)
     for attempt in range(TRIES):
         if attempt:
             await asyncio.sleep(RETRY_S)
-        case = await gather(job, options.rpc, options.program, options.mint, server)
+        case = await gather(job, options.rpc, options.program, options.mint, server, token)
         found = list(findings(case))
         if not failed(found) or case.published is None or case.published.over:
             break
@@ -87,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
         default=server,
         help=f"who published the job (or ${SERVER_VARIABLE}); now {server}",
     )
+    take_token(parser)
     parser.add_argument(
         "--chain-only", action="store_true", help="ask only the ledger: sums and payouts, no rounds (needs --rpc)"
     )

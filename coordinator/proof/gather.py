@@ -14,7 +14,9 @@ _EARLY = frozenset({"failed", "cancelled"})
 _OVER = _EARLY | {"settled"}
 
 
-async def gather(job: str, rpc: str | None, program: str | None, mint: str | None, server: str | None) -> Case:
+async def gather(
+    job: str, rpc: str | None, program: str | None, mint: str | None, server: str | None, token: str | None = None
+) -> Case:
     """Everything about a job.
 
     Args:
@@ -22,6 +24,7 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
         rpc: the ledger's endpoint; None: the one that the coordinator names.
         program, mint: as the checker knows them; None: as the ledger, or else the coordinator, names them.
         server: the coordinator; None: only the ledger is asked.
+        token: an API key for the coordinator, where it shows the job to those alone who are signed in.
     Raises:
         ClientError: the coordinator refuses or does not answer.
         LedgerError: the ledger does not answer, or has no escrow for the job.
@@ -31,7 +34,7 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
         if rpc is None:
             raise AddressError("name the ledger (--rpc), the coordinator (--coordinator), or both")
         return Case(await on_ledger(LedgerConfig(rpc, program, mint), job, None, ()), None)
-    async with Client(server) as client:
+    async with Client(server, token) as client:
         view, books = await client.get(job), await client.job_ledger(job)
         serves = view.spec.serve is not None
         numbers = sorted(

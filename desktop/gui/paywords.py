@@ -11,11 +11,11 @@ class PayWords(QObject):
     """The words; a QObject, so that Qt's own tools find them for translation."""
 
     def said(self, reason: PayReason) -> str:
-        """One reason as a whole sentence; how many rounds it is about, and what they are worth, come first."""
+        """One reason as a whole sentence; how many shares it is about, and what they are worth, come first."""
         words = self._words(reason)
         if not reason.shares:
             return words
-        head = self.tr("1 round") if reason.shares == 1 else self.tr("{0} rounds").format(reason.shares)
+        head = self.tr("1 share") if reason.shares == 1 else self.tr("{0} shares").format(reason.shares)
         if reason.amount:
             head = f"{head}, {money(reason.amount)}"
         return f"{head}: {words}"
@@ -102,24 +102,26 @@ class PayWords(QObject):
             case "spare":
                 return self.tr("This computer stood by, without a part of the model. That is not paid.")
             case "no round yet":
-                return self.tr("No round with this computer has ended yet.")
+                return self.tr("No round or period with this computer has ended yet.")
             case "no round: cancelled":
-                return self.tr("Its submitter cancelled the job before a round with this computer had ended.")
+                return self.tr("Its submitter cancelled the job before a round or period with this computer had ended.")
             case "no round: failed":
-                return self.tr("The job failed before a round with this computer had ended.")
+                return self.tr("The job failed before a round or period with this computer had ended.")
             case "no round: stopped":
-                return self.tr("The job ended before a round with this computer had ended.")
+                return self.tr("The job ended before a round or period with this computer had ended.")
             case "no round: paused":
-                return self.tr("The job is paused, and no round with this computer has ended yet.")
+                return self.tr("The job is paused, and no round or period with this computer has ended yet.")
             case "no round: left":
-                return self.tr("This computer left before a round with it had ended.")
+                return self.tr("This computer left before a round or period with it had ended.")
             case "no round: expired":
-                return self.tr("This computer was not heard of any more before a round with it had ended.")
+                return self.tr("This computer was not heard of any more before a round or period with it had ended.")
             case "no round: stalled":
-                return self.tr("This computer kept the others waiting too long before a round with it had ended.")
+                return self.tr(
+                    "This computer kept the others waiting too long before a round or period with it had ended."
+                )
             case "no round: replaced":
-                return self.tr("Another computer took its place before a round with it had ended.")
+                return self.tr("Another computer took its place before a round or period with it had ended.")
             case "no round: rejected":
-                return self.tr("This computer was sent away before a round with it had ended.")
+                return self.tr("This computer was sent away before a round or period with it had ended.")
             case _:
                 return ""

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import errno
+import io
 import os
 import re
 import socket
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 
 from common import options
+from common.console import Terminal
 from common.system_words import in_words, reason
+from common.terminal import NobodyAnswersError
 
 ROOT = Path(__file__).parents[2]
 
@@ -179,3 +182,21 @@ def test_the_window_has_these_words_without_a_database() -> None:
     code = "import sys; sys.modules['sqlite3'] = None; from common.system_words import in_words; print(in_words(ValueError('x')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "x\n"), done.stderr
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("y\n", True), (" YES \n", True), ("n\n", False), ("\n", False)])
+def test_a_question_is_shown_with_what_it_takes(
+    typed: str, meant: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert Terminal().agrees("Send it?") is meant
+    assert capsys.readouterr().out == "Send it? [y/N] "
+
+
+@pytest.mark.parametrize("stdin", [io.StringIO(), None])
+def test_where_nobody_can_be_asked_the_way_out_is_told(
+    stdin: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+    with pytest.raises(NobodyAnswersError, match=r"^nobody can be asked here: --yes agrees$"):
+        Terminal().agrees("Send it?")

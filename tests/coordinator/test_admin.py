@@ -1,5 +1,6 @@
 """``cottage accounts`` over a real database, and what its keys open."""
 
+import asyncio
 import io
 import json
 from pathlib import Path
@@ -32,8 +33,6 @@ def test_a_folder_without_a_coordinator_is_refused(tmp_path: Path, capsys: pytes
 def test_an_operator_makes_accounts_and_keys_and_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import asyncio
-
     store, _ = asyncio.run(accounts_of(tmp_path))
     asyncio.run(store.close())
     here = ["--data", str(tmp_path)]
@@ -67,3 +66,17 @@ def test_an_operator_makes_accounts_and_keys_and_ends_them(
     say(monkeypatch, "another password, longer")
     assert main([*here, "password", "Ada", "--password-stdin"]) == 0
     assert asyncio.run(who()) == {Scope.JOBS_READ}
+
+
+def test_a_password_that_nobody_types_is_asked_for_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, _ = asyncio.run(accounts_of(tmp_path))
+    asyncio.run(store.close())
+
+    def ended(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("getpass.getpass", ended)
+    assert main(["--data", str(tmp_path), "add", "Ada"]) == 2
+    assert capsys.readouterr().err == "cottage accounts: nobody has answered: the input is at its end\n"

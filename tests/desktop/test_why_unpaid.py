@@ -99,6 +99,12 @@ def test_agent_and_window_have_words_for_every_reason(why: Why, qapp_if_any: Non
     assert "does not know yet" not in said
 
 
+@pytest.mark.parametrize(("shares", "head"), [(1, "1 share"), (3, "3 shares")])
+def test_shares_are_counted_by_a_word_that_fits_rounds_and_periods(shares: int, head: str, qapp_if_any: None) -> None:
+    assert pay_sentences.said(PayReason("paid", shares, 5)) == f"{head}, 0.000005: paid"
+    assert PayWords().said(ShownReason("paid", shares, 5)).startswith(f"{head}, ")
+
+
 @pytest.fixture
 def qapp_if_any() -> None:
     """``tr`` of a QObject needs no application."""

@@ -43,7 +43,7 @@ async def deploy(client: Client, options: argparse.Namespace, out: Terminal) -> 
     if options.json and quote.problems:
         raise ClientError("; ".join(quote.problems))
     if not options.json:
-        out.print(deployment_quote_table(quote, proposed=options.budget is None))
+        out.print(deployment_quote_table(quote, document["budget"], proposed=options.budget is None))
     if quote.problems or not agreed(options, out):
         return EXIT_REFUSED
     job = await funded(client, await client.create_job(document, options.wallet), options, out)

@@ -4,8 +4,11 @@ import argparse
 import asyncio
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from rich.console import RenderableType
 
 from common.console import Terminal
 from common.terminal import say, somebody_answers
@@ -29,7 +32,7 @@ async def quote(client: Client, options: argparse.Namespace, out: Terminal) -> i
     """``cottage quote``: what a job would cost."""
     document = await document_of(client, options, out)
     quote = await client.quote(document)
-    show(out, options, quote, deployment_quote_table(quote) if serves(document) else quote_table(quote))
+    show(out, options, quote, _quote_table(document, quote))
     return EXIT_REFUSED if quote.problems else 0
 
 
@@ -40,7 +43,7 @@ async def submit(client: Client, options: argparse.Namespace, out: Terminal) -> 
     document = await document_of(client, options, out)
     quote = await client.quote(document)
     if not options.json:
-        out.print(deployment_quote_table(quote) if serves(document) else quote_table(quote))
+        out.print(_quote_table(document, quote))
     if not agreed(options, out):
         return EXIT_REFUSED
     wanted = None if options.output is None else wanted_output(options.output, options)
@@ -54,9 +57,13 @@ async def submit(client: Client, options: argparse.Namespace, out: Terminal) -> 
     return 0
 
 
+def _quote_table(document: Mapping[str, Any], quote: api.Quote) -> RenderableType:
+    return deployment_quote_table(quote, document.get("budget")) if serves(document) else quote_table(quote)
+
+
 def agreed(options: argparse.Namespace, out: Terminal) -> bool:
     """Whether whoever sees the price wants the job; programs and ``--yes`` are not asked."""
-    return options.yes or options.json or out.input("Submit and fund it? [y/N] ").strip().lower() in ("y", "yes")
+    return options.yes or options.json or out.agrees("Submit and fund it?")
 
 
 async def funded(client: Client, job: api.JobView, options: argparse.Namespace, out: Terminal) -> api.JobView:

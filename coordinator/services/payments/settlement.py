@@ -142,7 +142,7 @@ class Settlement:
             covered = [commit for payee in chosen for commit in new[payee]]
             amount = sum(commit.amount for commit in covered)
             nodes = list(dict.fromkeys(c.node for c in sorted(covered, key=lambda c: (c.replica, c.stage))))
-            detail = f"to {listed(nodes)} for {_rounds(covered)}"
+            detail = f"to {listed(nodes)} for {_rounds(covered, 'round' if work.job.spec.serve is None else 'period')}"
             record = await work.store_now(
                 OutboxRecord(
                     f"settle:{work.job.id}:{before + part}",
@@ -158,7 +158,7 @@ class Settlement:
                 await work.tx.update(msgspec.structs.replace(commit, settlement=record.id))
 
 
-def _rounds(commits: Sequence[CommitRecord]) -> str:
-    """Rounds of commits as people count them, from 1."""
+def _rounds(commits: Sequence[CommitRecord], called: str) -> str:
+    """Rounds of commits as people count them, from 1. ``called``: what one is to them, a round or a period."""
     first, last = min(commit.round for commit in commits) + 1, max(commit.round for commit in commits) + 1
-    return f"round {first}" if first == last else f"rounds {first} to {last}"
+    return f"{called} {first}" if first == last else f"{called}s {first} to {last}"

@@ -1,12 +1,29 @@
 """The page on which people talk with models of their jobs; its script asks ``/v1`` as any program does."""
 
+from collections.abc import Mapping
+
 from aiohttp import web
 
+from coordinator.client.deployments import chats
 from coordinator.services.jobs import ports
 from coordinator.web.auth import principal
 from coordinator.web.completions.routes import MAX_MODELS
 from coordinator.web.pages.render import Renderer
+from protocol.rest.api import JobView
 from protocol.serving import LONGEST
+
+
+def has_template(job: JobView, known: Mapping[str, JobView]) -> bool | None:
+    """Whether a job's model has a chat template; None where neither the job tells nor, of ``known``, whose model it has."""
+    for _ in range(len(known) + 1):
+        if chats(job):
+            return True
+        if job.spec.model.from_job is None:
+            return False
+        if job.spec.model.from_job not in known:
+            return None
+        job = known[job.spec.model.from_job]
+    return None
 
 
 class Playground:
@@ -24,4 +41,6 @@ class Playground:
         """``model`` and ``beside`` of the address choose models; the script reads them."""
         jobs = await self._jobs.list(MAX_MODELS, None, principal(request).account_id)
         tuned = [job.id for job in jobs if job.spec.model.weight_files]
-        return self._renderer.page(request, "playground.html", tuned=tuned, longest=LONGEST)
+        known = {job.id: job for job in jobs}
+        texts = [job.id for job in jobs if has_template(job, known) is False]
+        return self._renderer.page(request, "playground.html", tuned=tuned, texts=texts, longest=LONGEST)

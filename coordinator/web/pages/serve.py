@@ -1,14 +1,21 @@
 """Serving a model at homes: the form on the page of the job that has made it, its price, and what comes of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
 from aiohttp import hdrs, web
 
 from common.errors import SecretPastedError, WalletAddressError
-from coordinator.client.deployments import HOURS, REPLICAS, deployment_document, deployment_name, usual_budget
+from coordinator.client.deployments import (
+    HOURS,
+    REPLICAS,
+    deployment_document,
+    deployment_name,
+    usual_budget,
+    usual_words,
+)
 from coordinator.client.text import money, parse_amount
 from coordinator.errors import CottageError
 from coordinator.services.accounts.budgets import PRICES
@@ -22,6 +29,7 @@ from coordinator.web.transfers import job_id
 from protocol import codec
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.rest.api import JobView, NewJob, Quote
+from protocol.serving import LONGEST
 from protocol.wallets import wallet_address
 
 MAX_TYPED = 200  # Characters of a field.
@@ -29,13 +37,14 @@ MAX_TYPED = 200  # Characters of a field.
 
 @dataclass(frozen=True)
 class ServeField:
-    """One input. ``place``: the type and field of the job document that bounds it."""
+    """One input. ``place``: the type and field of the job document that bounds it; ``most``: where less is taken here."""
 
     name: str
     label: str
     help: str
     kind: Literal["whole", "decimal", "amount", "text"]
     place: tuple[type[msgspec.Struct], str] | None
+    most: int | None = None
 
 
 MAIN = (
@@ -48,9 +57,10 @@ MORE = (
     ServeField(
         "context",
         "Length",
-        "Tokens of a prompt with its answer. Empty: the model's own.",
+        f"Tokens of a prompt with its answer. Empty: the model's own, {LONGEST:,} at most.",
         "whole",
         (ServeSpec, "context"),
+        LONGEST,
     ),
     ServeField(
         "idle",
@@ -137,7 +147,10 @@ def _value(one: ServeField, text: str, errors: dict[str, str]) -> Any:
         elif one.kind == "decimal":
             value = float(text.replace(",", "."))
         kind, name = one.place
-        return codec.convert(value, get_type_hints(kind, include_extras=True)[name])
+        found = codec.convert(value, get_type_hints(kind, include_extras=True)[name])
+        if one.most is None or found <= one.most:
+            return found
+        errors[one.name] = f"{found:,} is too many: write {one.most:,} at most"
     except codec.MessageError as error:
         errors[one.name] = error.words
     except ValueError as error:
@@ -199,7 +212,7 @@ class ServePages:
             return await self._show(request, job, asked, 200)
         if not asked.document["budget"]:
             quote, proposal, _ = await self._price(request, asked)
-            few = "" if quote is None else f": {money(proposal)} is twice what being ready costs"
+            few = "" if quote is None else f": {money(proposal)} is {usual_words(quote, proposal)}"
             errors = {"budget": f"say how much it may cost at most{few}"}
             return await self._show(request, job, ServeAsked(asked.values, errors), 422)
         try:
@@ -232,7 +245,8 @@ class ServePages:
         return await self._jobs.quote(spec, principal(request).account_id)
 
     async def _show(self, request: web.Request, job: JobView, asked: ServeAsked, status: int) -> web.Response:
-        quote, proposal, problem = await self._price(request, read(asked.values, job))
+        asked = replace(asked, document=read(asked.values, job).document)
+        quote, proposal, problem = await self._price(request, asked)
         return self._renderer.page(
             request,
             "serve.html",

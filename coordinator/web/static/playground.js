@@ -227,6 +227,15 @@ async function begin(text) {
 
 // --- what people do ---------------------------------------------------------------------------------------------------------
 
+// Models that are known to have no chat template go on with a text; what people choose stays until they choose another model.
+let plain = false;
+function fit() {
+  const texts = new Set(play.dataset.texts.split(" "));
+  const plainNow = ["model", "beside"].some((list) => texts.has(at(list).value.split("@")[0] || "none"));
+  if (plainNow !== plain) document.querySelector(`[name=kind][value=${plainNow ? "text" : "chat"}]`).checked = true;
+  plain = plainNow;
+}
+
 function chosen() {
   const chat = kind() === "chat";
   at("system-field").hidden = !chat;
@@ -269,6 +278,7 @@ async function start() {
     }
     fill(models);
     play.hidden = false;
+    fit();
     chosen();
     words.focus();
   } catch (error) {
@@ -292,6 +302,7 @@ words.addEventListener("keydown", (event) => {
 });
 for (const one of settings) one.addEventListener("invalid", () => (at("settings").open = true));
 document.addEventListener("change", (event) => {
+  if (event.target.matches("select")) fit();
   if (event.target.matches("select, [name=kind]")) chosen();
 });
 at("stop").addEventListener("click", () => {

@@ -22,7 +22,7 @@ from rich.table import Table
 from common import gc_tuning
 from common.console import Terminal
 from common.options import whole
-from common.terminal import complain, say, say_json
+from common.terminal import complain, complain_of_no_answer, say, say_json
 from common.untrusted_text import untrusted
 from desktop.agent.app import restart, status, support
 from desktop.agent.app.autostart import MOVED, UNIT, AtLogin
@@ -79,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Of the home's files and databases: a full disk, a file in a folder's place.
         complain("cottage node", error)
         return SettingsError.exit_code
+    except EOFError as error:  # Whoever is asked ends the input in the place of an answer.
+        return complain_of_no_answer("cottage node", error, SettingsError.exit_code)
     except KeyboardInterrupt:
         return 0
 

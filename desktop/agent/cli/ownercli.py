@@ -204,7 +204,7 @@ def _send(options: argparse.Namespace) -> int:
     cost = _withdrawal(home, order)
     if cost.denied is None:
         console.print(_cost_of(cost), soft_wrap=True)
-        if not options.yes and console.input("Send it? [y/N] ").strip().lower() not in ("y", "yes"):
+        if not options.yes and not console.agrees("Send it?"):
             return 1
         # Not "all" a second time: more may have come meanwhile.
         exact = f"{cost.amount // UNIT}.{cost.amount % UNIT:06d}"

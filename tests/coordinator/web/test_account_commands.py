@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.client import Client, files
+from coordinator.client import Client, ProblemError, files
 from coordinator.client.cli import main
 from coordinator.client.line import HttpLine
-from coordinator.client.login import CONFIG_VARIABLE, TOKEN_VARIABLE, file_of_keys
+from coordinator.client.login import CONFIG_VARIABLE, TOKEN_VARIABLE, file_of_keys, remember
 from coordinator.domain.account import Scope
 from cottage.cli import main as umbrella
 from protocol.rest import api
@@ -287,3 +287,56 @@ async def test_the_books_are_open_to_everybody(
         shown = capsys.readouterr().out
         assert says in shown, words
         assert len(shown.splitlines()) < 8
+
+
+CHECKS = {
+    "check": (),
+    "challenge": ("--round", "0", "--stage", "0", "--replica", "0", "--step", "0"),
+    "claim": (),
+}
+
+
+@pytest.mark.parametrize("word", CHECKS)
+async def test_whoever_checks_the_books_is_known_by_every_way_that_a_key_can_be_given(
+    word: str, town: House, cottage: Cottage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    async def told(line: HttpLine, path: str, *_: object) -> None:
+        asked.append(line._token)
+        raise ProblemError(401, "unauthenticated", "nobody is signed in")
+
+    monkeypatch.setattr(HttpLine, "get", told)
+    words = ["ledger", word, "0" * 32, *CHECKS[word]]
+    assert await asyncio.to_thread(umbrella, words) == 3
+    assert capsys.readouterr().err.count("cottage login") == 1
+    remember(town.url, "kept")
+    assert await asyncio.to_thread(umbrella, words) == 3
+    monkeypatch.setenv(TOKEN_VARIABLE, "of the variable")
+    assert await asyncio.to_thread(umbrella, words) == 3
+    assert await asyncio.to_thread(umbrella, [*words, "--token", "typed"]) == 3
+    assert asked == [None, "kept", "of the variable", "typed"]
+    file_of_keys().write_text("{")
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    capsys.readouterr()
+    assert await asyncio.to_thread(umbrella, words) == 2
+    assert "run `cottage login` again" in capsys.readouterr().err
+
+
+async def test_a_check_finds_a_job_of_ones_own_where_people_sign_in(
+    town: House, cottage: Cottage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = await key_of(town)
+    async with Client(town.url, key) as client:
+        spec = {"name": "x", "model": {"preset": "tiny-llama"}, "dataset": {"artifact": await _sent(client, town)}}
+        job = (await client.create_job(spec | {"budget": 9_000_000})).id
+    assert await asyncio.to_thread(umbrella, ["ledger", "check", job]) == 3
+    assert "`cottage login` keeps an API key" in capsys.readouterr().err
+    assert await asyncio.to_thread(umbrella, ["ledger", "check", job, "--token", key]) == 3
+    assert "cottage login" not in capsys.readouterr().err, "only the ledger is not there"
+
+
+async def _sent(client: Client, town: House) -> str:
+    path = town.folder / "rows.txt"
+    path.write_bytes(b"to be or not to be\n" * 200)
+    return str((await client.upload(path)).artifact)

@@ -21,17 +21,23 @@ QUIET = api.ServingView(0, 0, 0, 0, 0, 0, 0, 0, 0, PER_MILLION, PER_MILLION_PROM
 
 
 class ServingCluster(Cluster):
-    """Each ``step`` of a deployment: planned, the first node answers, then a period of five minutes each."""
+    """Each ``step`` of a deployment: planned, the first node answers, then a period of five minutes each.
+
+    ``least``: that a job has in escrow.
+    """
+
+    least = 0
 
     async def quote(self, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> api.Quote:
         if spec.serve is None:
             return await super().quote(spec, account_id)
         nodes, hours = spec.serve.replicas, spec.deadline_hours
         ready = math.ceil(PER_HOUR * nodes * hours)
+        least = max(ready, self.least)
         problems = []
-        if spec.budget < ready:
+        if spec.budget < least:
             problems.append(
-                f"the budget {spec.budget / 1e6:.2f} is below {ready / 1e6:.2f}, what {nodes} nodes ready for {hours:g} hours "
+                f"the budget {spec.budget / 1e6:.2f} is below {least / 1e6:.2f}, what {nodes} nodes ready for {hours:g} hours "
                 "cost: raise it, or ask for fewer"
             )
         return api.Quote(
@@ -43,9 +49,9 @@ class ServingCluster(Cluster):
             nodes_available=5,
             rounds=0,
             hours=hours,
-            price=spec.budget,
+            price=max(spec.budget, least),
             price_low=ready,
-            price_high=spec.budget,
+            price_high=max(spec.budget, least),
             memory_mb_per_stage=(812,),
             limit="",
             problems=tuple(problems),

@@ -1,6 +1,7 @@
 """``cottage deploy`` and what shows a deployment on a terminal; the same calls from Python."""
 
 import asyncio
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -57,6 +58,9 @@ async def test_a_model_is_deployed_with_its_price_and_then_says_how_it_is_asked(
     assert (made.name, made.spec.serve, made.spec.model.from_job) == ("moo at homes", ServeSpec(2), job)
     assert (made.spec.budget, made.spec.deadline_hours, made.spec.dataset) == (ENOUGH, 8.0, None)
     said = capsys.readouterr().out
+    assert "812 MB on each node: the model in float32, its cache for answers, and the programs" in " ".join(
+        said.split()
+    )
     for words in (
         "¤ 2.40 for 2 nodes and 8 hours",
         "¤ 5.00, the most that is paid",
@@ -85,6 +89,18 @@ async def test_without_a_budget_it_is_twice_what_being_ready_costs_and_that_is_t
     assert '"prompt": "Once upon a time"' in said, "it has no chat template"
 
 
+async def test_where_being_ready_costs_little_the_budget_is_the_least_in_escrow_and_that_is_told(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = await finished(house)
+    house.cluster.least = 1_000_000  # type: ignore[attr-defined]
+    assert await deploy(house, job, "--hours", "1") == 0
+    assert (await house.cluster.list(1, None))[0].spec.budget == 1_000_000
+    said = " ".join(capsys.readouterr().out.split())
+    assert "¤ 1.00, the most that is paid, the least that a job has in escrow here, since none was named" in said
+    assert "twice" not in said
+
+
 async def test_programs_get_the_job_as_json_once_it_answers(house: House, capsys: pytest.CaptureFixture[str]) -> None:
     job = await finished(house)
     assert await deploy(house, job, "--json") == 0
@@ -101,9 +117,26 @@ async def test_nothing_is_made_of_what_the_price_forbids_or_nobody_agrees_to(
 ) -> None:
     job = await finished(house)
     assert await cottage("deploy", job, "--budget", "1", "--yes", "--server", house.url) == 1
-    assert "✗ the budget 1.00 is below 1.20" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "✗ the budget 1.00 is below 1.20" in said
+    assert "budget ¤ 1.00, the most that is paid" in said, "as it was asked for"
     monkeypatch.setattr("common.console.Terminal.input", lambda *_: "n")
     assert await cottage("deploy", job, "--server", house.url) == 1
+    assert len(await house.cluster.list(5, None)) == 1
+
+
+async def test_where_nobody_can_be_asked_a_line_says_how_one_agrees(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await finished(house)
+    file = tmp_path / "serve.json"
+    file.write_text(json.dumps({"name": "x", "model": {"from_job": job}, "serve": {}, "budget": ENOUGH}))
+    for words in (("deploy", job), ("submit", str(file))):
+        monkeypatch.setattr("sys.stdin", io.StringIO())
+        assert await cottage(*words, "--server", house.url) == 2
+        said = capsys.readouterr()
+        assert "Submit and fund it? [y/N]" in said.out
+        assert said.err == "cottage: nobody can be asked here: --yes agrees\n"
     assert len(await house.cluster.list(5, None)) == 1
 
 
@@ -131,7 +164,9 @@ async def test_a_deployment_that_ends_before_it_answers_is_no_success(
         (("--hours", "many"), "'many' is no number"),
         (("--replicas", "0"), "0 is out of reach: write 1 to 64"),
         (("--replicas", "65"), "65 is out of reach"),
-        (("--context", "8"), "8 is out of reach: write 64 to 131,072"),
+        (("--context", "8"), "8 is out of reach: write 64 to 8,192"),
+        (("--context", "8193"), "8193 is out of reach"),
+        (("--budget", "1000000000000"), "'1000000000000' is too large: write 999,999,999,999 at most"),
         (("--round", "0"), "0 is out of reach"),
         (("--budget", "0"), "0 pays for nothing: write an amount above 0, such as 2.50"),
         (("--budget", "-1"), "'-1' is not an amount"),

@@ -79,6 +79,7 @@ async def test_the_page_of_a_deployment_follows_it(chromium: Any, house: House) 
     house.cluster._change(house.cluster._find(made), state="verifying", reason="the submitter stopped it")
     house.cluster.step(made)
     await page.wait_for_selector(".badge:has-text('settled')")
+    assert await page.is_hidden("#programs"), "nobody has to reload the page for that"
     await whole(page, "deployment-settled")
     assert seen.complaints == []
 
@@ -113,4 +114,8 @@ async def test_pages_around_a_deployment_are_accessible(chromium: Any, house: Ho
     }
     seen = await visit(chromium, house, there.get(path, path))
     await whole(seen.page, f"deployment-on-{path.strip('/') or 'home'}")
+    await seen.page.set_viewport_size({"width": 390, "height": 900})
+    for table in await seen.page.locator("[aria-label='Table of jobs']").all():
+        assert await table.evaluate("(one) => one.scrollWidth - one.clientWidth") <= 0, "nothing is beside the window"
+        assert await table.locator("td[data-label=Paid]").first.is_visible()
     assert seen.complaints == []

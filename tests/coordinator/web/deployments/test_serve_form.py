@@ -74,6 +74,20 @@ async def test_the_budget_is_named_by_who_pays(house: House, http: aiohttp.Clien
     assert 'id="error-budget"' in text
 
 
+async def test_the_least_in_escrow_is_not_called_twice_what_being_ready_costs(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    job = await finished(house)
+    house.cluster.least = 1_000_000  # type: ignore[attr-defined]
+    said = words(await send(house, http, job, {"hours": "1", "action": "quote"}))
+    assert "A budget of ¤ 1.00 is the least that a job has in escrow here; what is not spent comes back." in said
+    said = words(await send(house, http, job, {"hours": "1", "action": "create"}, 422))
+    assert "say how much it may cost at most: ¤ 1.00 is the least that a job has in escrow here" in said
+    part = await send(house, http, job, {"hours": "1", "budget": "0.01"}, part="/quote")
+    said = words(f"<main>{part}<footer>")
+    assert "Never more than ¤ 0.01" in said, "as it was asked for"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
@@ -84,6 +98,8 @@ async def test_the_budget_is_named_by_who_pays(house: House, http: aiohttp.Clien
         ("budget", "much", "'much' is not an amount"),
         ("round", "0", "at least 1"),
         ("context", "8", "at least 64"),
+        ("context", "8193", "8,193 is too many: write 8,192 at most"),
+        ("budget", "1000000000000", "'1000000000000' is too large: write 999,999,999,999 at most"),
         ("submitter", "nobody", "nobody"),
     ],
 )
@@ -159,6 +175,7 @@ async def test_the_page_of_a_deployment_has_its_numbers_and_nothing_of_training(
     ):
         assert there in said, there
     assert f'<code id="api-model">{made}</code>' in text
+    assert f'href="/playground?model={made}"' in text
     for gone in (
         "Loss",
         "loss",
@@ -170,7 +187,7 @@ async def test_the_page_of_a_deployment_has_its_numbers_and_nothing_of_training(
         "A bucket of",
         "Train on",
     ):
-        assert gone not in said.split("Settings and quote")[0], gone
+        assert gone not in said.split("Settings and quote")[0].replace("playground", ""), gone
     assert re.search(r'id="pause"', text)
     assert re.search(r'id="stop"', text)
     assert 'id="cancel"' not in text
@@ -189,7 +206,9 @@ async def test_a_deployment_is_paused_and_stopped_from_its_page(house: House, ht
     said = words(await page(house, http, f"/jobs/{made}"))
     assert "Serve it again" in said
     assert "¤ 0.03 paid, ¤ 4.97 came back" in said
-    assert "curl" not in said, "it answers no more"
+    assert "It answers no more. Beside the coordinator the model still does" in said
+    for gone in ("curl", "From your programs", "playground"):
+        assert gone not in said, "it answers no more"
 
 
 async def test_before_it_answers_a_deployment_is_cancelled(house: House, http: aiohttp.ClientSession) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import aiohttp
+import msgspec
 import pytest
 
 from coordinator.errors import InvalidError, TooManyError
@@ -14,6 +15,7 @@ from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.serving.engines import Engines
 from coordinator.web.auth.gate import SESSION_COOKIE
 from protocol.ids import Digest
+from protocol.job.job import TokenizerSpec
 from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 from tests.coordinator.serving.small_model import pack_into, small_model
 from tests.coordinator.web.conftest import House
@@ -31,7 +33,7 @@ from tests.coordinator.web.pages.test_browser import chromium as chromium
 from tests.coordinator.web.pages.test_browser import (
     pytestmark as browser_marks,
 )
-from tests.coordinator.web.test_life import started
+from tests.coordinator.web.test_life import started as untold
 from tests.coordinator.web.test_signin import HTML
 from tests.coordinator.web.test_tenants import job_of, member
 
@@ -43,6 +45,21 @@ LEMON: Final = (
     "1. Unripe ones are green.\n2. Cold nights make them turn.\n\nSome stay green and are ripe all the same."
 )
 HOSTILE: Final = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"
+
+
+def with_template(house: House, job: str) -> None:
+    """Have a job's model come with a chat template."""
+    found = house.cluster._find(job)
+    tokenizer = TokenizerSpec("file", file=Digest("0" * 64), settings={"chat_template": "{{ messages }}"})
+    spec = msgspec.structs.replace(found.view.spec, tokenizer=tokenizer)
+    found.view = msgspec.structs.replace(found.view, spec=spec)
+
+
+async def started(house: House) -> str:
+    """As the one of ``test_life``; its model has a chat template."""
+    job = await untold(house)
+    with_template(house, job)
+    return job
 
 
 def answers_with(monkeypatch: pytest.MonkeyPatch, complete: Complete) -> None:
@@ -263,6 +280,28 @@ async def test_a_model_without_a_template_goes_on_with_the_text(
     assert [text for text in seen.complaints if "400" not in text] == []
 
 
+async def test_a_model_that_is_known_to_have_no_template_begins_with_going_on_with_a_text(
+    chromium: Any, house: House
+) -> None:
+    plain = await untold(house)
+    chatty = await started(house)
+    seen = await opened(chromium, house, f"?model={plain}@3")
+    page, bodies = seen.page, asked_of(seen)
+    label = page.locator("label[for=words]")
+    assert await label.inner_text() == "A text to go on with"
+    await pictured(seen, "playground-text")
+    await send(seen, "Once upon a time")
+    assert bodies[0]["prompt"] == "Once upon a time"
+    await page.select_option("#model", chatty)
+    assert await label.inner_text() == "What you say"
+    await page.select_option("#beside", plain)
+    assert await label.inner_text() == "A text to go on with", "both of them can do that"
+    await page.click("#settings summary")
+    await page.check("[name=kind][value=chat]")
+    assert await label.inner_text() == "What you say", "who insists is not kept from it"
+    assert seen.complaints == []
+
+
 async def test_what_goes_wrong_is_said_in_words(chromium: Any, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(_self: Leavings, _job: str, _point: Any, command: GenerateCommand) -> Said:
         if "much" in str(command.messages):
@@ -348,6 +387,7 @@ async def test_people_see_their_own_models_and_come_in_with_their_session(
     await town.cluster.fund(job)
     for _ in range(3):
         town.cluster.step(job)
+    with_template(town, job)
     account = (await town.accounts.by_key(ada["Authorization"].removeprefix("Bearer "))).account_id
     session = await town.accounts.begin_session(account, "test")
     seen = await visit(chromium, town, "/sign-in")
