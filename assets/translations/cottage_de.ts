@@ -1188,14 +1188,6 @@
 <context>
     <name>PayWords</name>
     <message>
-        <source>1 round</source>
-        <translation>1 Runde</translation>
-    </message>
-    <message>
-        <source>{0} rounds</source>
-        <translation>{0} Runden</translation>
-    </message>
-    <message>
         <source>It failed on this computer: {0}</source>
         <translation>Auf diesem Computer fehlgeschlagen: {0}</translation>
     </message>
@@ -1276,6 +1268,46 @@
         <translation>Nicht bezahlt: Der Computer des Betreibers kam auf etwas zu weit Entferntes; das beweist nichts gegen diesen.</translation>
     </message>
     <message>
+        <source>No round or period with this computer has ended yet.</source>
+        <translation>Noch keine Runde und kein Abschnitt mit diesem Computer ist zu Ende.</translation>
+    </message>
+    <message>
+        <source>Its submitter cancelled the job before a round or period with this computer had ended.</source>
+        <translation>Der Auftraggeber hat den Auftrag abgebrochen, bevor eine Runde oder ein Abschnitt mit diesem Computer zu Ende war.</translation>
+    </message>
+    <message>
+        <source>The job failed before a round or period with this computer had ended.</source>
+        <translation>Der Auftrag ist gescheitert, bevor eine Runde oder ein Abschnitt mit diesem Computer zu Ende war.</translation>
+    </message>
+    <message>
+        <source>The job ended before a round or period with this computer had ended.</source>
+        <translation>Der Auftrag endete, bevor eine Runde oder ein Abschnitt mit diesem Computer zu Ende war.</translation>
+    </message>
+    <message>
+        <source>The job is paused, and no round or period with this computer has ended yet.</source>
+        <translation>Der Auftrag ist angehalten, und noch keine Runde und kein Abschnitt mit diesem Computer ist zu Ende.</translation>
+    </message>
+    <message>
+        <source>This computer left before a round or period with it had ended.</source>
+        <translation>Dieser Computer ging, bevor eine Runde oder ein Abschnitt mit ihm zu Ende war.</translation>
+    </message>
+    <message>
+        <source>This computer was not heard of any more before a round or period with it had ended.</source>
+        <translation>Von diesem Computer war nichts mehr zu hören, bevor eine Runde oder ein Abschnitt mit ihm zu Ende war.</translation>
+    </message>
+    <message>
+        <source>This computer kept the others waiting too long before a round or period with it had ended.</source>
+        <translation>Dieser Computer ließ die anderen zu lange warten, bevor eine Runde oder ein Abschnitt mit ihm zu Ende war.</translation>
+    </message>
+    <message>
+        <source>Another computer took its place before a round or period with it had ended.</source>
+        <translation>Ein anderer Computer nahm seinen Platz ein, bevor eine Runde oder ein Abschnitt mit diesem zu Ende war.</translation>
+    </message>
+    <message>
+        <source>This computer was sent away before a round or period with it had ended.</source>
+        <translation>Dieser Computer wurde weggeschickt, bevor eine Runde oder ein Abschnitt mit ihm zu Ende war.</translation>
+    </message>
+    <message>
         <source>Not paid: the job ended before anybody had looked at it.</source>
         <translation>Nicht bezahlt: Der Auftrag endete, bevor jemand nachgesehen hatte.</translation>
     </message>
@@ -1288,6 +1320,14 @@
         <translation>Nicht bezahlt: Dieser Computer wurde weggeschickt; seine unbezahlte Arbeit an diesem Auftrag verfällt.</translation>
     </message>
     <message>
+        <source>1 share</source>
+        <translation>1 Anteil</translation>
+    </message>
+    <message>
+        <source>{0} shares</source>
+        <translation>{0} Anteile</translation>
+    </message>
+    <message>
         <source>Not paid: the computers that held the model together with this one were not complete when the round ended.</source>
         <translation>Nicht bezahlt: Die Computer, die das Modell mit diesem zusammen hielten, waren nicht vollzählig, als die Runde endete.</translation>
     </message>
@@ -1298,46 +1338,6 @@
     <message>
         <source>This computer stood by, without a part of the model. That is not paid.</source>
         <translation>Dieser Computer stand bereit, ohne einen Teil des Modells. Das wird nicht bezahlt.</translation>
-    </message>
-    <message>
-        <source>No round with this computer has ended yet.</source>
-        <translation>Noch keine Runde mit diesem Computer ist zu Ende.</translation>
-    </message>
-    <message>
-        <source>Its submitter cancelled the job before a round with this computer had ended.</source>
-        <translation>Der Auftraggeber hat den Auftrag abgebrochen, bevor eine Runde mit diesem Computer zu Ende war.</translation>
-    </message>
-    <message>
-        <source>The job failed before a round with this computer had ended.</source>
-        <translation>Der Auftrag ist gescheitert, bevor eine Runde mit diesem Computer zu Ende war.</translation>
-    </message>
-    <message>
-        <source>The job ended before a round with this computer had ended.</source>
-        <translation>Der Auftrag endete, bevor eine Runde mit diesem Computer zu Ende war.</translation>
-    </message>
-    <message>
-        <source>The job is paused, and no round with this computer has ended yet.</source>
-        <translation>Der Auftrag ist angehalten, und noch keine Runde mit diesem Computer ist zu Ende.</translation>
-    </message>
-    <message>
-        <source>This computer left before a round with it had ended.</source>
-        <translation>Dieser Computer ging, bevor eine Runde mit ihm zu Ende war.</translation>
-    </message>
-    <message>
-        <source>This computer was not heard of any more before a round with it had ended.</source>
-        <translation>Von diesem Computer war nichts mehr zu hören, bevor eine Runde mit ihm zu Ende war.</translation>
-    </message>
-    <message>
-        <source>This computer kept the others waiting too long before a round with it had ended.</source>
-        <translation>Dieser Computer ließ die anderen zu lange warten, bevor eine Runde mit ihm zu Ende war.</translation>
-    </message>
-    <message>
-        <source>Another computer took its place before a round with it had ended.</source>
-        <translation>Ein anderer Computer nahm seinen Platz ein, bevor eine Runde mit diesem zu Ende war.</translation>
-    </message>
-    <message>
-        <source>This computer was sent away before a round with it had ended.</source>
-        <translation>Dieser Computer wurde weggeschickt, bevor eine Runde mit ihm zu Ende war.</translation>
     </message>
 </context>
 <context>
