@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_t
 import msgspec
 from msgspec import Meta
 
-from protocol.job.job import HUB_PATTERN
+from protocol.job.job import HUB_PATTERN, JobSpec
 
 FOLDER = Path(__file__).parents[1] / "corpus" / "texts"
 TEXTS = {file.stem: file.read_bytes().decode() for file in sorted(FOLDER.glob("*.txt"))}
@@ -26,6 +26,10 @@ def acts(text: str, own: bool = False) -> list[str]:
 
 def _acts(char: str) -> bool:
     return unicodedata.category(char)[0] == "C" or char in "\u2028\u2029\u115f\u1160\u3164\uffa0"
+
+
+CHOSEN: dict[type[msgspec.Struct], dict[str, Any]] = {JobSpec: {"serve": None}}
+"""What cannot be with all the rest: a job learns, or it serves."""
 
 
 def hostile(kind: Any, text: str, name: str = "") -> Any:
@@ -55,6 +59,7 @@ def hostile(kind: Any, text: str, name: str = "") -> Any:
         hints = get_type_hints(kind, include_extras=True)
         tag = kind.__struct_config__.tag
         made = {field: hostile(hints[field], text, field) for field in kind.__struct_encode_fields__}
+        made |= CHOSEN.get(kind, {})
         return made if tag is None else {kind.__struct_config__.tag_field: tag, **made}
     some = [part for part in parts if part is not type(None)]
     return hostile(some[0], text, name) if some else None

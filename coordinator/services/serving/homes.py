@@ -141,8 +141,7 @@ class Homes:
         self._homes: dict[str, _Home] = {}
         self._parts: dict[tuple[str, str], _Part] = {}
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
-        # Of another process than the one before, whose requests nodes may still be at.
-        self._process, self._numbers = context.entropy(4).hex(), count(1)
+        self._process, self._numbers = "", count(1)
         self._periods: dict[str, int] = {}  # Of deployments that are at work, the number of the one that is not over.
         self._asked: dict[str, float] = {}  # When a deployment was asked last, or went to work.
         self._unchecked: Counter[tuple[str, int]] = Counter()
@@ -328,6 +327,8 @@ class Homes:
             self._waiting[job][0].set()
 
     def _begin(self, home: _Home, answer: _Answer) -> _Part:
+        # Of another process than the one before, whose requests nodes may still be at.
+        self._process = self._process or self._context.entropy(4).hex()
         request = f"{self._process}-{next(self._numbers)}"
         part = _Part(home, request, len(answer.tokens), answer.limit + ROOM)
         self._parts[home.lease.id, part.request] = part
