@@ -221,7 +221,7 @@ def test_the_form_as_it_comes_is_the_document_as_it_comes() -> None:
         ({"dataset.heldout": "0,5"}, "dataset.heldout", "at most 0.2"),
         ({"deadline_hours": "x"}, "deadline_hours", "not a number"),
         ({"budget": "1.0000001"}, "budget", "finer than a millionth"),
-        ({"budget": "99999999999999"}, "budget", "not an amount"),
+        ({"budget": "99999999999999"}, "budget", "is too large"),
         ({"budget": "0"}, "budget", "at least 1"),
         ({"name": " "}, "name", "give the job a name"),
         ({"name": "a\tb"}, "name", "not taken here"),
