@@ -229,7 +229,7 @@ def _rounds(
     lanes = Lanes(context, desk, chain, promises, Confirmations(context, desk, chain, promises, funding))
     looks = Looks(context, desk, nodes, leases)
     context.metrics.watch(looks.gauges)
-    homes = Homes(context, desk, leases, nodes)
+    homes = Homes(context, desk, nodes)
     deployments = Deployments(context, nodes, settlement, homes)
     staffing = Staffing(context, nodes, links, watching)
     runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments)

@@ -31,19 +31,18 @@ from coordinator.services.payments.payees import affordable, payable, payees_of
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving.homes import DrawnAnswer, Homes
 from coordinator.services.training.pauses import spent
+from coordinator.services.training.staffing import FORGIVEN_S, MAX_FAULTS_PER_NODE, shape_of
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, RoundRecord
 from ledger import events as ledger_events
 from protocol.job.job import ServeSpec
 from protocol.merkle import merkle_root
-from protocol.models.model import ModelShape, inspect_config
+from protocol.models.model import ModelShape
 from protocol.plan import MAX_REPLICAS
 from protocol.serving import CheckedReport
 from protocol.task import Layers
 
 ANSWERS = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
-FORGIVEN_S = 600.0  # A node that failed twice within it is left in peace for so long.
-MAX_FAULTS_PER_NODE = 2
 START_S = 600.0  # To fetch the model and load it.
 MAX_LOADS = 6  # Nodes that fail before any has answered; then it is the model.
 
@@ -51,7 +50,7 @@ MAX_LOADS = 6  # Nodes that fail before any has answered; then it is the model.
 def memory_needed(work: UnitOfWork) -> Needed:
     """What a node needs to answer for a deployment."""
     serve = _serve(work)
-    shape = _shape(work)
+    shape = shape_of(work)
     return rules.needed(shape, rules.context_of(shape, serve.context))
 
 
@@ -170,7 +169,7 @@ class Deployments:
                 need = memory_needed(work)["main"][0] // MEGABYTE
                 self._tell(work, f"no free node holds the model with its cache ({need:,} MB) at this price")
                 return
-            work.run = work.run or _run(_shape(work), _serve(work).replicas)
+            work.run = work.run or _run(shape_of(work), _serve(work).replicas)
             several = f"{len(chosen)} nodes are chosen: each loads the whole model"
             work.advance(
                 JobState.PLANNED, several if len(chosen) > 1 else "one node is chosen: it loads the whole model"
@@ -181,20 +180,18 @@ class Deployments:
 
     async def _free(self, work: UnitOfWork, missing: int) -> list[Candidate]:
         """Free nodes that can hold the model and work for its price: of owners that have none yet first, the quickest first."""
+        needed, held = memory_needed(work), {lease.node for lease in work.leases.values()}
+        free = affordable(self._nodes.candidates(), work.job.quote.rate)
+        free = [one for one in free if one.holds(needed, 0) and one.node not in held]
+        if not free:
+            return []  # Most often, and at each turn: nothing is read for it.
         of_job: Condition = col(Lease.job).equals(work.job.id)
         stored = await work.tx.find(Lease, of_job, col(Lease.ended) > work.now - FORGIVEN_S)
         known = {lease.id: lease for lease in (*stored, *work.ended)}.values()
         failures = [lease.node for lease in known if lease.end in FAULTS]
         out = {lease.node for lease in await work.tx.find(Lease, of_job, col(Lease.end).equals("rejected"))}
-        out |= {lease.node for lease in work.ended if lease.end == "rejected"} | {
-            one.node for one in work.leases.values()
-        }
-        needed = memory_needed(work)
-        able = [
-            one
-            for one in affordable(self._nodes.candidates(), work.job.quote.rate)
-            if one.holds(needed, 0) and one.node not in out and failures.count(one.node) < MAX_FAULTS_PER_NODE
-        ]
+        out |= {lease.node for lease in work.ended if lease.end == "rejected"}
+        able = [one for one in free if one.node not in out and failures.count(one.node) < MAX_FAULTS_PER_NODE]
         every = {lease.id: lease for lease in (*await work.tx.find(Lease, of_job), *work.ended, *work.leases.values())}
         commits = await work.tx.find(CommitRecord, col(CommitRecord.job).equals(work.job.id))
         able = payable(able, payees_of(every.values(), {commit.lease for commit in commits}))
@@ -247,7 +244,7 @@ class Deployments:
         self._counted[work.job.id] = self._context.clock.now()
         if not periods or work.run is None:
             return
-        parameters, rate, number = _shape(work).parameters, work.job.quote.rate, work.job.rounds_done
+        parameters, rate, number = shape_of(work).parameters, work.job.quote.rate, work.job.rounds_done
         room = work.job.escrow - await spent(work.tx, work.job.id)
         pot = rules.pot(parameters, rate, [one.usage for one in periods], room)
         # By place, as rounds are split: everybody must find the same shares.
@@ -286,12 +283,13 @@ class Deployments:
 
     async def _conclude(self, work: UnitOfWork) -> None:
         """Verify shares of which nothing is to be checked any more; then their periods are over."""
-        pending = await self._pending(work)
-        for commit in pending:
-            if not self._homes.waits(commit.lease, commit.round):
-                await work.tx.update(msgspec.structs.replace(commit, state="verified"))
-                work.change(verified=work.job.verified + commit.amount)
-        left = {(commit.epoch, commit.round) for commit in await self._pending(work)}
+        left: set[tuple[int, int]] = set()
+        for commit in await self._pending(work):
+            if self._homes.waits(commit.lease, commit.round):
+                left.add((commit.epoch, commit.round))
+                continue
+            await work.tx.update(msgspec.structs.replace(commit, state="verified"))
+            work.change(verified=work.job.verified + commit.amount)
         waiting: tuple[Condition, ...] = (
             col(RoundRecord.job).equals(work.job.id),
             col(RoundRecord.state).equals("complete"),
@@ -329,10 +327,9 @@ class Deployments:
     # --- the end ----------------------------------------------------------------------------------------------------------
 
     async def _ends_by_itself(self, work: UnitOfWork) -> bool:
-        used = await spent(work.tx, work.job.id)
-        due = used
+        due = await spent(work.tx, work.job.id)
         if work.run is not None:
-            parameters = _shape(work).parameters
+            parameters = shape_of(work).parameters
             due += sum(
                 rules.worth(parameters, work.job.quote.rate, one.usage) for one in self._homes.periods(work.job.id)
             )
@@ -386,10 +383,6 @@ class Deployments:
 def _serve(work: UnitOfWork) -> ServeSpec:
     assert work.job.spec.serve is not None
     return work.job.spec.serve
-
-
-def _shape(work: UnitOfWork) -> ModelShape:
-    return inspect_config(work.job.config)
 
 
 def _run(shape: ModelShape, replicas: int) -> Run:

@@ -21,7 +21,6 @@ from coordinator.errors import ConflictError, InvalidError, TookTooLongError, To
 from coordinator.metrics import Gauges
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
-from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.serving.refusals import error_of
@@ -29,6 +28,7 @@ from protocol.codec import MAX_MESSAGE, encode
 from protocol.node import Command
 from protocol.serving import (
     LONGEST,
+    MAX_LINE,
     AnsweredReport,
     CancelCommand,
     CheckCommand,
@@ -53,8 +53,6 @@ MAX_FAILURES = 3
 SILENT_S = 300.0
 _MESSAGE_ROOM = MAX_MESSAGE // 2
 _AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
-
-Report = TextReport | AnsweredReport
 
 
 @dataclass
@@ -136,8 +134,8 @@ class DrawnAnswer:
 class Homes:
     """Which node answers which request, and what each has done since it was counted."""
 
-    def __init__(self, context: Context, desk: JobDesk, leases: Leases, nodes: Nodes) -> None:
-        self._context, self._leases, self._nodes = context, leases, nodes
+    def __init__(self, context: Context, desk: JobDesk, nodes: Nodes) -> None:
+        self._context, self._nodes = context, nodes
         self._homes: dict[str, _Home] = {}
         self._parts: dict[tuple[str, str], _Part] = {}
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
@@ -269,10 +267,12 @@ class Homes:
         own = tokens[part.first :]
         if reason is None and not own:
             return
-        home.usage += NodeUsage(1, prompt or 0, len(own))
         asked = msgspec.structs.replace(answer.command, id=part.request, begun=tokens[: part.first])
         check = CheckCommand(part.request, asked, own, part.text, reason, prompt, calls, answer.context)
-        home.leaves.append(sha256(encode(check)).digest())
+        if len(said := msgspec.json.encode(check)) > MAX_LINE:
+            return  # Nobody could draw it again, so nobody is paid for it; no model says so much.
+        home.usage += NodeUsage(1, prompt or 0, len(own))
+        home.leaves.append(sha256(said).digest())
         self._draw(home, check)
 
     def _draw(self, home: _Home, check: CheckCommand) -> None:
@@ -364,6 +364,7 @@ class Homes:
             return
         home.heard = self._context.clock.now()
         if home.silent is not None:
+            home.counted += home.heard - max(home.silent, home.counted)  # Silent, it was not ready.
             home.silent = None
             self._wake(lease.job)
         for report in body.reports:

@@ -436,6 +436,37 @@ async def test_what_no_node_can_hold_and_what_no_budget_covers_is_refused_before
         await bench.parts.jobs.create(NewJob(long))
 
 
+async def test_a_node_was_not_ready_while_it_was_silent() -> None:
+    bench = Deployed()
+    job, one, two = await two_homes(bench)
+    asked = [bench.ask(await bench.stored(job), seed=seed, tokens=20) for seed in range(2)]
+    await bench.pass_time(0.5)
+    one.mute = True
+    while not all(answer.task.done() for answer in asked):
+        await bench.pass_time(0.5)
+    silent = 120.0
+    await bench.pass_time(silent, 1.0)
+    one.mute = False
+    await bench.while_time_moves(bench.parts.homes.watch_once())
+    ready = {period.lease.node: period.usage.ready for period in bench.parts.homes.periods(job)}
+    assert ready[two.node] - ready[one.node] > 0.9 * silent
+    assert ready[one.node] < 20.0
+
+
+async def test_what_is_too_long_to_be_drawn_again_is_not_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.services.serving.homes.MAX_LINE", 2_000)
+    bench = Deployed()
+    await bench.come(1)
+    job = await bench.deploy()
+    async with bench.checking():
+        asked = [bench.ask(await bench.stored(job), seed=tokens, tokens=tokens) for tokens in (8, 200)]
+        await bench.pass_time(25.0)
+        assert all(answer.task.done() for answer in asked)
+        await count(bench, job)
+    (share,) = await shares(bench, job)
+    assert (share.leaves, share.tokens) == (1, 8)
+
+
 @pytest.mark.parametrize("flood", ["text", "tokens", "nothing"])
 async def test_who_says_more_than_a_model_says_fills_no_memory_and_another_node_answers(flood: str) -> None:
     bench = Deployed()
