@@ -301,7 +301,7 @@ async def test_a_coordinator_that_is_killed_after_its_promise_is_not_needed_for_
             async with bench.parts.desk.open(job) as work:
                 await bench.parts.settlement.settle_if_due(work)
             assert [row.kind for row in await bench.rows(job) if row.kind != "event"] == ["promise"]
-            assert [await was_killed(url, database, at) for at in (60, 100, 0)] == [True, True, False]
+            assert [await was_killed(url, database, at) for at in (60, 40, 0)] == [True, True, False]
             await store.close()
             state = await ledger.escrow(WALLET, job_bytes(job))
             assert state is not None

@@ -271,11 +271,12 @@ class JobDesk:
             with about(job=job):
                 async with self._context.store.transaction() as tx:
                     work, before = await self._load(tx, job)
+                    missed = await self._missed(tx, work)
                     yield work
                     if work.job != before.job:
                         self._context.job_sums.changed(before.job)
                     await _save(work, before)
-                for lease in (*work.leases.values(), *work.ended):
+                for lease in (*missed, *work.leases.values(), *work.ended):
                     self._leases.remember(lease)
                 for listener in self._listeners:
                     listener(work)
@@ -283,6 +284,11 @@ class JobDesk:
                     for event in work.recorded(kind):
                         handler(work, event)
                 self._context.bus.publish(job)
+
+    async def _missed(self, tx: Transaction, work: UnitOfWork) -> Sequence[Lease]:
+        """Leases that have ended without a word: a commit that was stored, and of which nobody could be told."""
+        live = tuple(lease.id for lease in self._leases.live() if lease.job == work.job.id and lease.id not in work.leases)
+        return await tx.find(Lease, col(Lease.id).in_(live)) if live else ()
 
     async def _load(self, tx: Transaction, job: str) -> tuple[UnitOfWork, "_Before"]:
         try:

@@ -85,7 +85,7 @@ def test_each_job_is_a_row_with_its_stand_its_reason_and_its_proof(opened: Opene
     stands = [page.table.item(row, 5).text() for row in jobs]
     assert stands == ["▶ Working", "… Pending", "✓ Paid", "✕ Not paid"]
     told = [page.table.item(row, 0).text() for row in reasons]
-    assert told[0] == "4 rounds, 1.24: Verified. It is paid once it is worth the ledger's fee."
+    assert told[0] == "4 shares, 1.24: Verified. It is paid once it is worth the ledger's fee."
     assert told[1] == "It failed on this computer: out of memory"
     assert [page.table.columnSpan(row, 0) for row in reasons] == [6, 6], "without a choice, across the table"
     heard = page.table.item(4, 5).data(Qt.ItemDataRole.AccessibleTextRole)
