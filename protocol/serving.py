@@ -21,6 +21,7 @@ MAX_CALLS = 256  # Of functions, in an answer.
 MAX_SAID = 256  # Reports of a process that are told at a time.
 MODEL_ARCHIVE = "model.zip"  # The model's folder, of a job that answers.
 MAX_LINE = 2 * MAX_MESSAGE  # A request of a whole conversation.
+SKETCH_BYTES = 8  # Of what crossed from one stage to the next at a token.
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -84,6 +85,19 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: Annotated[str, Meta(max_length=MAX_LINE)]
 
 
+Sketches = Annotated[bytes, Meta(max_length=SKETCH_BYTES * MAX_TOKENS)]
+
+
+class BoundarySketches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What two neighbours say crossed between them, in front of layer ``layer``: ``SKETCH_BYTES`` for each token from place
+    ``first`` on, by who ``sent`` it and by who ``got`` it; empty: that one says nothing."""
+
+    layer: Annotated[int, Meta(ge=1, le=10_000)]
+    first: Annotated[int, Meta(ge=0, lt=2**31)]
+    sent: Sketches = b""
+    got: Sketches = b""
+
+
 class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check"):
     """Whether this model, asked so, says this: each token as it is drawn, its text, and why it ended (None: it was cut off).
 
@@ -91,6 +105,7 @@ class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
         asked: what was answered; ``begun`` is taken as it is, and ``tokens``, ``text`` and ``calls`` are what came behind it.
         prompt: how many tokens the prompt is said to have; None: nothing was said of it.
         context: tokens of a prompt with its answer, at most, where it was answered; None: as here.
+        boundaries: of an answer that several stages made, in order; where it is wrong, they tell whose fault that is.
     """
 
     id: RequestId
@@ -101,6 +116,7 @@ class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     prompt: Annotated[int, Meta(ge=0, lt=2**31)] | None
     calls: Annotated[tuple[FunctionCall, ...], Meta(max_length=MAX_CALLS)] = ()
     context: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
+    boundaries: Annotated[tuple[BoundarySketches, ...], Meta(max_length=64)] = ()
 
 
 EngineCommand = GenerateCommand | CancelCommand | CheckCommand
@@ -164,11 +180,24 @@ class CheckedReport(msgspec.Struct, frozen=True, tag="checked"):
     Attributes:
         wrong: what is not as the model says it, in words; empty: it all is.
         worst: by how many nats the token that is furthest from its draw is behind it (0: none is).
+        stages: of a wrong answer that several stages made: who can have done it. One: it did; two: one of them lies about what
+            crossed between them.
     """
 
     id: RequestId
     wrong: Annotated[str, Meta(max_length=500)]
     worst: float
+    stages: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=64)] = ()
 
 
-EngineReport = ReadyReport | TextReport | AnsweredReport | RefusedReport | CheckedReport
+class SketchReport(msgspec.Struct, frozen=True, tag="sketches"):
+    """At the end of an answer that several stages made: what crossed a stage's boundary at each of its tokens from place
+    ``first`` on, ``SKETCH_BYTES`` each; ``got`` by its first layer, or ``sent`` by its last."""
+
+    id: RequestId
+    side: Literal["got", "sent"]
+    first: Annotated[int, Meta(ge=0, lt=2**31)]
+    values: Sketches
+
+
+EngineReport = ReadyReport | TextReport | AnsweredReport | RefusedReport | CheckedReport | SketchReport

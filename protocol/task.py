@@ -76,6 +76,7 @@ __all__ = [
     "BisectQuery",
     "ExpectPeers",
     "FailureCause",
+    "JoinStages",
     "KeptState",
     "Layers",
     "LeafShown",
@@ -198,9 +199,16 @@ class ExpectPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class AskModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask_model"):
-    """To a node that holds a whole model (``JobSpec.serve``). It has no effect that is stored, and is not sent again."""
+    """To a node that holds a model, or its first layers (``JobSpec.serve``). It has no effect that is stored, and is not sent again."""
 
     body: EngineCommand
+
+
+class JoinStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="join_stages"):
+    """To each node of a replica that several hold together: who they are from now on. Answers under way are over, and what is of
+    an earlier epoch is dropped."""
+
+    plan: Plan
 
 
 class StopTask(Told, frozen=True, forbid_unknown_fields=True, tag="stop"):
@@ -223,6 +231,7 @@ TaskCommand = (
     | BisectQuery
     | ExpectPeers
     | AskModel
+    | JoinStages
     | StopTask
 )
 

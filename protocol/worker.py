@@ -37,10 +37,21 @@ class TensorName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in turn ``step``. ``exchange``: between replicas within a step; ``micro`` is the replica that sends.
     ``validation``: forward only, never quantised.
     ``end``: forward; the round of this replica is over before step ``step``.
+    ``pass``: of a model that answers, forward; ``drawn``: from its last stage to its first. ``step`` counts those of an epoch.
     """
 
     kind: Literal[
-        "activation", "gradient", "exchange", "pseudo_gradient", "shard", "result", "validation", "offer", "end"
+        "activation",
+        "gradient",
+        "exchange",
+        "pseudo_gradient",
+        "shard",
+        "result",
+        "validation",
+        "offer",
+        "end",
+        "pass",
+        "drawn",
     ]
     epoch: Count
     round: RoundIndex

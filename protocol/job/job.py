@@ -343,7 +343,8 @@ class ParallelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model answers programs on nodes instead of learning, see ``coordinator.services.serving``.
 
-    ``replicas``: nodes that hold it, as many as there are up to so many. ``context``: tokens of a prompt with its answer;
+    ``replicas``: how often it is held, as often as there are nodes for up to so many times. ``stages``: nodes that hold it
+    together, each some layers of it; ``None``: one where it fits, else as few as it fits. ``context``: tokens of a prompt with its answer;
     ``None``: as many as the model reads, and ``protocol.serving.LONGEST`` at most. ``idle_minutes``: without a request for so
     long its nodes are let go, until somebody asks; ``None``: they stay.
     """
@@ -351,6 +352,7 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
     context: Annotated[int, Meta(ge=64, le=131_072)] | None = None
     idle_minutes: Annotated[int, Meta(ge=1, le=10_080)] | None = None
+    stages: Annotated[int, Meta(ge=1, le=16)] | None = None
 
 
 class JobSpec(Told, frozen=True, forbid_unknown_fields=True):

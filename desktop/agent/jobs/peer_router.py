@@ -31,6 +31,8 @@ _LANES = {
     "exchange": Lane.ACTIVATIONS,
     "end": Lane.ACTIVATIONS,
     "offer": Lane.ACTIVATIONS,
+    "pass": Lane.ACTIVATIONS,
+    "drawn": Lane.ACTIVATIONS,
     "pseudo_gradient": Lane.BULK,
     "shard": Lane.BULK,
     "result": Lane.BULK,
