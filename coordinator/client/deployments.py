@@ -117,10 +117,19 @@ def curl_of(address: str, model: str, chat: bool) -> str:
 
 def nodes_sentence(serving: api.ServingView) -> str:
     """Who answers, in words: ``2 nodes answer, 1 loads the model``."""
-    said = {0: "no node answers", 1: "1 node answers"}.get(serving.ready, f"{serving.ready} nodes answer")
+    said = who_answers(serving)
     if serving.loading:
         said += f", {serving.loading} {'loads' if serving.loading == 1 else 'load'} the model"
     return said
+
+
+def who_answers(serving: api.ServingView) -> str:
+    """How many nodes, or replicas of several: ``1 replica of 2 nodes answers``."""
+    if serving.stages == 1:
+        return {0: "no node answers", 1: "1 node answers"}.get(serving.ready, f"{serving.ready} nodes answer")
+    of = f"of {serving.stages} nodes"
+    several = f"{serving.ready} replicas {of} answer"
+    return {0: f"no replica {of} answers", 1: f"1 replica {of} answers"}.get(serving.ready, several)
 
 
 def under_way(serving: api.ServingView) -> str:

@@ -16,7 +16,7 @@ from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.domain import serving as rules
 from coordinator.domain.job import ENDINGS, JobAction, JobState, Wish, asked
-from coordinator.domain.lease import FAULTS, Lease
+from coordinator.domain.lease import FAULTS, Lease, LeaseEnd
 from coordinator.domain.serving import Blame, CountedPeriod
 from coordinator.errors import FundsError
 from coordinator.services.audits import credit
@@ -299,12 +299,9 @@ class Deployments:
         else:
             why = "nothing tells who made it"
         work.note("fault", f"{what}; {why}")
-        if blame.silent:
-            for stage in blame.silent:
-                work.end(drawn.seats[stage].id, "stalled", why)
-        else:
-            stages = blame.apart or range(len(drawn.seats))
-            self._seating.part(work, [drawn.seats[stage] for stage in stages], f"{what}; {why}")
+        stages = blame.unpaid or range(len(drawn.seats))
+        how: LeaseEnd = "stalled" if blame.silent else "replaced"
+        self._seating.part(work, [drawn.seats[stage] for stage in stages], f"{what}; {why}", how)
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 

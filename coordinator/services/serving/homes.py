@@ -302,6 +302,7 @@ class Homes:
             self._sketches.drop(part.request)
         if self._parts.pop((home.lease.id, part.request), None) is not None and home.here:
             self._cancel(part)
+        self._put_away(home)
         self._wake(home.lease.job)
 
     def _cancel(self, part: AnswerPart) -> None:
@@ -384,8 +385,12 @@ class Homes:
         if self._leads.get(home.lease.id) is home:
             del self._leads[home.lease.id]
         self._interrupt(home)
-        if not home.leaves:
-            del self._homes[home.name]
+        self._put_away(home)
+
+    def _put_away(self, home: AnsweringReplica) -> None:
+        """Forget one that answers no more, once nothing of it is to be counted."""
+        if not home.here and not home.answering and not home.leaves:
+            self._homes.pop(home.name, None)
 
     # --- counting ---------------------------------------------------------------------------------------------------------
 
@@ -419,8 +424,7 @@ class Homes:
             home.usage, home.leaves = home.usage - counted.usage, home.leaves[len(counted.leaves) :]
             home.counted = counted.until
             home.unpaid -= counted.unpaid
-            if not home.here and not home.leaves:
-                del self._homes[counted.home]
+            self._put_away(home)
 
     def forget(self, leases: Collection[str]) -> None:
         """What these did since they were counted is not paid: an answer of theirs was wrong."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from coordinator.domain import serving as rules
 from coordinator.domain import teams
 from coordinator.domain.job import JobState
-from coordinator.domain.lease import FAULTS, Lease
+from coordinator.domain.lease import FAULTS, Lease, LeaseEnd
 from coordinator.domain.placement import MEGABYTE, Candidate, Needed
 from coordinator.domain.rounds.run import Run
 from coordinator.domain.teams import Team, TeamWishes
@@ -53,11 +53,11 @@ class Seating:
         work.note("lost", f"replica {seats[0].replica} is let go: {why}")
         self.part(work, seats, why)
 
-    def part(self, work: UnitOfWork, seats: Sequence[Lease], why: str) -> None:
-        """Let these go without a fault; the next time they hold a replica together only where there are no others."""
+    def part(self, work: UnitOfWork, seats: Sequence[Lease], why: str, how: LeaseEnd = "replaced") -> None:
+        """Let these go; the next time others come first."""
         self._broken.setdefault(work.job.id, Counter()).update(seat.node for seat in seats)
         for seat in seats:
-            work.end(seat.id, "replaced", why)
+            work.end(seat.id, how, why)
 
     async def fill(self, work: UnitOfWork, owed: Collection[int | None]) -> None:
         """Give lost seats, and replicas that are still to come, to free nodes. A replica begins whole or not at all.
