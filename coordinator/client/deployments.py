@@ -9,6 +9,7 @@ from coordinator.client.text import count, money
 from protocol.rest import api
 
 REPLICAS, HOURS = 1, 8.0
+MOST_STAGES = 16  # As ``ServeSpec.stages``.
 OFTEN = 2  # Where no budget is named: as much again for answers as being ready costs.
 MOST_NAME = 100  # Characters of a job's name.
 AT_HOMES = " at homes"
@@ -37,12 +38,13 @@ def deployment_document(
     context: int | None = None,
     name: str = "",
     idle_minutes: int | None = None,
+    stages: int | None = None,
 ) -> dict[str, Any]:
     """The job document that has the model of ``job`` answer on nodes."""
     return {
         "name": name or deployment_name(job[:8]),
         "model": {"from_job": job, "from_round": round_},
-        "serve": {"replicas": replicas, "context": context, "idle_minutes": idle_minutes},
+        "serve": {"replicas": replicas, "context": context, "idle_minutes": idle_minutes, "stages": stages},
         "budget": budget,
         "deadline_hours": hours,
     }

@@ -36,6 +36,7 @@ async def deploy(client: Client, options: argparse.Namespace, out: Terminal) -> 
         options.context,
         name,
         options.idle_minutes,
+        options.stages,
     )
     if options.budget is None:
         document["budget"] = usual_budget(await client.quote(document))
