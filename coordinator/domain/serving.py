@@ -182,10 +182,11 @@ def needed(shape: ModelShape, context: int, layers: Sequence[Layers]) -> Needed:
 
 
 def stage_needed(shape: ModelShape, context: int, layers: int, is_first: bool, is_last: bool) -> Needed:
-    """The same of one stage with so many layers; the first has the embedding too, the last the head."""
+    """The same of one stage with so many layers; the first has the embedding too, the last the head. Of the whole model's cache
+    it has what belongs to its layers."""
     weights = _FLOAT32 * shape.stage_parameters(0, layers, is_first, is_last)
-    token = 2 * layers * shape.kv_heads * shape.head_dim * _FLOAT32
-    cache = max(context * token, min(CACHE_BYTES, _CACHED_ANSWERS * context * token))
+    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
+    cache = max(context * token, min(CACHE_BYTES, _CACHED_ANSWERS * context * token)) * layers // shape.layers
     main = int(weights * _LOADING) + cache + _BASE_BYTES
     return {
         "main": (main,),

@@ -26,7 +26,7 @@ from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.serving.answers import AnsweringReplica, AnswerPart, AnswerUnderWay, DrawnAnswer
 from coordinator.services.serving.refusals import error_of
-from coordinator.services.serving.sketches import SketchBook
+from coordinator.services.serving.sketches import AnswerSketches
 from protocol.codec import MAX_MESSAGE, encode
 from protocol.node import Command
 from protocol.serving import (
@@ -65,7 +65,7 @@ class Homes:
         self._context, self._nodes = context, nodes
         self._homes: dict[str, AnsweringReplica] = {}  # By name.
         self._leads: dict[str, AnsweringReplica] = {}  # By the lease that is asked.
-        self._sketches = SketchBook(context.clock)
+        self._sketches = AnswerSketches(context.clock)
         self._parts: dict[tuple[str, str], AnswerPart] = {}
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
         self._process, self._numbers = "", count(1)

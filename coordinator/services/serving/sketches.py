@@ -30,7 +30,7 @@ class _Expected:
         return sum(len(report.values) for report in self.said.values())
 
 
-class SketchBook:
+class AnswerSketches:
     """Sketches by request. Each stage says each side of it once, from its own lease."""
 
     def __init__(self, clock: Clock) -> None:
