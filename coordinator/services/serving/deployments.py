@@ -343,6 +343,7 @@ class Deployments:
         await self._settlement.finish(work)
         if not await self._settlement.is_done(work):
             return
+        self._seating.forget(work.job.id)
         tokens = f"{work.job.tokens_done:,} tokens were answered"
         work.advance(JobState.SETTLED, f"the deployment is over: {tokens}, and it cost {money(work.job.paid)}")
         event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
@@ -352,6 +353,7 @@ class Deployments:
         await self._conclude(work)
         if await self._pending(work):
             return False
+        self._seating.forget(work.job.id)
         state = ENDINGS[work.job.wish]
         work.change(wish=Wish.NONE)
         work.advance(state, work.job.reason)

@@ -53,6 +53,7 @@ MAX_UNCHECKED = 256  # Answers that wait to be drawn again; more are not drawn f
 ROOM = 8  # Reports of an answer beside those of its tokens.
 PROBE_TOKENS = 8
 MAX_FAILURES = 3
+MAX_NAMES = 16  # Of nodes, in an answer's end: those that answered last.
 SILENT_S = 300.0
 _MESSAGE_ROOM = MAX_MESSAGE // 2
 _AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
@@ -184,7 +185,9 @@ class Homes:
         part.home.failures = 0
         self._context.metrics.count("answers_total")
         self._count(part, answer, report.reason, prompt, report.calls)
-        return msgspec.structs.replace(report, prompt=prompt, tokens=len(tokens), nodes=tuple(answer.nodes))
+        return msgspec.structs.replace(
+            report, prompt=prompt, tokens=len(tokens), nodes=tuple(answer.nodes[-MAX_NAMES:])
+        )
 
     def _count(
         self,

@@ -275,3 +275,27 @@ async def test_what_was_joined_stays_joined_when_the_coordinator_begins_anew() -
         work.end(last.lease.lease, "expired", "it is gone")
     await bench.turn(job)
     assert first.epochs[-1] > before
+
+
+async def test_a_seat_of_a_node_that_drains_goes_to_another_and_asleep_nobody_holds_a_part() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3)
+    job = await bench.deploy(idle=2)
+    first, last = by_stage(homes)
+    [spare] = [home for home in homes if home.lease is None]
+    bench.parts.nodes.drain(first.node)
+    await bench.turn(job)
+    assert (first.lease, by_stage(homes)) == (None, [spare, last])
+    await bench.pass_time(130.0, 1.0)
+    await bench.turn(job)
+    assert (await bench.stored(job)).state is JobState.PLANNED
+    assert by_stage(homes) == []
+    assert "Asleep" in (await bench.parts.jobs.get(job)).sentence
+    asked = bench.ask(await bench.stored(job), tokens=6)
+    await bench.pass_time(0.1)
+    await bench.turn(job)
+    assert "1 replica of 2 nodes answers" in (await bench.parts.jobs.get(job)).sentence
+    await bench.pass_time(2.0)
+    await asked.task
+    assert asked.tokens == asked.right
+    assert len(set(spare.epochs)) == len(spare.epochs) >= 2
