@@ -30,7 +30,7 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving.answers import DrawnAnswer
 from coordinator.services.serving.homes import Homes
-from coordinator.services.serving.seating import Seating
+from coordinator.services.serving.seating import ReplicaStaffing
 from coordinator.services.training.pauses import spent
 from coordinator.services.training.staffing import shape_of
 from coordinator.store.ports import Condition, col
@@ -50,7 +50,7 @@ class Deployments:
 
     def __init__(self, context: Context, nodes: Nodes, settlement: Settlement, homes: Homes, links: Links) -> None:
         self._context = context
-        self._seating = Seating(nodes, links)
+        self._seating = ReplicaStaffing(nodes, links)
         self._nodes = nodes
         self._settlement = settlement
         self._homes = homes

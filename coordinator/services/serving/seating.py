@@ -28,7 +28,7 @@ def memory_needed(work: UnitOfWork) -> Needed:
     return rules.needed(shape_of(work), _context_of(work), work.run.layers)
 
 
-class Seating:
+class ReplicaStaffing:
     """Grants leases of deployments, and ends those of replicas that do not answer."""
 
     def __init__(self, nodes: Nodes, links: Links) -> None:
