@@ -287,7 +287,9 @@ class JobDesk:
 
     async def _missed(self, tx: Transaction, work: UnitOfWork) -> Sequence[Lease]:
         """Leases that have ended without a word: a commit that was stored, and of which nobody could be told."""
-        live = tuple(lease.id for lease in self._leases.live() if lease.job == work.job.id and lease.id not in work.leases)
+        live = tuple(
+            lease.id for lease in self._leases.live() if lease.job == work.job.id and lease.id not in work.leases
+        )
         return await tx.find(Lease, col(Lease.id).in_(live)) if live else ()
 
     async def _load(self, tx: Transaction, job: str) -> tuple[UnitOfWork, "_Before"]:
