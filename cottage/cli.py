@@ -25,7 +25,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "desktop": ("desktop.gui.app", "the provider's window and tray", False),
     "quote": ("coordinator.client.cli", "what a job would cost", True),
     "submit": ("coordinator.client.cli", "submit a job", True),
-    "deploy": ("coordinator.client.cli", "have a job's model answer on nodes", True),
+    "deploy": ("coordinator.client.cli", "have a model answer on nodes", True),
     "jobs": ("coordinator.client.cli", "list jobs", True),
     "watch": ("coordinator.client.cli", "follow a job", True),
     "pause": ("coordinator.client.cli", "pause a job; nothing is spent until it is resumed", True),

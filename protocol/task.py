@@ -199,7 +199,7 @@ class ExpectPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class AskModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask_model"):
-    """To a node that holds a model, or its first layers (``JobSpec.serve``). It has no effect that is stored, and is not sent again."""
+    """To a node that holds a model, or its first layers (``JobSpec.serve``). Nothing of it is stored, or sent again."""
 
     body: EngineCommand
 

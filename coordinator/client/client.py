@@ -486,7 +486,10 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
         if view.model is None:
             detail = f"job {job} is {view.state} and has no model yet: it has one once it is verified"
             if view.spec.serve is not None:
-                detail = f"job {job} serves the model of another job: download that of {view.spec.model.from_job}"
+                whose = view.spec.model.from_job
+                detail = f"job {job} serves the model of another job: download that of {whose}"
+                if whose is None:
+                    detail = f"job {job} serves a model that was given to it, and makes none"
             raise ProblemError(409, "conflict", detail, "state")
         return await download_file(self._line, f"jobs/{job}/model.zip", view.model, archive, progress or _quiet)
 

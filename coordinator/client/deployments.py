@@ -30,7 +30,7 @@ SERVING_SENTENCES: dict[api.JobStateName, str] = {
 
 
 def deployment_document(
-    job: str,
+    model: str | Mapping[str, Any],
     budget: int,
     replicas: int = REPLICAS,
     hours: float = HOURS,
@@ -40,10 +40,11 @@ def deployment_document(
     idle_minutes: int | None = None,
     stages: int | None = None,
 ) -> dict[str, Any]:
-    """The job document that has the model of ``job`` answer on nodes."""
+    """The job document that has a model answer on nodes. ``model``: a job that made it, or where its files are."""
+    given = {"from_job": model, "from_round": round_} if isinstance(model, str) else dict(model)
     return {
-        "name": name or deployment_name(job[:8]),
-        "model": {"from_job": job, "from_round": round_},
+        "name": name or deployment_name(str(given.get("from_job") or "a model")[:8]),
+        "model": given,
         "serve": {"replicas": replicas, "context": context, "idle_minutes": idle_minutes, "stages": stages},
         "budget": budget,
         "deadline_hours": hours,
@@ -89,8 +90,10 @@ def check_served(source: api.JobView, round_: int | None) -> None:
         ProblemError: it serves one itself, or has none yet.
     """
     if source.spec.serve is not None:
-        way = f"name that one: {source.spec.model.from_job}"
-        raise ProblemError(422, "invalid", f"job {source.id} serves the model of another job: {way}", "model.from_job")
+        whose, way = "a model of its own", "name the folder, or the name on the Hub, that it was deployed from"
+        if source.spec.model.from_job is not None:
+            whose, way = "the model of another job", f"name that one: {source.spec.model.from_job}"
+        raise ProblemError(422, "invalid", f"job {source.id} serves {whose}: {way}", "model.from_job")
     if round_ is None and source.model is None:
         way = "it is served once it is verified"
         if source.checkpoint:

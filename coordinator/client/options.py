@@ -125,10 +125,11 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
-    deploy = _add(commands, "deploy", [common], "have a job's model answer on nodes of the network, and fund that")
-    _job(deploy)
+    deploy = _add(commands, "deploy", [common], "have a model answer on nodes of the network, and fund that")
+    whose = "a job, whose model it is, a model's folder, or its name on the Hugging Face Hub, as NAME@REVISION"
+    deploy.add_argument("model", metavar="MODEL", help=whose)
     deploy.add_argument(
-        "--round", type=_between(1, 10**9), metavar="N", help="a checkpoint; default: the finished model"
+        "--round", type=_between(1, 10**9), metavar="N", help="of a job: a checkpoint; default: the finished model"
     )
     deploy.add_argument(
         "--replicas",

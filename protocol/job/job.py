@@ -344,9 +344,9 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model answers programs on nodes instead of learning, see ``coordinator.services.serving``.
 
     ``replicas``: how often it is held, as often as there are nodes for up to so many times. ``stages``: nodes that hold it
-    together, each some layers of it; ``None``: one where it fits, else as few as it fits. ``context``: tokens of a prompt with its answer;
-    ``None``: as many as the model reads, and ``protocol.serving.LONGEST`` at most. ``idle_minutes``: without a request for so
-    long its nodes are let go, until somebody asks; ``None``: they stay.
+    together, each some layers of it; ``None``: one where it fits, else as few as it fits. ``context``: tokens of a prompt with
+    its answer; ``None``: as many as the model reads, and ``protocol.serving.LONGEST`` at most. ``idle_minutes``: without a
+    request for so long its nodes are let go, until somebody asks; ``None``: they stay.
     """
 
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -358,7 +358,7 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
     """One job. ``budget`` is in millionths of the token and goes into escrow; what is not spent comes back.
 
-    It learns from ``dataset``, or answers (``serve``).
+    It learns from ``dataset``, or answers (``serve``): with the model of ``model.from_job``, or with that of ``model.weights``.
     """
 
     name: Annotated[Untrusted, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
@@ -402,7 +402,11 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
 
 def _check_served(spec: JobSpec) -> None:
     if spec.model.from_job is None:
-        raise ValueError("serve answers with the model of a job: name it in model.from_job")
+        if spec.model.weights is None or spec.model.config is None:
+            ways = "name a job in model.from_job, or give weights and config of a model in model"
+            raise ValueError(f"serve answers with a model that has learnt: {ways}")
+        if spec.tokenizer.kind != "file" or spec.tokenizer.file is None:
+            raise ValueError("serve reads and writes with the model's own tokenizer: name its file in tokenizer.file")
     if spec.dataset is not None or spec.more_datasets or spec.heldout_dataset is not None:
         raise ValueError("a model that answers (serve) learns nothing: leave the datasets out")
     if spec.evaluation is not None:

@@ -29,6 +29,7 @@ from protocol.identity import NodeKey
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 from protocol.models.model import resolve
 from protocol.node import NodeProfile
+from protocol.serving import MODEL_ARCHIVE
 from protocol.task import (
     OuterRecord,
 )
@@ -87,8 +88,11 @@ class FakeModels:
         self.assembled.append(tuple(checkpoints))
         return digest("model", job.id)
 
-    async def start(self, job: Job) -> str:
-        return digest("start", job.id)
+    async def start(self, spec: JobSpec, files: Mapping[str, str]) -> str:
+        return digest("start", files["config.json"])
+
+    async def published(self, spec: JobSpec, config: Mapping[str, object]) -> Prepared:
+        return Prepared({MODEL_ARCHIVE: digest("published"), "config.json": digest("config")}, dict(config))
 
     async def merge(self, job: Job, adapter: str) -> str:
         return digest("merged", job.id)

@@ -22,8 +22,10 @@ from coordinator.metrics import Metrics
 from coordinator.services.core import store_retry
 from coordinator.services.core.store_retry import Patience
 from coordinator.store import faults, sql
+from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store, Transaction, col
 from coordinator.store.sql import SqlStore
+from tests.coordinator.bench import Bench
 from tests.coordinator.conftest import BUSY_S, House, nodes, opened, until
 from tests.coordinator.fakes import FakeChain
 from tests.coordinator.jobs.test_lifecycle import JOB
@@ -108,11 +110,13 @@ class Flaky:
         self.inner = inner
         self.failures = 0
         self.share = 0.0
+        self.where = ""  # Of the next ones, whatever the share.
         self._random = Random(seed)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        where = self._random.choice(("before", "within", "after")) if self._random.random() < self.share else ""
+        drawn = self._random.choice(("before", "within", "after")) if self._random.random() < self.share else ""
+        where = self.where or drawn
         self.failures += where != ""
         if where == "before":
             raise StoreAwayError("no connection")
@@ -158,6 +162,24 @@ async def test_a_job_survives_a_store_that_is_away_every_tenth_time(
             live = await tx.find(Lease, col(Lease.state).in_(("starting", "ready")))
         assert live == []
         await until(lambda: house.parts.leases.busy() == frozenset())
+
+
+async def test_leases_that_ended_in_a_commit_of_doubt_end_with_the_next_work_on_their_job() -> None:
+    store = Flaky(MemoryStore(), seed=0)
+    bench = Bench(store=store)
+    job = await bench.fund(await bench.job())
+    await bench.parts.upkeep.tick()
+    async with bench.parts.desk.open(job.id) as work:
+        ended = next(iter(work.leases.values()))
+    store.where = "after"
+    with pytest.raises(StoreAwayError):
+        async with bench.parts.desk.open(job.id) as work:
+            work.end(ended.id, "stopped", "it is over")
+    store.where = ""
+    assert ended in bench.parts.leases.live(), "nobody could be told"
+    async with bench.parts.desk.open(job.id) as work:
+        assert ended.id not in work.leases
+    assert ended.node not in bench.parts.leases.busy()
 
 
 # --- the rule -----------------------------------------------------------------------------------------------------------

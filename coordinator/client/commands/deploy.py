@@ -1,12 +1,15 @@
 """``cottage deploy``: a model that answers on nodes of the network, from its price to how it is asked."""
 
 import argparse
+from pathlib import Path
+from typing import Any
 
 from common.console import Terminal
 from common.terminal import say_json
 from coordinator.client.client import Client
-from coordinator.client.commands.base import EXIT_REFUSED
+from coordinator.client.commands.base import EXIT_REFUSED, CliUsageError
 from coordinator.client.commands.follow import follow
+from coordinator.client.commands.send import hub_name, model_files_of
 from coordinator.client.commands.submit import agreed, funded
 from coordinator.client.deployments import (
     answers,
@@ -24,20 +27,19 @@ from protocol.rest import api
 
 async def deploy(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     """``cottage deploy``: show the price, begin, and wait until the first node answers."""
-    source = await client.get(options.job)
-    check_served(source, options.round)
-    name = options.name or deployment_name(source.name)
+    model, name, chat, tokenizer = await _model_of(client, options, out)
     document = deployment_document(
-        source.id,
+        model,
         options.budget or 1,
         options.replicas,
         options.hours,
         options.round,
         options.context,
-        name,
+        options.name or deployment_name(name),
         options.idle_minutes,
         options.stages,
     )
+    document |= tokenizer
     if options.budget is None:
         document["budget"] = usual_budget(await client.quote(document))
     quote = await client.quote(document)
@@ -56,8 +58,24 @@ async def deploy(client: Client, options: argparse.Namespace, out: Terminal) -> 
     view = await follow(client, job.id, options, out, answers)
     if not answers(view):
         return EXIT_REFUSED
-    out.print(how_to_ask(client.address, view, chats(source)), soft_wrap=True)
+    out.print(how_to_ask(client.address, view, chat), soft_wrap=True)
     return 0
+
+
+async def _model_of(
+    client: Client, options: argparse.Namespace, out: Terminal
+) -> tuple[str | dict[str, Any], str, bool, dict[str, Any]]:
+    """What is to answer, for a document: a job or a model's files; its name, whether it chats, and its tokenizer."""
+    path = Path(options.model)
+    if not path.exists() and hub_name(path) is None:
+        source = await client.get(options.model)
+        check_served(source, options.round)
+        return source.id, source.name, chats(source), {}
+    if options.round is not None:
+        raise CliUsageError(f"--round is a checkpoint of a job, and {path} is none: leave it out")
+    document = await model_files_of(client, path, options, out)
+    settings = document.get("tokenizer", {}).get("settings") or {}
+    return document["model"], path.name, bool(settings.get("chat_template")), {"tokenizer": document.get("tokenizer")}
 
 
 def how_to_ask(address: str, view: api.JobView, chat: bool) -> str:

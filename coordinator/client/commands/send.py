@@ -45,13 +45,37 @@ async def document_of(client: Client, options: argparse.Namespace, out: Terminal
     if options.heldout_data is not None:
         part = _part(document, "heldout_dataset", options)
         await _upload_dataset(client, options.heldout_data, part, options, out)
-    if options.tokenizer is not None:
-        part = _part(document, "tokenizer", options)
-        part["kind"] = "file"
-        folder = options.tokenizer.parent
-        say_taken(folder, tokenizer_files(folder, part))
-        part["file"] = await upload_file(client, options.tokenizer, "tokenizer", part, options, out)
+    await _take_tokenizer(client, document, options, out)
     return document
+
+
+async def model_files_of(client: Client, model: Path, options: argparse.Namespace, out: Terminal) -> dict[str, Any]:
+    """A document with nothing but a model's files, which are sent, and its tokenizer.
+
+    Args:
+        model: a folder, or a name on the Hub.
+    Raises:
+        CliUsageError: it has no tokenizer that can be used.
+    """
+    document: dict[str, Any] = {}
+    own = argparse.Namespace(**{**vars(options), "model": model, "tokenizer": None, "document": model})
+    await _take_from_hub(client, document, own, out)
+    if own.model is not None:
+        await _upload_weights(client, document, own, out)
+    await _take_tokenizer(client, document, own, out)
+    if "tokenizer" not in document:
+        raise CliUsageError(f"{model} has no {TOKENIZER}: a model answers with its own tokenizer only")
+    return document
+
+
+async def _take_tokenizer(client: Client, document: dict[str, Any], options: argparse.Namespace, out: Terminal) -> None:
+    if options.tokenizer is None:
+        return
+    part = _part(document, "tokenizer", options)
+    part["kind"] = "file"
+    folder = options.tokenizer.parent
+    say_taken(folder, tokenizer_files(folder, part))
+    part["file"] = await upload_file(client, options.tokenizer, "tokenizer", part, options, out)
 
 
 def _part(document: dict[str, Any], place: str, options: argparse.Namespace) -> dict[str, Any]:

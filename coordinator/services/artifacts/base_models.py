@@ -82,7 +82,7 @@ class Origins:
         return msgspec.structs.replace(spec, model=model, tokenizer=tokenizer)
 
     async def served(self, model: ModelSpec) -> tuple[Prepared, TokenizerSpec]:
-        """The files of a node that answers with a job's model, an adapter merged into it, its config and its tokenizer.
+        """The files of a node that answers with a job's model, an adapter merged into it; and its tokenizer.
 
         Raises:
             NotFoundError, ConflictError: as ``of``.

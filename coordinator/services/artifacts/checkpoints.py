@@ -105,7 +105,7 @@ class Checkpoints:
         stored, _, _ = await self.point(job, None)
         if not stored.spec.model.weight_files:
             raise NotFoundError(f"job {job} started from random weights: there is no model before it", "start")
-        return await self._remembered((job, _START, True), lambda: self._models.start(stored))
+        return await self._remembered((job, _START, True), lambda: self._models.start(stored.spec, stored.files))
 
     async def _remembered(self, key: tuple[str, int, bool], make: Callable[[], Awaitable[str]]) -> str:
         async with self._making:

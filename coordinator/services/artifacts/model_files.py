@@ -18,7 +18,7 @@ import msgspec
 from coordinator.errors import InvalidError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.weight_index import check_fit
-from protocol.job.end_tokens import FIELD, EndingError, ending, ends_of
+from protocol.job.end_tokens import FIELD, EndingError, EndTokenChoice, ending, ends_of
 from protocol.job.job import JobSpec
 from protocol.models.model import ENDS_WITH, resolve
 
@@ -33,10 +33,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Model:
-    """A job's model: its resolved config, and what is doubtful about its files, in words."""
+    """A job's model: its resolved config, what is doubtful about its files, in words, and the token that ends its texts."""
 
     config: Mapping[str, object]
     doubts: tuple[str, ...] = ()
+    end: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class ModelFiles:
 
     def __init__(self, artifacts: ArtifactStore) -> None:
         self._artifacts = artifacts
-        self._vocabularies: _Memory[tuple[int, str]] = _Memory()
+        self._vocabularies: _Memory[tuple[int, EndTokenChoice]] = _Memory()
         self._fits: _Memory[str] = _Memory()
 
     async def of(self, spec: JobSpec, config: Mapping[str, object] | None, called: Mapping[str, str]) -> Model:
@@ -92,24 +93,24 @@ class ModelFiles:
             InvalidError: tokenizer or weights are unreadable, or are not the model's.
         """
         stated = config is None or spec.tokenizer.file is not None
-        vocabulary, doubt = await self._vocabulary(spec) if stated else (0, "")
+        vocabulary, end = await self._vocabulary(spec) if stated else (0, EndTokenChoice(None))
         config = resolve(spec.model, vocabulary) if config is None else config
-        doubts = doubt, await self._fit(spec, config, called)
-        return Model(config, tuple(text for text in doubts if text))
+        doubts = end.warning, await self._fit(spec, config, called)
+        return Model(config, tuple(text for text in doubts if text), end.token)
 
-    async def _vocabulary(self, spec: JobSpec) -> tuple[int, str]:
-        """Token ids that the tokenizer will have, at most; and what is doubtful about how it ends documents, or ""."""
+    async def _vocabulary(self, spec: JobSpec) -> tuple[int, EndTokenChoice]:
+        """Token ids that the tokenizer will have, at most; and how it ends documents."""
         if spec.tokenizer.kind == "bytes":
-            return BYTES_VOCABULARY, ""
+            return BYTES_VOCABULARY, EndTokenChoice(None)
         if spec.tokenizer.kind == "bpe":
-            return spec.tokenizer.vocabulary, ""
+            return spec.tokenizer.vocabulary, EndTokenChoice(None)
         if spec.tokenizer.file is None:
             raise InvalidError(
                 "tokenizer.kind is file: upload a tokenizer.json and name it in tokenizer.file", "tokenizer"
             )
         tokenizer = spec.tokenizer.file
 
-        async def read() -> tuple[int, str]:
+        async def read() -> tuple[int, EndTokenChoice]:
             async with self._artifacts.files(tokenizer) as (path,):
                 return await asyncio.to_thread(_read_vocabulary, spec, path)
 
@@ -139,7 +140,7 @@ class ModelFiles:
         return await self._fits.get(asked, read)
 
 
-def _read_vocabulary(spec: JobSpec, path: Path) -> tuple[int, str]:
+def _read_vocabulary(spec: JobSpec, path: Path) -> tuple[int, EndTokenChoice]:
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise InvalidError(
             f"the tokenizer has {path.stat().st_size:,} bytes: {MAX_TOKENIZER_BYTES:,} at most", "tokenizer"
@@ -159,6 +160,6 @@ def _read_vocabulary(spec: JobSpec, path: Path) -> tuple[int, str]:
         detail = "the tokenizer has no table of tokens that can be read: save_pretrained of transformers writes tokenizer.json"
         raise InvalidError(detail, "tokenizer") from error
     try:
-        return count, ending(spec.tokenizer, ends_of(spec.model), vocabulary, added).warning
+        return count, ending(spec.tokenizer, ends_of(spec.model), vocabulary, added)
     except EndingError as error:
         raise InvalidError(str(error), FIELD) from error

@@ -43,7 +43,7 @@ from protocol.models.model import ENDS_WITH, ModelConfigError, keeps_embedding, 
 from protocol.models.text_part import AROUND
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.rest.dataset import CheckRequest, DatasetReport
-from protocol.serving import MAX_LINE
+from protocol.serving import MAX_LINE, MODEL_ARCHIVE
 from protocol.task import PreferenceScore
 
 MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
@@ -99,8 +99,11 @@ class ModelWorkshop(Protocol):
     async def merge(self, job: Job, adapter: str) -> str:
         """Make a whole model's archive from an adapter's and the weights that its job started from; returns its artifact."""
 
-    async def start(self, job: Job) -> str:
-        """Make the archive of the model that a job started from; returns its artifact."""
+    async def start(self, spec: JobSpec, files: Mapping[str, str]) -> str:
+        """Make the archive of the model that a job started from, of its ``files``; returns its artifact."""
+
+    async def published(self, spec: JobSpec, config: Mapping[str, object]) -> Prepared:
+        """Make the archive of the model whose files a document names, as it is; ``config``: its resolved one."""
 
 
 class TrainerTools:
@@ -227,12 +230,26 @@ class TrainerTools:
             await asyncio.to_thread(pack, out, archive)
             return await self._artifacts.put_file(archive)
 
-    async def start(self, job: Job) -> str:
+    async def published(self, spec: JobSpec, config: Mapping[str, object]) -> Prepared:
+        """The model's archive, and its config as a file of its own.
+
+        Raises:
+            NotFoundError: an artifact that the document names is not here. InvalidError: a file is broken.
+        """
+        assert spec.tokenizer.file is not None
+        async with self._folder() as folder:
+            path = Path(folder) / "config.json"
+            path.write_text(json.dumps(config, indent=2, sort_keys=True))
+            files = {"config.json": await self._artifacts.put_file(path)}
+        archive = await self.start(spec, files | {"tokenizer.json": spec.tokenizer.file})
+        return Prepared(files | {MODEL_ARCHIVE: archive}, dict(config))
+
+    async def start(self, spec: JobSpec, files: Mapping[str, str]) -> str:
         """Put the model that a job started from into a folder; NotFoundError: its weights are not kept any more."""
-        named = (job.files["config.json"], job.files["tokenizer.json"], *job.spec.model.weight_files)
+        named = (files["config.json"], files["tokenizer.json"], *spec.model.weight_files)
         async with self._artifacts.files(*named) as (config, tokenizer, *weights), self._folder() as folder:
             out, archive, beside = (Path(folder) / name for name in ("model", "model.zip", "beside.json"))
-            beside.write_bytes(msgspec.json.encode(_beside(job.spec)))
+            beside.write_bytes(msgspec.json.encode(_beside(spec)))
             arguments = ["start", "--config", str(config), "--tokenizer", str(tokenizer), "--beside", str(beside)]
             for path in weights:
                 arguments += ["--weights", str(path)]

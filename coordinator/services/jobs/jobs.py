@@ -57,7 +57,7 @@ from ledger.client import job_bytes
 from ledger.errors import LedgerError
 from protocol.ids import Digest
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec, TokenizerSpec, datasets_of
-from protocol.models.model import ModelConfigError, inspect_config
+from protocol.models.model import ENDS_WITH, ModelConfigError, inspect_config
 from protocol.rest import api
 
 _OfJob = TypeVar("_OfJob", bound=RoundRecord | CommitRecord | Audit | OutboxRecord | MetricRecord | EventRecord)
@@ -135,9 +135,7 @@ class JobService:
         for field, data in datasets_of(spec):
             if not await self._artifacts.has(data.artifact):
                 raise NotFoundError(f"there is no dataset {data.artifact}: upload it first", f"{field}.artifact")
-        for digest in spec.model.weight_files:
-            if not await self._artifacts.has(digest):
-                raise NotFoundError(f"there is no file of weights {digest}: upload it first", "model.weights")
+        await self._check_weights(spec)
         await self._check_balance(submitter, spec)
         named = await self._weight_names(spec, account_id)
         assert spec.dataset is not None
@@ -151,17 +149,28 @@ class JobService:
         return await self._make(new, spec, final, prepared, account_id, job)
 
     async def _deploy(self, new: api.NewJob, serve: ServeSpec, account_id: str, job: str | None) -> api.JobView:
-        """A job that answers, with the model of another one."""
+        """A job that answers, with the model of another one, or with a model's files."""
         submitter, spec = self._submitter(new), new.spec
         final = await self.quote(spec, account_id)
         _refuse(spec, final)
         await self._check_balance(submitter, spec)
+        await self._check_weights(spec)
         async with self._unpaid.making(account_id):
-            found, tokenizer = await self._origins.served(spec.model)
+            if spec.model.from_job is not None:
+                found, tokenizer = await self._origins.served(spec.model)
+            else:
+                model = await self._model_files.of(spec, None, await self._weight_names(spec, account_id))
+                found = await self._models.published(spec, {**model.config, ENDS_WITH: model.end})
+                tokenizer = spec.tokenizer
         context = context_of(inspect_config(found.config), serve.context)
         serve = msgspec.structs.replace(serve, context=context)
         spec = msgspec.structs.replace(spec, serve=serve, tokenizer=tokenizer)
         return await self._make(new, spec, final, found, account_id, job)
+
+    async def _check_weights(self, spec: JobSpec) -> None:
+        for digest in spec.model.weight_files:
+            if not await self._artifacts.has(digest):
+                raise NotFoundError(f"there is no file of weights {digest}: upload it first", "model.weights")
 
     async def _make(
         self,
@@ -451,14 +460,15 @@ class JobService:
     ) -> api.Quote:
         if spec.model.from_job is not None and config is None and spec.model.config is None:
             config = (await self._origins.of(spec.model)).config
+        everybody, rate = self._nodes.seatable(), await self._rates.now()
         if spec.serve is not None and config is not None:
-            everybody = self._nodes.seatable()
-            return offers.quote(spec, spec.serve, config, everybody, self._context.config, await self._rates.now())
+            return offers.quote(spec, spec.serve, config, everybody, self._context.config, rate)
         try:
             model = await self._model_files.of(spec, config, called or {})
         except (ModelConfigError, CottageError) as error:
-            return impossible(str(error), len(self._nodes.seatable()))
-        rate = await self._rates.now()
+            return impossible(str(error), len(everybody))
+        if spec.serve is not None:
+            return offers.quote(spec, spec.serve, model.config, everybody, self._context.config, rate)
         known = await self._outlook.outcomes()
         return quote(spec, model, self._context.config, self._nodes, self._links.map, rate, known)
 

@@ -102,7 +102,9 @@ class Submit:
             await self._jobs.check_owner(earlier, principal(request).account_id)
             spec = (await self._jobs.get(earlier)).spec
             if spec.serve is not None:
-                raise web.HTTPSeeOther(f"/jobs/{spec.model.from_job}/serve", headers={hdrs.CACHE_CONTROL: "no-store"})
+                served = spec.model.from_job
+                way = f"/jobs/{earlier}" if served is None else f"/jobs/{served}/serve"
+                raise web.HTTPSeeOther(way, headers={hdrs.CACHE_CONTROL: "no-store"})
             typed = fill(spec)
         if is_id(start):
             typed |= {

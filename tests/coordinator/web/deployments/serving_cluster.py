@@ -68,7 +68,8 @@ class ServingCluster(Cluster):
         quote = await self.quote(new.spec)
         if quote.problems:
             raise InvalidError(quote.problems[0], "budget")
-        if self._find(new.spec.model.from_job or "").view.model is None and new.spec.model.from_round is None:
+        source, given = new.spec.model.from_job, new.spec.model.from_round
+        if source is not None and given is None and self._find(source).view.model is None:
             raise ConflictError("that job has no finished model", field="model.from_job")
         await self.check_funds(new)
         name = job or f"{next(self._ids):032x}"

@@ -7,8 +7,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import aiohttp
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from coordinator.client import Client, ProblemError, answers
 from coordinator.client.cli import main
@@ -27,6 +30,7 @@ from protocol.job.job import JobSpec, ServeSpec
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.deployments.conftest import ENOUGH, deployed, finished
 from tests.coordinator.web.deployments.serving_cluster import PER_HOUR, QUIET
+from tests.support.special_tokens import KNOWN, written
 
 
 async def cottage(*argv: str) -> int:
@@ -74,6 +78,32 @@ async def test_a_model_is_deployed_with_its_price_and_then_says_how_it_is_asked(
         assert words in said, words
     assert "twice" not in said
     assert not re.search(r"\bround|loss\b", said), "it learns nothing"
+
+
+async def test_the_folder_of_a_model_is_sent_and_answers_without_a_job_that_made_it(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cow"
+    written(KNOWN["qwen 2.5 instruct"], folder)
+    (folder / "model.safetensors").write_bytes(save({"a": np.zeros(2, np.float32)}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 200_000}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert await deploy(house, str(folder), "--budget", "5") == 0
+    made = (await house.cluster.list(1, None))[0]
+    assert (made.name, made.spec.serve, made.spec.model.from_job) == ("cow at homes", ServeSpec(), None)
+    assert made.spec.model.config == {"model_type": "qwen2", "vocab_size": 200_000}
+    assert made.spec.tokenizer.file is not None
+    said = capsys.readouterr()
+    assert "config.json of" in said.err
+    assert "chat/completions" in said.out, "its template goes with it"
+    assert await cottage("deploy", str(folder), "--round", "2", "--yes", "--server", house.url) == 2
+    assert "--round is a checkpoint of a job" in capsys.readouterr().err
+    (folder / "tokenizer.json").unlink()
+    assert await cottage("deploy", str(folder), "--yes", "--server", house.url) == 2
+    assert "has no tokenizer.json: a model answers with its own tokenizer only" in capsys.readouterr().err
+    async with aiohttp.ClientSession() as http, http.get(f"{house.url}/jobs/{made.id}") as answer:
+        page = await answer.text()
+    assert (answer.status, "nodes answer with a model that was sent for it" in page) == (200, True)
 
 
 async def test_without_a_budget_it_is_twice_what_being_ready_costs_and_that_is_told(

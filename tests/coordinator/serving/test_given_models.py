@@ -1,0 +1,106 @@
+"""A model that no job made: its files are uploaded, and nodes answer with it as it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from coordinator.errors import InvalidError, NotFoundError
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
+from coordinator.services.artifacts.model_files import ModelFiles
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ServeSpec, TokenizerSpec
+from protocol.rest.api import JobView, NewJob
+from protocol.serving import MODEL_ARCHIVE
+from tests.coordinator.fakes import digest
+from tests.coordinator.serving.deployed import Deployed, Home
+from tests.coordinator.serving.small_model import small_model
+from tests.coordinator.serving.test_engines import GREEDY, Hall, ask
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("given") / "made")
+
+
+async def asked_for(artifacts: DiskArtifacts, folder: Path, **model: Any) -> JobSpec:
+    """The document that has the folder's model answer."""
+    weights = await artifacts.put_file(folder / "model.safetensors")
+    tokenizer = await artifacts.put_file(folder / "tokenizer.json")
+    config = json.loads((folder / "config.json").read_text())
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    given = ModelSpec(**{"config": config, "weights": weights} | model)
+    return JobSpec(
+        "a cow", given, 10**9, tokenizer=TokenizerSpec("file", file=tokenizer, settings=settings), serve=ServeSpec()
+    )
+
+
+async def here(hall: Hall) -> tuple[Deployed, Home]:
+    """A bench whose files and tools are real, and a node."""
+    bench = Deployed()
+    jobs: Any = bench.parts.jobs
+    jobs._artifacts, jobs._model_files, jobs._models = hall.artifacts, ModelFiles(hall.artifacts), hall.tools
+    return bench, await bench.come(1)
+
+
+async def made(hall: Hall, spec: JobSpec) -> JobView:
+    bench, _ = await here(hall)
+    return await bench.parts.jobs.create(NewJob(spec))
+
+
+async def test_uploaded_files_answer_as_the_folder_does_that_they_are_of(folder: Path, tmp_path: Path) -> None:
+    hall = Hall(tmp_path)
+    spec = await asked_for(hall.artifacts, folder)
+    bench, home = await here(hall)
+    job = (await bench.parts.jobs.create(NewJob(spec))).id
+    await bench.while_time_moves(bench.fund(job))
+    await bench.turn(job)
+    assert home.lease is not None, "a node holds it"
+    archive = home.lease.files[MODEL_ARCHIVE]
+    whole = await hall.archive(folder, tmp_path / "model.zip")
+    for prompt in ("def function_", "def f"):
+        command = ask(prompt, tokens=12, sampling=GREEDY)
+        (text, end), (expected, _) = await hall.said(archive, command), await hall.said(whole, command)
+        assert (text, end.tokens) == (expected, 12)
+    stored = (await bench.parts.jobs.get(job)).spec
+    assert (stored.serve, stored.model.from_job) == (ServeSpec(context=64), None), "as many tokens as it reads"
+    await hall.engines.close()
+
+
+async def test_files_that_are_not_here_or_do_not_fit_are_refused_before_anything_is_paid(
+    folder: Path, tmp_path: Path
+) -> None:
+    hall = Hall(tmp_path)
+    spec = await asked_for(hall.artifacts, folder)
+    lacking = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, weights=digest("lost")))
+    with pytest.raises(NotFoundError, match="no file of weights"):
+        await made(hall, lacking)
+    config = {**(spec.model.config or {}), "num_hidden_layers": 9}
+    with pytest.raises(InvalidError, match="layers"):
+        await made(hall, await asked_for(hall.artifacts, folder, config=config))
+
+
+def document(**fields: Any) -> dict[str, Any]:
+    files = {"config": {"model_type": "llama"}, "weights": "1" * 64}
+    tokenizer = {"kind": "file", "file": "2" * 64}
+    return {"name": "a cow", "model": files, "budget": 1, "serve": {}, "tokenizer": tokenizer} | fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, ""),
+        ({"model": {"preset": "tiny-llama"}}, "give weights and config of a model in model"),
+        ({"model": {"preset": "tiny-llama", "weights": "1" * 64}}, "give weights and config"),
+        ({"tokenizer": {"kind": "bytes"}}, "name its file in tokenizer.file"),
+        ({"tokenizer": {"kind": "file"}}, "name its file in tokenizer.file"),
+        ({"dataset": msgspec.to_builtins(DatasetSpec("3" * 64))}, "leave the datasets out"),
+    ],
+)
+def test_a_document_says_what_answers(fields: dict[str, Any], said: str) -> None:
+    if not said:
+        assert msgspec.convert(document(**fields), JobSpec).serve == ServeSpec()
+        return
+    with pytest.raises(msgspec.ValidationError, match=said):
+        msgspec.convert(document(**fields), JobSpec)
