@@ -26,7 +26,7 @@ Numbers = npt.NDArray[np.float32]
 
 @dataclass
 class OwnSketches:
-    """Of a pass of one's own at one boundary: ``values`` ``[places, NUMBERS]``, and how large they are, ``sizes`` ``[places]``."""
+    """Of a pass of one's own at a boundary: ``values`` ``[places, NUMBERS]``, and how large they are, ``sizes`` ``[places]``."""
 
     values: Numbers
     sizes: Numbers
