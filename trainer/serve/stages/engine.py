@@ -165,7 +165,7 @@ class StageEngine:
                         waits = False
                 except Empty:
                     waits = not self._lead_on()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whoever waits beside raises it
             self._ended.set_exception(error)
         finally:
             if not self._ended.done():

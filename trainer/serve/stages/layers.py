@@ -37,7 +37,7 @@ class StageLayers:
     """One stage's layers with their cache. All on one thread.
 
     Attributes:
-        passes: how many were computed.
+        passes: how many were computed; ``opened``: how many requests were opened.
         requests: those that are open, by number.
     """
 
@@ -48,7 +48,7 @@ class StageLayers:
         self.cache = LayerCache(cut.last - cut.first, size.pages, shape.kv_heads, shape.head_dim, share.device)
         self._sides: tuple[Side, ...] = (*(() if cut.is_first else ("got",)), *(() if cut.is_last else ("sent",)))  # type: ignore[assignment]
         self.requests: dict[int, StageRequest] = {}
-        self.passes = 0
+        self.passes = self.opened = 0
 
     def forget(self) -> None:
         """Drop everything; of requests under way all that was computed is told."""
@@ -94,6 +94,7 @@ class StageLayers:
         if opened.number in self.requests or len(self.requests) >= MAX_CHANGED:
             raise MessageError(f"request {opened.number} is open already, or one too many")
         vectors = sketch_vectors(opened.id, self._share.shape.hidden).to(self._share.device)
+        self.opened += 1
         self.requests[opened.number] = StageRequest(opened, vectors, {side: SketchBook() for side in self._sides})
 
     def _check(self, header: PassHeader) -> None:

@@ -15,7 +15,7 @@ from protocol.models.model import STARTS_TIED, ModelConfigError, ModelShape, res
 from protocol.models.tensor_names import way_in
 from protocol.serving import CACHE_BYTES, LONGEST
 from trainer.errors import WeightsError
-from trainer.serve.loading import ModelWords, load_words
+from trainer.serve.loading import load_words
 from trainer.serve.stages.attention import paged_attention
 from trainer.serve.stages.pages import PAGE, PassPlaces
 from trainer.stage.model import Cut, build_module, check_finite, full_name, head
