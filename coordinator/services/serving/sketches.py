@@ -48,13 +48,18 @@ class AnswerSketches:
         self._expected[request] = _Expected({seat.id: stage for stage, seat in enumerate(seats)}, most)
 
     def take(self, lease: str, report: SketchReport) -> None:
-        """Keep what a stage says, where it is expected."""
+        """Keep what a stage says, where it is expected: of all tokens from the first on, or it could leave out what tells."""
         found = self._expected.get(report.id)
         stage = None if found is None else found.stages.get(lease)
         if found is None or stage is None or (stage, report.side) not in _sides(len(found.stages)):
             return
         size = len(report.values)
-        fits = size <= SKETCH_BYTES * found.most and size % SKETCH_BYTES == 0 and self._kept + size <= MAX_KEPT
+        fits = (
+            report.first == 0
+            and size <= SKETCH_BYTES * found.most
+            and size % SKETCH_BYTES == 0
+            and self._kept + size <= MAX_KEPT
+        )
         if not fits or (stage, report.side) in found.said:
             return
         found.said[stage, report.side] = report
@@ -98,11 +103,6 @@ def _sides(stages: int) -> list[tuple[int, Side]]:
 
 
 def _boundary(found: _Expected, stage: int, layer: int) -> BoundarySketches:
-    """What the two sides of the cut in front of a stage say of the tokens that both speak of; a side alone of all its own."""
+    """What the two sides of the cut in front of a stage say."""
     sent, got = found.said.get((stage - 1, "sent")), found.said.get((stage, "got"))
-    first = max(report.first for report in (sent, got) if report) if sent or got else 0
-    return BoundarySketches(layer, first, _from(sent, first), _from(got, first))
-
-
-def _from(report: SketchReport | None, first: int) -> bytes:
-    return b"" if report is None else report.values[SKETCH_BYTES * (first - report.first) :]
+    return BoundarySketches(layer, 0, sent.values if sent else b"", got.values if got else b"")

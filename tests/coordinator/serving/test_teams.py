@@ -135,7 +135,7 @@ async def test_sketches_are_kept_in_bounds_from_whom_they_are_expected_and_late_
     layers = (Layers(0, 1), Layers(1, 3), Layers(3, 4))
     book.expect("one", seats, 10)
     book.take("a", SketchReport("one", "sent", 0, b"12345678" * 10))
-    book.take("b", SketchReport("one", "got", 2, b"abcdefgh" * 8))
+    book.take("b", SketchReport("one", "got", 0, b"abcdefgh" * 8))
     kept = book.kept
     for who, report in (
         ("a", SketchReport("one", "got", 0, b"12345678")),  # Nobody sends to the first stage.
@@ -145,6 +145,7 @@ async def test_sketches_are_kept_in_bounds_from_whom_they_are_expected_and_late_
         ("b", SketchReport("other", "sent", 0, b"12345678")),
         ("b", SketchReport("one", "sent", 0, b"12345678" * 11)),  # Of more tokens than there can be.
         ("b", SketchReport("one", "sent", 0, b"123")),
+        ("b", SketchReport("one", "sent", 2, b"12345678")),  # It leaves out the first ones.
     ):
         book.take(who, report)
         assert book.kept == kept
@@ -156,7 +157,7 @@ async def test_sketches_are_kept_in_bounds_from_whom_they_are_expected_and_late_
     await clock.advance(2.0)
     boundaries, silent = await waiting
     assert boundaries == (
-        BoundarySketches(1, 2, b"12345678" * 8, b"abcdefgh" * 8),
+        BoundarySketches(1, 0, b"12345678" * 10, b"abcdefgh" * 8),
         BoundarySketches(3, 0, b"ABCDEFGH" * 10, b""),
     )
     assert silent == (2,)
