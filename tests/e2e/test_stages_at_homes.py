@@ -8,13 +8,20 @@ import pytest
 from openai import AsyncOpenAI
 
 from coordinator.client import Client
+from cottage.demo.options import parse
 from cottage.demo.processes import output_of
+from cottage.demo.screen import LineScreen
 from protocol.rest.api import JobNode
-from tests.e2e.test_serving_at_homes import LONG, PROMPTS, SmallRun, say, state_of, trained
+from protocol.serving import GenerateCommand, Sampling
+from tests.e2e.smollm2 import smollm2  # noqa: F401 - a fixture
+from tests.e2e.test_serving_at_homes import LONG, PROMPTS, WORDS, SmallRun, say, state_of, trained
+from tests.trainer.serve.answering import Asking, text_of
+from trainer.serve.engine import Engine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-LOADS_S = 120.0
+LOADS_S = 240.0
+CONTEXT, FEW, MORE = 512, 16, 96
 
 
 async def seats_of(client: Client, deployment: str) -> dict[int, JobNode]:
@@ -23,7 +30,7 @@ async def seats_of(client: Client, deployment: str) -> dict[int, JobNode]:
     return {node.stage: node for node in nodes if node.stage is not None}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_two_homes_answer_together_and_a_third_goes_on_for_one_that_dies(tmp_path: Path) -> None:
     async with trained(tmp_path / "network", nodes=3) as (run, job):
         web, server = run.network.web, ["--server", run.network.web]
@@ -44,7 +51,8 @@ async def test_two_homes_answer_together_and_a_third_goes_on_for_one_that_dies(t
                     assert there == here, f"{prompt} at {temperature}: token for token"
                     names |= set(nodes)
             assert len(names) == 2, "both have answered each of them"
-            await in_mid_answer(run, client, program, job, deployment)
+            long = [(await say(program, job, prompt, 1.0, LONG))[0] for prompt in PROMPTS[:2]]
+            await in_mid_answer(run, client, program, deployment, long)
             here, _ = await say(program, job, PROMPTS[0], 1.0)
             there, nodes = await say(program, deployment, PROMPTS[0], 1.0)
             assert there == here
@@ -65,12 +73,51 @@ async def test_two_homes_answer_together_and_a_third_goes_on_for_one_that_dies(t
         assert "sum" in checked
 
 
-async def in_mid_answer(run: SmallRun, client: Client, program: AsyncOpenAI, job: str, deployment: str) -> None:
+async def of_one_process(model: Path, *commands: GenerateCommand) -> dict[str, str]:
+    """What the whole model says, by request."""
+    asking = Asking()
+    async with Engine(model, 1, asking.say, context=CONTEXT) as engine:
+        found = await asking.over(engine, *commands)
+    return {request: text_of(said) for request, said in found.items()}
+
+
+@pytest.mark.timeout(1800)
+async def test_a_model_that_people_use_is_held_by_two_homes_and_a_third(smollm2: Path, tmp_path: Path) -> None:  # noqa: F811
+    asked = [
+        GenerateCommand(
+            f"{prompt} {temperature} {tokens}", prompt, tokens=tokens, sampling=Sampling(temperature, seed=7)
+        )
+        for prompt in PROMPTS[:2]
+        for temperature, tokens in ((0.0, FEW), (1.0, FEW), (1.0, MORE))
+    ]
+    right = await of_one_process(smollm2, *asked)
+    async with SmallRun(parse([*WORDS, "3", "--dir", str(tmp_path / "network")]), LineScreen()) as run:
+        await run._start()
+        web, server = run.network.web, ["--server", run.network.web]
+        limits = ["--stages", "2", "--hours", "1", "--context", str(CONTEXT)]
+        said = await output_of(["-m", "cottage", "deploy", str(smollm2), *limits, "--yes", *server], tmp_path)
+        deployment = re.findall(r"[0-9a-f]{32}", said)[0]
+        async with Client(web) as client, AsyncOpenAI(base_url=f"{web}/v1", api_key="none") as program:
+            for prompt in PROMPTS[:2]:
+                for temperature in (0.0, 1.0):
+                    there, _ = await say(program, deployment, prompt, temperature, FEW)
+                    assert there == right[f"{prompt} {temperature} {FEW}"], f"{prompt} at {temperature}"
+            long = [right[f"{prompt} 1.0 {MORE}"] for prompt in PROMPTS[:2]]
+            await in_mid_answer(run, client, program, deployment, long, MORE)
+            await output_of(["-m", "cottage", "stop", deployment, *server], tmp_path)
+            view = await state_of(client, deployment, "settled", LOADS_S)
+        assert view.serving is not None
+        assert (view.serving.wrong, view.serving.checked > 0) == (0, True)
+        assert view.paid > 0
+
+
+async def in_mid_answer(
+    run: SmallRun, client: Client, program: AsyncOpenAI, deployment: str, right: list[str], tokens: int = LONG
+) -> None:
     """Kill the home with the last layers while it answers: the free one takes its place, and no token is another."""
-    right = [(await say(program, job, prompt, 1.0, LONG))[0] for prompt in PROMPTS[:2]]
     last = (await seats_of(client, deployment))[1]
     begun = asyncio.Event()
-    asked = [asyncio.create_task(say(program, deployment, one, 1.0, LONG, begun)) for one in PROMPTS[:2]]
+    asked = [asyncio.create_task(say(program, deployment, one, 1.0, tokens, begun)) for one in PROMPTS[:2]]
     await begun.wait()
     await asyncio.sleep(0.3)
     victim = next(provider for provider in run.network.providers if provider.key.address == last.node)
