@@ -21,6 +21,8 @@ from protocol.job.job import ServeSpec
 from protocol.plan import MAX_REPLICAS
 from protocol.task import Layers
 
+HALF_S = 600.0  # For so long nodes of a replica wait, unpaid, for one in the place of another.
+
 
 def memory_needed(work: UnitOfWork) -> Needed:
     """What the nodes of a replica need, by stage."""
@@ -35,12 +37,14 @@ class ReplicaStaffing:
         self._nodes = nodes
         self._links = links
         self._told: dict[str, str] = {}
+        self._halves: dict[str, dict[int, float]] = {}  # Of each job the replicas with a seat to fill, and since when.
         self._broken: dict[str, Counter[str]] = {}  # Of each job, how many replicas that fell silent a node was of.
 
     def forget(self, job: str) -> None:
         """A job is over."""
         self._told.pop(job, None)
         self._broken.pop(job, None)
+        self._halves.pop(job, None)
 
     def let_go(self, work: UnitOfWork, asked: str, why: str) -> None:
         """A replica does not answer. One node is at fault for it. Of several nobody knows which one hangs: all of them go, none
@@ -68,20 +72,28 @@ class ReplicaStaffing:
         stages = None if work.run is None else len(work.run.layers)
         gaps = {} if stages is None else _gaps(work, stages)
         missing = _serve(work).replicas - len({lease.replica for lease in work.leases.values()})
-        if not gaps and missing <= 0:
-            return
+        if not gaps:
+            self._halves.pop(work.job.id, None)
+            if missing <= 0:
+                return
         free = self._free(work)
         planned = self._first(work, free) is not None
         able = await self._able(work, free) if free and (work.run is not None or planned) else []
         for number, lost in gaps.items():
             near = [lease.node for lease in work.leases.values() if lease.replica == number]
             able = self._grant(work, number, self._team(work, lost, able, near), able)
-        if stages is not None and len(still := _gaps(work, stages)) > 1:
-            last = max(still)
-            seats = [lease for lease in work.leases.values() if lease.replica == last]
-            for seat in seats:
-                work.end(seat.id, "replaced", "its replica is not whole: its node is free for another one")
+        if stages is not None:
+            self._break_up(work, stages)
         self._begin(work, able, missing, owed)
+
+    def _break_up(self, work: UnitOfWork, stages: int) -> None:
+        """Free the nodes of a replica that stays without some seat: at once where they may complete another one."""
+        still, before = _gaps(work, stages), self._halves.get(work.job.id, {})
+        self._halves[work.job.id] = halves = {number: before.get(number, work.now) for number in still}
+        for number, since in halves.items():
+            if (len(still) > 1 and number == max(still)) or work.now - since > HALF_S:
+                for seat in [lease for lease in work.leases.values() if lease.replica == number]:
+                    work.end(seat.id, "replaced", "its replica is not whole, and nobody is free for it")
 
     def _begin(self, work: UnitOfWork, able: list[Candidate], missing: int, owed: Collection[int | None]) -> None:
         """New replicas, as far as there are nodes for them."""

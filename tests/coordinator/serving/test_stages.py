@@ -7,6 +7,7 @@ from coordinator.domain import pricing
 from coordinator.domain import serving as rules
 from coordinator.domain.job import JobAction, JobState
 from coordinator.errors import InvalidError
+from coordinator.services.serving.seating import HALF_S
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, EventRecord, RoundRecord
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
@@ -136,6 +137,27 @@ async def test_with_another_replica_the_answer_goes_on_there_at_once_and_a_pair_
     view = await bench.parts.jobs.get(job)
     assert view.serving is not None
     assert view.serving.ready == 1, "two halves that are left are one replica"
+
+
+async def test_who_is_left_of_a_replica_is_free_again_when_nobody_comes_for_its_other_seat() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2)
+    job = await bench.deploy()
+    first, last = by_stage(homes)
+    assert last.lease is not None
+    await last.vanish()
+    async with bench.desk(job) as work:
+        work.end(last.lease.lease, "expired", "it is gone")
+    await bench.turn(job)
+    assert first.lease is not None, "somebody may come"
+    assert (await bench.stored(job)).state is JobState.PLANNED
+    await bench.pass_time(HALF_S + 10.0, 5.0)
+    await bench.turn(job)
+    assert first.lease is None
+    await halves(bench, 3)
+    await bench.turn(job)
+    assert first.lease is not None
+    assert (await bench.stored(job)).state is JobState.RUNNING
 
 
 async def test_it_waits_for_enough_nodes_says_so_and_keeps_its_cut() -> None:
