@@ -209,18 +209,17 @@ class PassLead:
         ready = [one for one in self._running.values() if one.left and not one.drawing]
         going = sorted((one for one in ready if one.goes_on), key=lambda one: one.since)
         share = -(-sum(one.drawing or one.goes_on for one in self._running.values()) // self._most_under_way)
-        going, begun = going[:share], [one for one in ready if not one.goes_on]
         rows, tokens, drawing = list[PassRow](), list[int](), list[DrawingRow]()
-        for index, answer in enumerate((*going, *begun)):
+        for answer in (*going, *(one for one in ready if not one.goes_on)):
             room = BATCH - len(tokens)
-            if not room or answer.number is None:
+            if not room or answer.number is None or (answer.goes_on and len(rows) >= share):
                 continue
             count = min(answer.left, room)
             draws = count == answer.left
-            spare = (GUESSED - len(tokens)) // (len(going) - index) - 1 if index < len(going) else 0
+            spare = (GUESSED - len(tokens)) // (min(share, len(going)) - len(rows)) - 1 if answer.goes_on else 0
             drafts = self._drafts(answer, min(spare, room - count))
             if not self._reach(answer, count + len(drafts), rows):
-                continue
+                continue  # Others go on meanwhile, and leave pages.
             rows.append(PassRow(answer.number, answer.fed, count + len(drafts), draws, drafts))
             tokens += [*answer.so_far.tokens[answer.fed : answer.fed + count], *drafts]
             answer.fed += count
