@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol.codec import MessageError
-from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, TextReport
+from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, TextReport, TokenLogprob
 from trainer.errors import DataError
 from trainer.serve.requests import AskedAnswer, Requests
 from trainer.serve.stages.drafts import DraftedAnswer
@@ -252,7 +252,8 @@ class PassLead:
         count = len(tokens)
         if count > len(row.drafts) + 1 or tokens[:-1] != row.drafts[: count - 1]:
             raise MessageError("what was drawn does not follow from its drafts")
-        self._requests.check_known(tokens, "what was drawn")
+        noted = [one for told_of in told.noted for one, _ in (told_of.own, *told_of.likeliest)]
+        self._requests.check_known([*tokens, *noted], "what was drawn")
         likeliest = answer.command.likeliest
         if len(told.noted) != (0 if likeliest is None else count):
             raise MessageError("what was drawn does not say how likely it was")
@@ -267,10 +268,11 @@ class PassLead:
         if answer.number == row.number:
             answer.fed = len(answer.so_far.tokens) - 1
         said = len(new) - (new[-1] in self._ends)
-        noting = answer.asked.likelihoods
-        for noted in told.noted[:said] if noting is not None else ():
-            noting.add(noted.own, list(noted.likeliest))
-        likely = () if noting is None else noting.take(said, self._requests.tokenizer)
+        likely: tuple[TokenLogprob, ...] = ()
+        if (noting := answer.asked.likelihoods) is not None:
+            for one in told.noted[:said]:
+                noting.add(one.own, list(one.likeliest))
+            likely = noting.take(said, self._requests.tokenizer)
         self._say(TextReport(answer.command.id, text, new, likely))
         if answer.asked.text.reason is not None:
             self._over(answer, len(answer.so_far.tokens) - 1)
