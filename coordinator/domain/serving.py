@@ -243,7 +243,7 @@ class Blame(msgspec.Struct, frozen=True):
 
     Attributes:
         guilty: it made the answer wrong: it loses what is not verified, its place in the job and its standing.
-        apart: two that contradict each other: they lose what is not verified, and share no replica any more.
+        apart: two of which one lies: they lose what is not verified, and share no replica any more.
         silent: those that have not said what would tell: they lose what is not verified, and this seat.
     """
 
@@ -260,15 +260,19 @@ class Blame(msgspec.Struct, frozen=True):
 def blame(seats: int, stages: Sequence[int], silent: Sequence[int]) -> Blame:
     """Whose a wrong answer is.
 
+    Where every cut is right, the last stage is named, which draws. But the first one tells it how to draw, and tells the
+    coordinator what was drawn, so it may be either.
+
     Args:
         seats: how many made it. stages: those that its check names.
-        silent: those that have not said what crossed: their words may have been lost with a connection.
+        silent: those that have not said all that crossed: their words may have been lost with a connection, or the first stage
+            may have closed the request for them too early.
     """
     if seats == 1:
         return Blame(guilty=(0,))
     named = tuple(sorted({stage for stage in stages if stage < seats}))
     if len(named) == 1 and named[0] not in silent:
-        return Blame(guilty=named)
+        return Blame(guilty=named) if named[0] < seats - 1 else Blame(apart=(0, seats - 1))
     if len(named) == 2:
         return Blame(apart=named)
     return Blame(silent=named or tuple(silent))

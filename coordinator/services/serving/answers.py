@@ -104,7 +104,7 @@ class DrawnAnswer:
     Attributes:
         seats: who made it, by stage. ``layers``: what each of them holds.
         until: on the coordinator's clock; what stages say of it later than that does not count.
-        silent: stages that have not said what crossed between them and their neighbours.
+        silent: stages that have not said all of what crossed between them and their neighbours.
     """
 
     job: str

@@ -293,7 +293,7 @@ class Deployments:
         if blame.apart:
             one, other = (drawn.seats[stage].node for stage in blame.apart)
             work.change_run(apart=tuple(dict.fromkeys((*work.run.apart, (one, other)))))
-            why = f"nodes {one} and {other} contradict each other about it"
+            why = f"node {one} or node {other} made it so: they hold no replica together any more"
         elif blame.silent:
             nodes = " and ".join(drawn.seats[stage].node for stage in blame.silent)
             why = f"node {nodes} has not said what crossed"

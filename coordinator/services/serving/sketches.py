@@ -76,7 +76,7 @@ class AnswerSketches:
     async def boundaries(
         self, request: str, layers: Sequence[Layers], until: float
     ) -> tuple[tuple[BoundarySketches, ...], tuple[int, ...]]:
-        """What is said of each cut, and the stages that have not said all that they had to; late ones are waited for.
+        """What is said of each cut, and the stages that say nothing of some side, or less than others; late ones are waited for.
 
         Args:
             until: on the clock; then it is too late.
@@ -90,7 +90,9 @@ class AnswerSketches:
         except TimeoutError:
             pass
         self.drop(request)
-        silent = sorted({stage for stage, side in _sides(len(layers)) if (stage, side) not in found.said})
+        longest = max((len(report.values) for report in found.said.values()), default=1)
+        whole = {side for side, report in found.said.items() if len(report.values) == longest}
+        silent = sorted({stage for stage, side in _sides(len(layers)) if (stage, side) not in whole})
         cuts = [_boundary(found, stage, layers[stage].first) for stage in range(1, len(layers))]
         return tuple(cuts), tuple(silent)
 
