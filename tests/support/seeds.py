@@ -26,7 +26,8 @@ def thin_out(items: Iterable[pytest.Item]) -> None:
     """Of the cases of a test with the marker ``one_in(n)`` mark all but each ``n``-th long, from the first on."""
     cases: Counter[str] = Counter()
     for item in items:
-        if (marker := item.get_closest_marker("one_in")) is None:
+        marker = item.get_closest_marker("one_in")
+        if marker is None or item.get_closest_marker("long"):
             continue
         (nth,) = marker.args
         name = item.nodeid.partition("[")[0]
