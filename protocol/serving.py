@@ -22,6 +22,8 @@ MAX_SAID = 256  # Reports of a process that are told at a time.
 MODEL_ARCHIVE = "model.zip"  # The model's folder, of a job that answers.
 MAX_LINE = 2 * MAX_MESSAGE  # A request of a whole conversation.
 SKETCH_BYTES = 8  # Of what crossed from one stage to the next at a token.
+MAX_EMBEDDED = 2048  # Texts of a request for embeddings, as OpenAI's API has it.
+MAX_VECTOR = 1 << 16  # Bytes of an embedding; the widest models in use have half as many.
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -119,7 +121,32 @@ class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     boundaries: Annotated[tuple[BoundarySketches, ...], Meta(max_length=64)] = ()
 
 
-EngineCommand = GenerateCommand | CancelCommand | CheckCommand
+EmbeddedText = Annotated[str, Meta(max_length=MAX_TEXT)] | Tokens
+"""A text, or its tokens."""
+EmbeddedTexts = Annotated[tuple[EmbeddedText, ...], Meta(min_length=1, max_length=MAX_EMBEDDED)]
+TokenCounts = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_TOKENS)], ...], Meta(max_length=MAX_EMBEDDED)]
+Vectors = Annotated[tuple[Annotated[bytes, Meta(max_length=MAX_VECTOR)], ...], Meta(max_length=MAX_EMBEDDED)]
+
+
+class EmbedCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="embed"):
+    """Texts to make embeddings of: of each the mean of its tokens' last hidden states, divided by its length (L2)."""
+
+    id: RequestId
+    texts: EmbeddedTexts
+
+
+class CheckEmbeddingsCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check_embeddings"):
+    """Whether this model makes these ``vectors``, as ``EmbeddedReport`` has them, of so many ``tokens``."""
+
+    id: RequestId
+    asked: EmbedCommand
+    tokens: TokenCounts
+    vectors: Vectors
+
+
+AskCommand = GenerateCommand | EmbedCommand
+AnswerCheck = CheckCommand | CheckEmbeddingsCommand
+EngineCommand = GenerateCommand | CancelCommand | CheckCommand | EmbedCommand | CheckEmbeddingsCommand
 
 
 class ReadyReport(msgspec.Struct, frozen=True, tag="ready"):
@@ -151,8 +178,18 @@ class TextReport(msgspec.Struct, frozen=True, tag="text"):
     logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_TOKENS)] = ()
 
 
+class EmbeddedReport(msgspec.Struct, frozen=True, tag="embedded"):
+    """Embeddings of the next texts, in order: of each how many ``tokens`` it has, and its vector, float32, little-endian."""
+
+    id: RequestId
+    tokens: TokenCounts
+    vectors: Vectors
+
+
 class AnsweredReport(msgspec.Struct, frozen=True, tag="answered"):
     """The end of an answer: the model or a text of ``stops`` ended it (``stop``), or it is as long as it may be (``length``).
+
+    Embeddings end with ``stop``, and have no ``tokens``.
 
     ``prompt`` and ``tokens``: how many, those that were ``begun`` among them. ``calls``: of functions among the request's
     ``tools``; their text is no part of the answer. ``nodes``: names of those that answered, which the coordinator fills in.
@@ -179,7 +216,8 @@ class CheckedReport(msgspec.Struct, frozen=True, tag="checked"):
 
     Attributes:
         wrong: what is not as the model says it, in words; empty: it all is.
-        worst: by how many nats the token that is furthest from its draw is behind it (0: none is).
+        worst: by how many nats the token that is furthest from its draw is behind it (0: none is). Of embeddings: how far the
+            furthest one is from the model's, both of length 1.
         stages: of a wrong answer that several stages made: who can have done it. One: it did; two: one of them lies about what
             crossed between them.
     """
@@ -200,4 +238,5 @@ class SketchReport(msgspec.Struct, frozen=True, tag="sketches"):
     values: Sketches
 
 
-EngineReport = ReadyReport | TextReport | AnsweredReport | RefusedReport | CheckedReport | SketchReport
+AnswerReport = TextReport | EmbeddedReport | AnsweredReport
+EngineReport = ReadyReport | TextReport | EmbeddedReport | AnsweredReport | RefusedReport | CheckedReport | SketchReport
