@@ -3,6 +3,7 @@
 Beside the coordinator that is JSON, a line each; at a node it goes with what its task is told and says (``protocol.task``).
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,6 +19,7 @@ CACHE_BYTES = 1 << 30  # Of keys and values, of all answers together.
 MAX_LIKELIEST = 20
 MAX_TOKEN_TEXT = 1000
 MAX_CALLS = 256  # Of functions, in an answer.
+MAX_FUNCTION = 200  # Characters of a function's name that is asked for.
 MAX_SAID = 256  # Reports of a process that are told at a time.
 MODEL_ARCHIVE = "model.zip"  # The model's folder, of a job that answers.
 MAX_LINE = 2 * MAX_MESSAGE  # A request of a whole conversation.
@@ -47,6 +49,26 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
 
 
+class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which functions among a request's ``tools`` the model calls.
+
+    Attributes:
+        forced: the answer is calls, of any of them or of the one with this ``name``; their arguments keep to their schemas.
+            Else the model calls whatever it will.
+        several: more than one call.
+    """
+
+    forced: bool = False
+    name: Annotated[str, Meta(max_length=MAX_FUNCTION)] = ""
+    several: bool = True
+
+
+def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What one of ``tools`` says of its function, as far as it says any."""
+    found = tool.get("function")
+    return found if isinstance(found, Mapping) else {}
+
+
 class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="generate"):
     """Text to go on with, or messages to answer.
 
@@ -54,7 +76,8 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         messages: for the model's chat template, with ``tools`` and further ``words`` of it; empty: ``prompt`` is gone on with.
         tokens: of the answer at most; None: as many as the model can read.
         stops: texts that end the answer, and are no part of it.
-        schema: a JSON schema that the answer keeps to; None: it is free.
+        choice: of ``tools``.
+        schema: a JSON schema that the answer keeps to, where it is not forced to be calls; None: it is free.
         likeliest: tell how likely each token was, and so many of the likeliest at its place; None: tell nothing of it.
         begun: tokens of the answer that another process has drawn: it goes on behind them, and their text is not told again.
     """
@@ -72,6 +95,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     ] = ()
     likeliest: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
     begun: Tokens = ()
+    choice: ToolChoice = ToolChoice()
 
 
 class CancelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cancel"):

@@ -6,6 +6,7 @@ from protocol.serving import RefusedReport
 _FIELDS = {
     "bad-schema": "response_format",
     "bad-text": "input",
+    "bad-tools": "tools",
     "no-embeddings": "model",
     "no-template": "messages",
     "no-tools": "tools",

@@ -281,6 +281,10 @@ class Leavings:
         if said == "fail":
             yield TextReport("1", "So")
             raise UnavailableError("the model failed")
+        if command.choice.forced:
+            called = FunctionCall(command.choice.name or "sum", '{"a": 3}')
+            yield AnsweredReport("1", "stop", 7, 9, (called,) * (2 if command.choice.several else 1))
+            return
         if said == "call sum" and command.tools:
             yield AnsweredReport("1", "stop", 7, 9, (FunctionCall("sum", '{"a": 2}'),))
             return

@@ -45,6 +45,16 @@ async def test_langchain_is_answered(house: House) -> None:
     assert "".join([piece.content async for piece in model.astream("to be")]) == " to be"
 
 
+async def test_langchain_has_answers_in_a_form_that_is_a_call(house: House) -> None:
+    chat_openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed").ChatOpenAI
+    job = await started(house)
+    model = chat_openai(base_url=f"{house.url}/v1", api_key="none", model=job, max_retries=0)
+    form = {"title": "sum", "description": "Adds.", "type": "object", "properties": {"a": {"type": "integer"}}}
+    assert await model.with_structured_output(form, method="function_calling").ainvoke("Any.") == {"a": 3}
+    asked = await model.bind_tools([form], tool_choice="required", parallel_tool_calls=False).ainvoke("Any.")
+    assert [(call["name"], call["args"]) for call in asked.tool_calls] == [("sum", {"a": 3})]
+
+
 async def test_langchain_has_embeddings(house: House) -> None:
     kind = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed").OpenAIEmbeddings
     job = await started(house)
