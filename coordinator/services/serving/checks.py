@@ -10,7 +10,7 @@ from coordinator.services.core.unit_of_work import JobDesk
 from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.homes import DrawnAnswer, Homes
 from protocol.ids import Digest
-from protocol.serving import MODEL_ARCHIVE, CheckCommand, CheckedReport
+from protocol.serving import MODEL_ARCHIVE, AnswerCheck, CheckedReport
 
 CHECK_S = 300.0  # For loading the model and one pass.
 
@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 class AnswerDrawer(Protocol):
     """Runs a model somewhere else: the coordinator never imports torch."""
 
-    async def check(self, archive: Digest, command: CheckCommand, seconds: float) -> CheckedReport:
+    async def check(self, archive: Digest, command: AnswerCheck, seconds: float) -> CheckedReport:
         """Draw an answer again; raises CottageError."""
 
 

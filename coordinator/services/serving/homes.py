@@ -23,15 +23,22 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
+from coordinator.services.serving.embeddings import EmbeddingsUnderWay, some_of
 from coordinator.services.serving.refusals import error_of
-from protocol.codec import MAX_MESSAGE, encode
+from protocol.codec import MAX_MESSAGE
 from protocol.node import Command
 from protocol.serving import (
     LONGEST,
     MAX_LINE,
+    AnswerCheck,
     AnsweredReport,
+    AnswerReport,
+    AskCommand,
     CancelCommand,
     CheckCommand,
+    CheckEmbeddingsCommand,
+    EmbedCommand,
+    EmbeddedReport,
     EndReason,
     EngineReport,
     FunctionCall,
@@ -95,10 +102,48 @@ class _Answer:
         """Tokens that it may have."""
         return min(self.command.tokens or self.context, self.context)
 
+    @property
+    def done(self) -> int:
+        """Tokens that it has."""
+        return len(self.tokens)
+
+    def asks(self, request: str) -> GenerateCommand:
+        """What the next node is asked."""
+        return msgspec.structs.replace(self.command, id=request, begun=tuple(self.tokens))
+
+    def takes(self, report: EngineReport) -> bool:
+        """Take a piece; False: no model says so."""
+        if not isinstance(report, TextReport) or self.done + len(report.tokens) > self.limit:
+            return False
+        self.tokens += report.tokens
+        return True
+
+    def check(
+        self,
+        request: str,
+        first: int,
+        text: str,
+        reason: EndReason | None,
+        prompt: int | None,
+        calls: tuple[FunctionCall, ...],
+    ) -> CheckCommand:
+        """The question whether a node's part, from the ``first`` token on, is right."""
+        tokens = tuple(self.tokens)
+        asked = msgspec.structs.replace(self.command, id=request, begun=tokens[:first])
+        return CheckCommand(request, asked, tokens[first:], text, reason, prompt, calls, self.context)
+
+    def usage(self, first: int, prompt: int | None) -> NodeUsage:
+        """What a node's part counts as."""
+        return NodeUsage(1, prompt or 0, self.done - first)
+
+
+_Asked = _Answer | EmbeddingsUnderWay
+
 
 @dataclass
 class _Part:
-    """One node's part of an answer. ``first``: the answer's tokens that came before; ``most``: reports that it can have."""
+    """One node's part of an answer. ``first``: tokens of the answer, or embeddings, that came before; ``most``: reports that it
+    can have."""
 
     home: _Home
     request: str
@@ -112,11 +157,13 @@ class _Part:
     characters: int = 0
     tokens: int = 0
 
-    def takes(self, report: EngineReport) -> bool:
+    def has_room(self, report: EngineReport) -> bool:
         """Whether there may be one more report; who listens may be slow, and what waits for it is in memory."""
         self.said += 1
         if isinstance(report, TextReport):
             self.characters, self.tokens = self.characters + len(report.text), self.tokens + len(report.tokens)
+        elif isinstance(report, EmbeddedReport):
+            self.tokens += len(report.vectors)
         return self.said <= self.most and self.tokens <= self.most and self.characters <= MOST_TEXT * (self.tokens + 4)
 
 
@@ -128,7 +175,7 @@ class DrawnAnswer:
     lease: str
     node: str
     period: int
-    check: CheckCommand
+    check: AnswerCheck
 
 
 class Homes:
@@ -158,9 +205,7 @@ class Homes:
 
     # --- requests ---------------------------------------------------------------------------------------------------------
 
-    async def generate(
-        self, job: Job, command: GenerateCommand, seconds: float
-    ) -> AsyncGenerator[TextReport | AnsweredReport]:
+    async def generate(self, job: Job, command: AskCommand, seconds: float) -> AsyncGenerator[AnswerReport]:
         """Pieces of an answer as they come, and its end. Whoever stops listening ends it.
 
         Args:
@@ -171,10 +216,8 @@ class Homes:
         """
         if job.id not in self._periods or job.spec.serve is None:
             raise _closed(job.id, job.state)
-        if len(encode(command)) > _MESSAGE_ROOM:
-            raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", "messages")
+        answer = _asked(command, job.spec.serve.context or LONGEST)
         self._asked[job.id] = self._context.clock.now()
-        answer = _Answer(command, job.spec.serve.context or LONGEST)
         until = self._context.clock.now() + seconds
         while True:
             home = await self._taken(job.id, answer, until)
@@ -191,20 +234,20 @@ class Homes:
                     f"{answer.failures} nodes could not answer this request: change it, or try again"
                 )
 
-    async def _said_by(self, part: _Part, answer: _Answer, until: float) -> AsyncIterator[TextReport | AnsweredReport]:
+    async def _said_by(self, part: _Part, answer: _Asked, until: float) -> AsyncIterator[AnswerReport]:
         """What a node says of an answer; it ends without an end where another one has to go on."""
         while (report := await self._next(part, answer, until)) is not None:
             match report:
-                case TextReport(text=text, tokens=tokens):
-                    if len(answer.tokens) + len(tokens) > answer.limit:
+                case TextReport() | EmbeddedReport():
+                    if not answer.takes(report):
                         part.counted = True  # No model says so.
                         self._failed(part, answer)
                         return
-                    answer.tokens += tokens
-                    part.text += text
+                    part.text += report.text if isinstance(report, TextReport) else ""
                     yield report
                 case AnsweredReport():
-                    yield self._ended(part, answer, report)
+                    if (end := self._ended(part, answer, report)) is not None:
+                        yield end
                     return
                 case RefusedReport(code="failed" | "busy" | "bad-begun" | "unknown-token" | "flood" as code):
                     part.counted = code == "flood"
@@ -215,18 +258,19 @@ class Homes:
                 case _:
                     pass
 
-    def _failed(self, part: _Part, answer: _Answer) -> None:
+    def _failed(self, part: _Part, answer: _Asked) -> None:
         """A node cannot do it, or says what no model says."""
         answer.tried.add(part.home.lease.id)
         answer.failures += 1
         part.home.failures += 1
         self._context.metrics.count("answers_failed_total")
 
-    async def _next(self, part: _Part, answer: _Answer, until: float) -> EngineReport | None:
+    async def _next(self, part: _Part, answer: _Asked, until: float) -> EngineReport | None:
         """The next report; None: another node has to go on, since this one is gone, or silent while another could."""
         clock = self._context.clock
         while True:
-            patience = rules.SILENCE_S if part.heard else rules.FIRST_SILENCE_S
+            begun = part.heard and isinstance(answer, _Answer)  # Each batch of embeddings is computed anew.
+            patience = rules.SILENCE_S if begun else rules.FIRST_SILENCE_S
             left = until - clock.now()
             try:
                 async with clock.timeout(max(0.0, min(patience, left))):
@@ -246,47 +290,53 @@ class Homes:
                 self._context.metrics.count("answers_moved_total")
             return report
 
-    def _ended(self, part: _Part, answer: _Answer, report: AnsweredReport) -> AnsweredReport:
-        """Count an answer that has ended, and have it drawn again where the lot falls on it."""
-        tokens, prompt = tuple(answer.tokens), min(report.prompt, answer.context)
+    def _ended(self, part: _Part, answer: _Asked, report: AnsweredReport) -> AnsweredReport | None:
+        """Count what has ended, and have it drawn again where the lot falls on it; None: another node goes on with the rest."""
+        tokens, prompt = answer.done, min(report.prompt, answer.context)
+        if isinstance(answer, EmbeddingsUnderWay):
+            if answer.ends() is None:
+                self._failed(part, answer)
+                return None
+            tokens, prompt = 0, answer.prompt
         part.home.failures = 0
         self._context.metrics.count("answers_total")
         self._count(part, answer, report.reason, prompt, report.calls)
-        return msgspec.structs.replace(report, prompt=prompt, tokens=len(tokens), nodes=tuple(answer.nodes))
+        if isinstance(answer, EmbeddingsUnderWay) and not answer.ends():
+            return None
+        return msgspec.structs.replace(report, prompt=prompt, tokens=tokens, nodes=tuple(answer.nodes))
 
     def _count(
         self,
         part: _Part,
-        answer: _Answer,
+        answer: _Asked,
         reason: EndReason | None = None,
         prompt: int | None = None,
         calls: tuple[FunctionCall, ...] = (),
     ) -> None:
         """Count what a node drew itself; without a ``reason`` it was cut off, and has said nothing of the prompt."""
-        part.counted, home, tokens = True, part.home, tuple(answer.tokens)
-        own = tokens[part.first :]
-        if reason is None and not own:
+        part.counted, home = True, part.home
+        if reason is None and answer.done == part.first:
             return
-        asked = msgspec.structs.replace(answer.command, id=part.request, begun=tokens[: part.first])
-        check = CheckCommand(part.request, asked, own, part.text, reason, prompt, calls, answer.context)
+        check = answer.check(part.request, part.first, part.text, reason, prompt, calls)
         if len(said := msgspec.json.encode(check)) > MAX_LINE:
             return  # Nobody could draw it again, so nobody is paid for it; no model says so much.
-        home.usage += NodeUsage(1, prompt or 0, len(own))
+        home.usage += answer.usage(part.first, prompt)
         home.leaves.append(sha256(said).digest())
         self._draw(home, check)
 
-    def _draw(self, home: _Home, check: CheckCommand) -> None:
+    def _draw(self, home: _Home, check: AnswerCheck) -> None:
         lot = int.from_bytes(self._context.entropy(4))
         if not rules.is_drawn(home.checked, lot) or self._unchecked.total() >= MAX_UNCHECKED:
             return
         home.checked += 1
         period = self._periods.get(home.lease.job, 0)
         self._unchecked[home.lease.id, period] += 1
+        check = some_of(check, self._context.entropy) if isinstance(check, CheckEmbeddingsCommand) else check
         self.drawn.put_nowait(DrawnAnswer(home.lease.job, home.lease.id, home.lease.node, period, check))
 
     # --- who answers ------------------------------------------------------------------------------------------------------
 
-    async def _taken(self, job: str, answer: _Answer, until: float) -> _Home:
+    async def _taken(self, job: str, answer: _Asked, until: float) -> _Home:
         """A node that has room, the longest waiting first."""
         queue, turn = self._waiting[job], asyncio.Event()
         if len(queue) >= rules.MAX_WAITING:
@@ -326,13 +376,13 @@ class Homes:
         if self._waiting.get(job):
             self._waiting[job][0].set()
 
-    def _begin(self, home: _Home, answer: _Answer) -> _Part:
+    def _begin(self, home: _Home, answer: _Asked) -> _Part:
         # Of another process than the one before, whose requests nodes may still be at.
         self._process = self._process or self._context.entropy(4).hex()
         request = f"{self._process}-{next(self._numbers)}"
-        part = _Part(home, request, len(answer.tokens), answer.limit + ROOM)
+        part = _Part(home, request, answer.done, answer.limit + ROOM)
         self._parts[home.lease.id, part.request] = part
-        command = msgspec.structs.replace(answer.command, id=part.request, begun=tuple(answer.tokens))
+        command = answer.asks(part.request)
         home.asked = self._context.clock.now()
         session = self._nodes.session(home.lease.node)
         if session is None:
@@ -343,7 +393,7 @@ class Homes:
             session.send(Command(home.lease.id, home.lease.fence, AskModel(command)))
         return part
 
-    def _over(self, part: _Part, answer: _Answer) -> None:
+    def _over(self, part: _Part, answer: _Asked) -> None:
         """This node's part is over; it need not go on."""
         home = part.home
         home.answering -= 1
@@ -371,7 +421,7 @@ class Homes:
             part = self._parts.get((lease.id, getattr(report, "id", "")))
             if part is None:
                 continue
-            taken = part.takes(report)
+            taken = part.has_room(report)
             part.reports.put_nowait(
                 report if taken else RefusedReport(part.request, "flood", "more than was asked for")
             )
@@ -513,6 +563,15 @@ class Homes:
             self._is_silent(home)
         finally:
             self._over(part, answer)
+
+
+def _asked(command: AskCommand, context: int) -> _Asked:
+    """A request that has not begun; raises InvalidError where no message holds it."""
+    longest = max(command.texts, key=len) if isinstance(command, EmbedCommand) else command
+    if len(msgspec.msgpack.encode(longest)) > _MESSAGE_ROOM:
+        field = "input" if isinstance(command, EmbedCommand) else "messages"
+        raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", field)
+    return EmbeddingsUnderWay(command, context) if isinstance(command, EmbedCommand) else _Answer(command, context)
 
 
 def _closed(job: str, state: JobState | None = None) -> ConflictError:
