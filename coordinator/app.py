@@ -230,7 +230,7 @@ def _rounds(
     looks = Looks(context, desk, nodes, leases)
     context.metrics.watch(looks.gauges)
     homes = Homes(context, desk, nodes)
-    deployments = Deployments(context, nodes, settlement, homes)
+    deployments = Deployments(context, nodes, settlement, homes, links)
     staffing = Staffing(context, nodes, links, watching)
     runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments)
     made = (watching, drawing, disputes, verification, promises, settlement, funding, lanes)

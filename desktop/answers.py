@@ -32,8 +32,8 @@ _Limits = TypeVar("_Limits")
 class Task(View, frozen=True, kw_only=True):
     """One lease. ``stage`` and ``replica`` are None on a spare. ``share``: of the run's tokens that are done.
 
-    ``shown``: after a crash, the last round whose work it shows, and it does nothing else. ``serves``: it answers with the whole
-    model, and trains nothing.
+    ``shown``: after a crash, the last round whose work it shows, and it does nothing else. ``serves``: it answers with the
+    model, and trains nothing. ``stages``: parts that the model is cut into, each of which a node holds.
     """
 
     job: ShortText
@@ -48,6 +48,7 @@ class Task(View, frozen=True, kw_only=True):
     share: Annotated[float, Meta(ge=0, le=1)] | None = None
     shown: Count | None = None
     serves: bool = False
+    stages: Count = 1
 
     @property
     def is_live(self) -> bool:

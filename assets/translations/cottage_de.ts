@@ -1636,6 +1636,14 @@
         <translation>Arbeitet für „{0}“.</translation>
     </message>
     <message>
+        <source>Your computer holds part {0} of {1} of this model, and answers together with others.</source>
+        <translation>Ihr Computer hält Teil {0} von {1} dieses Modells und antwortet zusammen mit anderen.</translation>
+    </message>
+    <message>
+        <source>Other tasks that it works on: {0}.</source>
+        <translation>Weitere Aufgaben, an denen er arbeitet: {0}.</translation>
+    </message>
+    <message>
         <source>Your computer holds this model and answers with it.</source>
         <translation>Ihr Computer hält dieses Modell und antwortet damit.</translation>
     </message>
@@ -1674,6 +1682,10 @@
     <message>
         <source>Back after a crash: shows the work of round {0}, so that it is paid</source>
         <translation>Zurück nach einem Absturz: zeigt die Arbeit der Runde {0}, damit sie bezahlt wird</translation>
+    </message>
+    <message>
+        <source>Part {0} of {1} of the model</source>
+        <translation>Teil {0} von {1} des Modells</translation>
     </message>
     <message>
         <source>Fetching its files</source>

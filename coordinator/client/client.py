@@ -177,6 +177,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
         context: int | None = None,
         name: str = "",
         idle_minutes: int | None = None,
+        stages: int | None = None,
         submitter: str | None = None,
     ) -> api.JobView:
         """Have a job's model answer at ``/v1`` on nodes of the network; ``wait`` with ``until=answers`` waits for the first.
@@ -185,13 +186,14 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
 
         Args:
             job: whose model answers: the finished one, or with ``round_`` the checkpoint after so many rounds.
-            replicas: nodes that hold it, as many as there are up to so many.
+            replicas: how often it is held, as often as there are nodes for up to so many times.
             hours: until it ends.
             budget: the most that is paid, in millionths; ``None``: twice what being ready for all the hours costs.
             round_: of the checkpoint.
             context: tokens of a prompt with its answer; ``None``: as many as the model reads.
             name: how you find it again.
             idle_minutes: without a request for so long its nodes are let go, until somebody asks; ``None``: they stay.
+            stages: nodes that hold it together, each some layers; ``None``: one where it fits, else as few as it fits.
             submitter: the wallet that will fund it; ``None``: the coordinator's test wallet does so at once.
         Raises:
             ProblemError: the job has no such model, or the price forbids it.
@@ -199,7 +201,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
         source = await self.get(job)
         check_served(source, round_)
         name = name or deployment_name(source.name)
-        document = deployment_document(job, budget or 1, replicas, hours, round_, context, name, idle_minutes)
+        document = deployment_document(job, budget or 1, replicas, hours, round_, context, name, idle_minutes, stages)
         if budget is None:
             document["budget"] = usual_budget(await self.quote(document))
         made = await self.create_job(document, submitter)

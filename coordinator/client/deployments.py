@@ -9,6 +9,7 @@ from coordinator.client.text import count, money
 from protocol.rest import api
 
 REPLICAS, HOURS = 1, 8.0
+MOST_STAGES = 16  # As ``ServeSpec.stages``.
 OFTEN = 2  # Where no budget is named: as much again for answers as being ready costs.
 MOST_NAME = 100  # Characters of a job's name.
 AT_HOMES = " at homes"
@@ -37,13 +38,14 @@ def deployment_document(
     context: int | None = None,
     name: str = "",
     idle_minutes: int | None = None,
+    stages: int | None = None,
 ) -> dict[str, Any]:
     """The job document that has a model answer on nodes. ``model``: a job that made it, or where its files are."""
     given = {"from_job": model, "from_round": round_} if isinstance(model, str) else dict(model)
     return {
         "name": name or deployment_name(str(given.get("from_job") or "a model")[:8]),
         "model": given,
-        "serve": {"replicas": replicas, "context": context, "idle_minutes": idle_minutes},
+        "serve": {"replicas": replicas, "context": context, "idle_minutes": idle_minutes, "stages": stages},
         "budget": budget,
         "deadline_hours": hours,
     }
@@ -120,10 +122,19 @@ def curl_of(address: str, model: str, chat: bool) -> str:
 
 def nodes_sentence(serving: api.ServingView) -> str:
     """Who answers, in words: ``2 nodes answer, 1 loads the model``."""
-    said = {0: "no node answers", 1: "1 node answers"}.get(serving.ready, f"{serving.ready} nodes answer")
+    said = who_answers(serving)
     if serving.loading:
         said += f", {serving.loading} {'loads' if serving.loading == 1 else 'load'} the model"
     return said
+
+
+def who_answers(serving: api.ServingView) -> str:
+    """How many nodes, or replicas of several: ``1 replica of 2 nodes answers``."""
+    if serving.stages == 1:
+        return {0: "no node answers", 1: "1 node answers"}.get(serving.ready, f"{serving.ready} nodes answer")
+    of = f"of {serving.stages} nodes"
+    several = f"{serving.ready} replicas {of} answer"
+    return {0: f"no replica {of} answers", 1: f"1 replica {of} answers"}.get(serving.ready, several)
 
 
 def under_way(serving: api.ServingView) -> str:

@@ -11,7 +11,7 @@ from common.options import decimal
 from common.options import whole as whole_number
 from coordinator.client.books import AUDIT_STATES, KINDS
 from coordinator.client.datasets import CHOICES
-from coordinator.client.deployments import HOURS, REPLICAS
+from coordinator.client.deployments import HOURS, MOST_STAGES, REPLICAS
 from coordinator.client.login import take_token
 from coordinator.client.text import parse_amount
 from protocol.job.job import Encoding
@@ -136,8 +136,10 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
         type=_between(1, 64),
         default=REPLICAS,
         metavar="N",
-        help="nodes that hold it; default: %(default)s",
+        help="how often it is held; default: %(default)s",
     )
+    stages = "nodes that hold it together, each some layers; default: one where it fits, else as few as it fits"
+    deploy.add_argument("--stages", type=_between(1, MOST_STAGES), metavar="N", help=stages)
     hours = "until it ends; default: 8"
     deploy.add_argument("--hours", type=_hours, default=HOURS, metavar="N", help=hours)
     most = "the most that is paid, such as 2.50; default: twice what being ready costs, or the least that is taken"

@@ -1,10 +1,12 @@
 """Models that answer at nodes: what answers are worth, what a node needs, when one of them says nothing any more. Pure.
 
+Who holds the stages of a replica together is in ``coordinator.domain.teams``.
+
 A token of a prompt takes one pass in a batch of many. A token of an answer reads the whole model for the few answers that are
 computed together, so it counts as ``ANSWER_PASSES``. A second of being ready counts as a token of an answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -15,10 +17,12 @@ from coordinator.domain.placement import Needed
 from protocol.ids import NodeAddress
 from protocol.models.model import ModelShape
 from protocol.serving import CACHE_BYTES, LONGEST
+from protocol.task import Layers
 
 PERIOD_S = 300.0  # Between two times that nodes' answers are counted.
 ANSWER_PASSES = 5
 PROMISED_AT_ONCE = 16  # Answers that a node computes together; the next one waits.
+SKETCH_S = 5.0  # After an answer's end, for what its stages say of what crossed between them.
 SILENCE_S = 3.0  # From a node that has begun to answer; then another one goes on.
 FIRST_SILENCE_S = 30.0  # Before its first token, while it reads the prompt and others' answers go on.
 REST_S = 60.0  # For so long answers under way go on when a pause or a stop is asked for.
@@ -55,12 +59,43 @@ class NodeUsage(msgspec.Struct, frozen=True):
 
 
 class CountedPeriod(msgspec.Struct, frozen=True):
-    """What the node of a lease did until a moment of the coordinator's clock; ``leaves``: digests of its answers."""
+    """What a replica did until a moment of the coordinator's clock.
 
-    lease: Lease
+    Attributes:
+        home: which one it is, among those that answer and have answered.
+        seats: its leases by stage; the first one is asked. ``unpaid``: those among them that get nothing for it.
+        leaves: digests of its answers.
+    """
+
+    home: str
+    seats: tuple[Lease, ...]
     usage: NodeUsage
     leaves: tuple[bytes, ...]
     until: float
+    unpaid: frozenset[str] = frozenset()
+
+    @property
+    def lease(self) -> Lease:
+        """The one that is asked."""
+        return self.seats[0]
+
+    @property
+    def paid(self) -> tuple[Lease, ...]:
+        """Those that are paid for it."""
+        return tuple(seat for seat in self.seats if seat.id not in self.unpaid)
+
+
+def waves(periods: Sequence[CountedPeriod]) -> list[list[CountedPeriod]]:
+    """Periods in their order, of each replica's number one at a time: a stored period has one share for each seat."""
+    found: list[list[CountedPeriod]] = []
+    for one in periods:
+        number = one.lease.replica
+        free = next((wave for wave in found if all(other.lease.replica != number for other in wave)), None)
+        if free is None:
+            found.append([one])
+        else:
+            free.append(one)
+    return found
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -68,7 +103,7 @@ class Served(msgspec.Struct, frozen=True):
 
     Attributes:
         checked: answers that were drawn again, of which ``wrong`` were not the model's.
-        nodes: the same by node.
+        nodes: the same by node: those that it took part in, and those that it can have spoilt.
     """
 
     answers: int = 0
@@ -78,11 +113,13 @@ class Served(msgspec.Struct, frozen=True):
     wrong: int = 0
     nodes: dict[NodeAddress, tuple[int, int]] = {}
 
-    def looked_at(self, node: NodeAddress, wrong: bool) -> "Served":
-        """With one more answer that was drawn again."""
-        checked, found = self.nodes.get(node, (0, 0))
-        nodes = self.nodes | {node: (checked + 1, found + wrong)}
-        return msgspec.structs.replace(self, checked=self.checked + 1, wrong=self.wrong + wrong, nodes=nodes)
+    def looked_at(self, nodes: Sequence[NodeAddress], suspects: Collection[NodeAddress], wrong: bool) -> "Served":
+        """With one more answer of these nodes that was drawn again."""
+        known = dict(self.nodes)
+        for node in nodes:
+            checked, found = known.get(node, (0, 0))
+            known[node] = (checked + 1, found + (node in suspects))
+        return msgspec.structs.replace(self, checked=self.checked + 1, wrong=self.wrong + wrong, nodes=known)
 
     def plus(self, usage: NodeUsage) -> "Served":
         """With what a node did in a period."""
@@ -105,10 +142,20 @@ def worth(parameters: int, rate: int, usage: NodeUsage) -> int:
     return pricing.price(operations(parameters, usage), rate, 0)
 
 
-def pot(parameters: int, rate: int, usages: Sequence[NodeUsage], room: int) -> int:
-    """What a period of all nodes is worth, and ``room`` at the most."""
-    total = sum(operations(parameters, usage) for usage in usages)
-    return max(0, min(pricing.price(total, rate, 0), room))
+def pot(operations_of_all: Sequence[int], rate: int, room: int) -> int:
+    """What a period of all seats is worth, by their operations, and ``room`` at the most."""
+    return max(0, min(pricing.price(sum(operations_of_all), rate, 0), room))
+
+
+def stage_parameters(shape: ModelShape, layers: Sequence[Layers], stage: int) -> int:
+    """Scalars that a stage computes with: those of all stages are the model's."""
+    cut = layers[stage]
+    return shape.stage_parameters(cut.first, cut.last, stage == 0, stage == len(layers) - 1)
+
+
+def operations_by_seat(shape: ModelShape, layers: Sequence[Layers], period: CountedPeriod) -> dict[str, int]:
+    """Operations of each lease that is paid for a period: those of its own layers."""
+    return {seat.id: operations(stage_parameters(shape, layers, seat.stage or 0), period.usage) for seat in period.paid}
 
 
 def hour(parameters: int, rate: int) -> int:
@@ -121,11 +168,25 @@ def context_of(shape: ModelShape, wanted: int | None) -> int:
     return min(wanted or LONGEST, LONGEST, shape.max_positions)
 
 
-def needed(shape: ModelShape, context: int) -> Needed:
-    """Memory that a node needs to hold the whole model and answer, as the placement counts it: of one stage."""
-    weights = _FLOAT32 * shape.parameters
+def needed(shape: ModelShape, context: int, layers: Sequence[Layers]) -> Needed:
+    """Memory that the nodes of a replica need to hold their layers and answer, by stage."""
+    found = [
+        stage_needed(shape, context, cut.last - cut.first, stage == 0, stage == len(layers) - 1)
+        for stage, cut in enumerate(layers)
+    ]
+    return {
+        "main": [one["main"][0] for one in found],
+        "card": [one["card"][0] for one in found],
+        "beside": [one["beside"][0] for one in found],
+    }
+
+
+def stage_needed(shape: ModelShape, context: int, layers: int, is_first: bool, is_last: bool) -> Needed:
+    """The same of one stage with so many layers; the first has the embedding too, the last the head. Of the whole model's cache
+    it has what belongs to its layers."""
+    weights = _FLOAT32 * shape.stage_parameters(0, layers, is_first, is_last)
     token = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
-    cache = max(context * token, min(CACHE_BYTES, _CACHED_ANSWERS * context * token))
+    cache = max(context * token, min(CACHE_BYTES, _CACHED_ANSWERS * context * token)) * layers // shape.layers
     main = int(weights * _LOADING) + cache + _BASE_BYTES
     return {
         "main": (main,),
@@ -134,16 +195,96 @@ def needed(shape: ModelShape, context: int) -> Needed:
     }
 
 
-class Replica(msgspec.Struct, frozen=True):
-    """A node that could take a request.
+class Join(msgspec.Struct, frozen=True):
+    """Nodes of a replica that hold it together since ``epoch``: their leases by stage."""
+
+    epoch: int
+    leases: tuple[str, ...]
+
+
+def answering(
+    layers: Sequence[Layers], joins: Mapping[int, Join], leases: Mapping[str, Lease]
+) -> dict[str, tuple[Lease, ...]]:
+    """Replicas that can take requests, by a name that is new whenever their seats change: their leases by stage.
+
+    Args:
+        leases: the live ones.
+    """
+    if len(layers) == 1:
+        return {lease.id: (lease,) for lease in leases.values() if lease.state == "ready"}
+    whole = [join for join in joins.values() if all(lease in leases for lease in join.leases)]
+    return {f"{join.leases[0]}:{join.epoch}": tuple(leases[lease] for lease in join.leases) for join in whole}
+
+
+def joined(stages: int, epoch: int, joins: Mapping[int, Join], leases: Sequence[Lease]) -> tuple[int, dict[int, Join]]:
+    """Whoever holds a replica together now, and the newest epoch: each change of a replica's seats makes one.
+
+    Args:
+        leases: the live ones.
+    """
+    if stages == 1:
+        return epoch, {}
+    found: dict[int, Join] = {}
+    for number in sorted({lease.replica for lease in leases if lease.replica is not None}):
+        seats = {lease.stage: lease for lease in leases if lease.replica == number and lease.state == "ready"}
+        if len(seats) < stages:
+            continue
+        members = tuple(seats[stage].id for stage in range(stages))
+        before = joins.get(number)
+        if before is None or before.leases != members:
+            epoch += 1
+            before = Join(epoch, members)
+        found[number] = before
+    return epoch, found
+
+
+class Blame(msgspec.Struct, frozen=True):
+    """Stages of a replica that a wrong answer costs something.
 
     Attributes:
+        guilty: it made the answer wrong: it loses what is not verified, its place in the job and its standing.
+        apart: two that contradict each other: they lose what is not verified, and share no replica any more.
+        silent: those that have not said what would tell: they lose what is not verified, and this seat.
+    """
+
+    guilty: tuple[int, ...] = ()
+    apart: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
+
+    @property
+    def unpaid(self) -> tuple[int, ...]:
+        """All of them."""
+        return (*self.guilty, *self.apart, *self.silent)
+
+
+def blame(seats: int, stages: Sequence[int], silent: Sequence[int]) -> Blame:
+    """Whose a wrong answer is.
+
+    Args:
+        seats: how many made it. stages: those that its check names.
+        silent: those that have not said what crossed: their words may have been lost with a connection.
+    """
+    if seats == 1:
+        return Blame(guilty=(0,))
+    named = tuple(sorted({stage for stage in stages if stage < seats}))
+    if len(named) == 1 and named[0] not in silent:
+        return Blame(guilty=named)
+    if len(named) == 2:
+        return Blame(apart=named)
+    return Blame(silent=named or tuple(silent))
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """A replica that could take a request.
+
+    Attributes:
+        name: another one whenever its seats change.
         answering: answers under way there.
         silent: it has let an answer wait, and has said nothing since.
         tried: it has failed at this request before.
     """
 
-    lease: str
+    name: str
     answering: int
     silent: bool
     tried: bool
@@ -152,7 +293,7 @@ class Replica(msgspec.Struct, frozen=True):
 def chosen(replicas: Sequence[Replica]) -> str | None:
     """Who takes a request: who has the fewest; None: it has to wait, for room or for somebody who answers."""
     able = [one for one in replicas if not one.silent and not one.tried and one.answering < PROMISED_AT_ONCE]
-    return min(able, key=lambda one: (one.answering, one.lease)).lease if able else None
+    return min(able, key=lambda one: (one.answering, one.name)).name if able else None
 
 
 def is_drawn(checked: int, lot: int) -> bool:

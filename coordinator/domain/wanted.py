@@ -18,6 +18,7 @@ from protocol.task import (
     BeginRound,
     BisectQuery,
     ExpectPeers,
+    JoinStages,
     OpenOuter,
     OpenStep,
     ReduceRound,
@@ -65,7 +66,7 @@ def named_by(command: TaskCommand) -> tuple[Digest, ...]:
             return (replay.opening, replay.anchor) if stored and replay.anchor is not None else (replay.opening,)
         case ReduceRound() | ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf():
             return ()
-        case ExpectPeers() | AskModel() | StopTask():
+        case ExpectPeers() | AskModel() | JoinStages() | StopTask():
             return ()
         case _:
             assert_never(command)

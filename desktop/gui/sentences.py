@@ -200,7 +200,7 @@ class Sentences(QObject):
             return Sentence(Mood.WAITING, self.tr("Standing by for “{0}”.").format(job), reason)
         more = len(live) - 1
         if live[0].serves:
-            return self._answering(job, more)
+            return self._answering(live[0], job, more)
         reason = self.tr("Your computer is training a part of this model.")
         if more:
             reason = self.tr(
@@ -208,8 +208,14 @@ class Sentences(QObject):
             ).format(more)
         return Sentence(Mood.LENDING, self.tr("Lending to “{0}”.").format(job), reason)
 
-    def _answering(self, job: str, more: int) -> Sentence:
+    def _answering(self, task: Task, job: str, more: int) -> Sentence:
         """A model that is asked; ``more``: other tasks."""
+        if task.stages > 1 and task.stage is not None:
+            reason = self.tr("Your computer holds part {0} of {1} of this model, and answers together with others.")
+            reason = reason.format(task.stage + 1, task.stages)
+            if more:
+                reason += " " + self.tr("Other tasks that it works on: {0}.").format(more)
+            return Sentence(Mood.LENDING, self.tr("Answering for “{0}”.").format(job), reason)
         reason = self.tr("Your computer holds this model and answers with it.")
         if more:
             reason = self.tr(
@@ -219,6 +225,8 @@ class Sentences(QObject):
 
     def place(self, task: Task) -> str:
         """What of the job is this computer's."""
+        if task.serves and task.stages > 1 and task.stage is not None:
+            return self.tr("Part {0} of {1} of the model").format(task.stage + 1, task.stages)
         if task.serves:
             return self.tr("The whole model")
         if task.stage is None:

@@ -257,7 +257,7 @@ class ServingView(msgspec.Struct, frozen=True):
     """How a job's model is served. Prices in millionths of the token, fixed when the job was made.
 
     Attributes:
-        ready: nodes that hold the model and answer. ``loading``: those that are about to.
+        ready: replicas that answer, each of so many nodes as it has ``stages``. ``loading``: nodes that are about to.
         answering: answers under way. ``waiting``: requests that wait for a node.
         answers, tokens, prompt_tokens: so far, of nodes.
         checked: answers that were drawn again, ``wrong`` of them not as the model says them.
@@ -276,6 +276,7 @@ class ServingView(msgspec.Struct, frozen=True):
     per_million: int
     per_million_prompt: int
     per_hour: int
+    stages: int = 1
 
 
 class JobView(View, frozen=True):

@@ -12,6 +12,7 @@ hungry      takes memory without end
 doubting    finds every step wrong that it re-runs;  pondering: finds it right, seconds later;  hasty: at once;  silent: never
 failing     reports TaskFailed;  unusable, diverging: the same, and blames the job's files, or numbers
 chatting    answers AskModel with WORDS words, each by itself;  shouting: says what no frame holds
+staged      on JoinStages it sends a payload to the next stage, the last one to the first, and says what it hears of others
 dying       exits with code 7;  hanging: ignores SIGTERM and a closed socket
 """
 
@@ -34,8 +35,10 @@ from protocol.task import (
     AskModel,
     AuditReport,
     BeginRound,
+    JoinStages,
     ModelSaid,
     OpenStep,
+    Plan,
     Progress,
     ReplayAcross,
     ReplayStep,
@@ -96,6 +99,7 @@ class Worker:
         self.kept: list[RecordKept] = []
         self.wanted = ""
         self.due: dict[str, int] = {}
+        self.joined: list[int] = []
 
     async def report(self, body: object, payload: bytes = b"") -> None:
         await write_frame(self.writer, WorkerReport(body), payload)
@@ -144,8 +148,8 @@ class Worker:
                 for number in range(WORDS):
                     await self.report(ModelSaid((TextReport(request, f"{number} ", (number,)),)))
                 await self.report(ModelSaid((AnsweredReport(request, "stop", 1, WORDS),)))
-            case PeerDeliver():
-                await self.delivered(message, payload)
+            case WorkerCommand(body=JoinStages() as told) | (PeerDeliver() as told):
+                await (self.join(told.plan) if isinstance(told, JoinStages) else self.delivered(told, payload))
 
     async def handle_large(self, message: object, length: int) -> None:
         """Give and take without ever holding it, as little memory as there is."""
@@ -200,7 +204,20 @@ class Worker:
                 data = f"{kind} from {me[0]},{me[1]}".encode() * 5000
                 await write_frame(self.writer, PeerSend(member.stage, member.replica, name, 4 * len(data)), data)
 
+    async def join(self, plan: Plan) -> None:
+        """Greet the next stage, or the first one if this is the last; say under which epoch."""
+        self.joined.append(plan.epoch)
+        stage, count = self.setup.stage, len(plan.layers)
+        name = TensorName("pass" if stage + 1 < count else "drawn", plan.epoch, 0, 0, 0)
+        to = (stage + 1) % count
+        data = f"{name.kind} from {stage} in {plan.epoch}".encode() * 5000
+        await write_frame(self.writer, PeerSend(to, self.setup.replica, name, 4 * len(data)), data)
+
     async def delivered(self, message: PeerDeliver, payload: bytes) -> None:
+        if self.name == "staged":
+            text = f"{payload[: len(payload) // 5000].decode()}; joined {self.joined}"
+            await self.report(ModelSaid((TextReport("heard", text),)))
+            return
         digest = hashlib.sha256(payload).hexdigest()
         key = message.replica if message.name.kind == "pseudo_gradient" else 100 + message.stage
         await self.report(RoundHolding(message.name.epoch, message.name.round, {key: digest}))

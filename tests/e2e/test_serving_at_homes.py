@@ -21,7 +21,7 @@ from tests.support.small_job import CORPUS_BYTES, MODEL, small_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-WORDS = ["--nodes", "2", "--stages", "1", "--no-reference", "--json"]
+WORDS = ["--stages", "1", "--no-reference", "--json", "--nodes"]
 PROMPTS = ("The king", "It was a dark", "Once")
 TOKENS, LONG = 48, 400  # The second so many that a home can die in the middle.
 
@@ -38,9 +38,9 @@ class SmallRun(DemoRun):
 
 
 @asynccontextmanager
-async def trained(folder: Path) -> AsyncIterator[tuple[SmallRun, str]]:
+async def trained(folder: Path, nodes: int = 2) -> AsyncIterator[tuple[SmallRun, str]]:
     """A network with a job that is done."""
-    async with SmallRun(parse([*WORDS, "--dir", str(folder)]), LineScreen()) as run:
+    async with SmallRun(parse([*WORDS, str(nodes), "--dir", str(folder)]), LineScreen()) as run:
         ledger = await run._start()
         async with Client(run.network.web) as client:
             job = (await run._submit(client, ledger)).id

@@ -15,6 +15,7 @@ from protocol.serving import CheckCommand, CheckedReport, Sampling
 from trainer.serve.loading import LoadedModel
 from trainer.serve.requests import AskedAnswer
 from trainer.serve.sampling import times
+from trainer.serve.stages.blame import BoundaryWatch
 
 TOLERANCE = 0.05  # Nats that rounding may put a token behind the one that is drawn here.
 SLACK = 1e-3  # Of probability, at the border of ``top_p``.
@@ -24,9 +25,14 @@ LOGITS = 1 << 24  # That are in memory at a time.
 STEP = 512  # Tokens that are computed at a time.
 
 
-def wrong(request: str, detail: str, worst: float = 0.0) -> CheckedReport:
-    """What is not as the model says it."""
-    return CheckedReport(request, detail[:MAX_WRONG], worst)
+def wrong(request: str, detail: str, worst: float = 0.0, stages: tuple[int, ...] = ()) -> CheckedReport:
+    """What is not as the model says it. ``stages``: who of several can have done it."""
+    return CheckedReport(request, detail[:MAX_WRONG], worst, stages)
+
+
+def leads_fault(command: CheckCommand, detail: str) -> CheckedReport:
+    """What is not as the model says it, and needs no pass to be seen: of several stages the first one says such things."""
+    return wrong(command.id, detail, stages=(0,) if command.boundaries else ())
 
 
 class AnswerChecker:
@@ -45,10 +51,14 @@ class AnswerChecker:
     def check(self, command: CheckCommand, asked: AskedAnswer) -> CheckedReport:
         """Look at one answer. ``asked``: its request, of which nothing was answered yet."""
         if told := _told(command, asked):
-            return wrong(command.id, told)
-        return self._drawn(command, asked)
+            return leads_fault(command, told)
+        watch = BoundaryWatch(self._model, command.asked.id, command.boundaries)
+        with watch.watching():
+            found, worst = self._drawn(command, asked)
+        return wrong(command.id, found, worst, watch.stages() if found and command.boundaries else ())
 
-    def _drawn(self, command: CheckCommand, asked: AskedAnswer) -> CheckedReport:
+    def _drawn(self, command: CheckCommand, asked: AskedAnswer) -> tuple[str, float]:
+        """What is wrong with an answer's tokens, in words, and how far the worst is behind its draw."""
         before, tokens, sampling = [*asked.prompt, *command.asked.begun], command.tokens, command.asked.sampling
         whole = [*before, *tokens]
         found, worst = "", 0.0
@@ -58,14 +68,14 @@ class AnswerChecker:
             if asked.form is not None:
                 asked.form.restrict(row[None], whole[:place])
                 if row[token] == float("-inf"):
-                    return wrong(command.id, found or f"{called} does not keep to the schema", MOST)
+                    return found or f"{called} does not keep to the schema", MOST
             behind, inside = distance(row, sampling, place, token)
             worst = max(worst, behind)
             if not found and not inside:
                 found = f"{called} is not among the likeliest, of which one is drawn (top_k, top_p)"
             elif not found and behind > TOLERANCE:
                 found = f"{called} is {behind:,.2f} nats behind the one that this model draws"
-        return wrong(command.id, found, worst)
+        return found, worst
 
     @torch.no_grad()
     def _rows(self, tokens: Sequence[int], first: int) -> Iterator[Tensor]:

@@ -30,7 +30,7 @@ from protocol.serving import (
 )
 from trainer.audit.environment import configure
 from trainer.errors import DataError
-from trainer.serve.checking import AnswerChecker, wrong
+from trainer.serve.checking import AnswerChecker, leads_fault
 from trainer.serve.embeddings import EmbeddingQueue
 from trainer.serve.loading import load
 from trainer.serve.requests import AskedAnswer, Requests
@@ -182,7 +182,7 @@ class Engine:
             asked = self._requests.read(command.asked, command.context)
             self._requests.check_known((*command.asked.begun, *command.tokens), "the answer")
         except DataError as error:
-            self._say(wrong(command.id, f"this request cannot have this answer: {error.detail}"))
+            self._say(leads_fault(command, f"this request cannot have this answer: {error.detail}"))
             return
         loop = asyncio.get_running_loop()
         checking = self._checks.submit(self._checker.check, command, asked)

@@ -24,10 +24,11 @@ class TokenLikelihoods:
 
     def note(self, logits: Tensor, token: int) -> None:
         """Note a token that was drawn of the model's own logits ``[vocabulary]``, before any temperature or form."""
-        nats = logits.float().log_softmax(0)
-        best = nats.topk(min(self._likeliest, len(nats)))
-        likeliest = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        self._noted.append(((token, float(nats[token])), likeliest))
+        self.add(*noted_of(logits, token, self._likeliest))
+
+    def add(self, own: tuple[int, float], likeliest: list[tuple[int, float]]) -> None:
+        """Take what somebody else noted of the next token: as ``noted_of`` gives it."""
+        self._noted.append((own, likeliest))
 
     def take(self, number: int, tokenizer: Tokenizer) -> tuple[TokenLogprob, ...]:
         """Those of the next tokens."""
@@ -40,3 +41,10 @@ class TokenLikelihoods:
             )
             for (token, nats), others in taken
         )
+
+
+def noted_of(logits: Tensor, token: int, likeliest: int) -> tuple[tuple[int, float], list[tuple[int, float]]]:
+    """A token with its logarithm of probability, and so many of the likeliest with theirs."""
+    nats = logits.float().log_softmax(0)
+    best = nats.topk(min(likeliest, len(nats)))
+    return (token, float(nats[token])), list(zip(best.indices.tolist(), best.values.tolist(), strict=True))

@@ -28,20 +28,25 @@ SHOWN = 300  # Characters of what the library says.
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """A model with its tokenizer.
+class ModelWords:
+    """What is known of a model without its weights.
 
     Attributes:
-        config: of the part that writes.
         vocabulary: how many logits there are.
         ends: tokens that end an answer.
     """
 
-    model: Any
     tokenizer: Any
-    config: Any
     vocabulary: int
     ends: list[int]
+
+
+@dataclass(frozen=True)
+class LoadedModel(ModelWords):
+    """A model with its tokenizer. ``config``: of the part that writes."""
+
+    model: Any
+    config: Any
 
     def twin(self) -> Any:
         """The same parameters in modules of their own, whose way of attention and state are nobody else's."""
@@ -78,7 +83,25 @@ def load(folder: Path, device: str, weights: Mapping[str, Any] | None = None) ->
         model.generation_config = GenerationConfig.from_pretrained(folder)
     text = config.get_text_config()
     ends = _ends(model.generation_config, tokenizer)
-    return LoadedModel(model.to(device), tokenizer, text, int(text.vocab_size), ends)
+    return LoadedModel(tokenizer, int(text.vocab_size), ends, model.to(device), text)
+
+
+def load_words(folder: Path) -> ModelWords:
+    """What is known of a folder's model without its weights.
+
+    Raises:
+        WeightsError: no such model is known.
+    """
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        there = (folder / GENERATION).exists()
+        made = GenerationConfig.from_pretrained(folder) if there else GenerationConfig.from_model_config(config)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, OSError) as error:
+        if lacks_memory(error):
+            raise
+        raise WeightsError("bad-model", f"the model cannot be loaded: {str(error)[:SHOWN]}") from error
+    return ModelWords(tokenizer, int(config.get_text_config().vocab_size), _ends(made, tokenizer))
 
 
 def _class_of(config: Any) -> Any:

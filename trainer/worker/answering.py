@@ -16,18 +16,20 @@ from protocol.serving import (
     ReadyReport,
     RefusedReport,
 )
-from protocol.task import AskModel, ModelSaid, StopTask, TaskReady
-from protocol.worker import AgentMessage, Setup, WorkerCommand, read_frame
+from protocol.task import AskModel, JoinStages, ModelSaid, StopTask, TaskReady
+from protocol.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_exactly, read_head
 from trainer.audit.environment import env_class
 from trainer.files.archives import ModelArchive
 from trainer.files.inputs import InputFolder
 from trainer.serve.engine import Engine, Say
+from trainer.serve.stages.engine import StageEngine
 from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.thread_guard import guarded
 
 PACKET_S = 0.02  # What is said within that goes together.
 PACKET_BYTES = 64 << 10  # More goes in two: the coordinator takes frames of four times as many.
 MAX_REPORT = 192 << 10  # A report that no frame holds is not sent.
+SKIPPED_AT_ONCE = 1 << 20
 LACKS_MEMORY = "the model does not fit into this machine's memory"
 
 LOG = logging.getLogger("cottage.worker")
@@ -67,43 +69,58 @@ class Packets:
             self._outbox.report(ModelSaid(reports))
 
 
+Engines = Engine | StageEngine
+
+
 async def answer(setup: Setup, reader: asyncio.StreamReader, outbox: WorkerOutbox) -> bool:
     """Load the model, then answer until the agent stops the task or goes away; False where it failed, which is reported."""
-    packets, made = Packets(outbox), list[Engine]()
-    loading = partial(guarded, outbox, lambda: made.append(_load(setup, packets.say)), LACKS_MEMORY)
+    packets, made = Packets(outbox), list[Engines]()
+    loading = partial(guarded, outbox, lambda: made.append(_load(setup, packets.say, outbox)), LACKS_MEMORY)
     if not await asyncio.to_thread(loading):
         return False
     async with made.pop() as engine:
         LOG.info("%s parameters answer on %s", f"{engine.parameters:,}", setup.device)
         outbox.report(TaskReady(env_class(setup.threads, setup.device), engine.parameters))
-        packets.say(ReadyReport(engine.longest))
+        if not isinstance(engine, StageEngine) or engine.leads:
+            packets.say(ReadyReport(engine.longest))
         failure = await engine.beside(_read(reader, engine))
         packets.flush()
         return failure is None or guarded(outbox, partial(_fail, failure), LACKS_MEMORY)
 
 
-def _load(setup: Setup, say: Say) -> Engine:
+def _load(setup: Setup, say: Say, outbox: WorkerOutbox) -> Engines:
     archive = ModelArchive(InputFolder(Path(setup.folder), setup.keys).file(MODEL_ARCHIVE))
     assert setup.spec.serve is not None
-    with tempfile.TemporaryDirectory() as folder:
-        archive.unpack_small(Path(folder))
-        return Engine(
-            Path(folder), setup.threads, say, setup.device, setup.spec.serve.context, weights=archive.tensors()
-        )
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        archive.unpack_small(folder)
+        weights = archive.tensors()
+        if len(setup.plan.layers) > 1:
+            return StageEngine(folder, setup, say, lambda name, pieces: outbox.put(name, *pieces), weights)
+        return Engine(folder, setup.threads, say, setup.device, setup.spec.serve.context, weights=weights)
 
 
 def _fail(error: BaseException) -> None:
     raise error
 
 
-async def _read(reader: asyncio.StreamReader, engine: Engine) -> None:
+async def _read(reader: asyncio.StreamReader, engine: Engines) -> None:
     """Ask the engine until the agent stops the task or goes away."""
     try:
         while True:
-            message, _ = await read_frame(reader, AgentMessage)
+            message, size = await read_head(reader, AgentMessage)
+            wanted = not isinstance(message, PeerDeliver) or (
+                isinstance(engine, StageEngine) and engine.takes(message.name, message.stage, message.replica, size)
+            )
+            payload = await read_exactly(reader, size) if wanted else await _skip(reader, size)
             match message:
                 case WorkerCommand(body=AskModel(body=command)):
                     engine.ask(command)
+                case WorkerCommand(body=JoinStages(plan=plan)) if isinstance(engine, StageEngine):
+                    engine.join(plan)
+                case PeerDeliver(stage=stage, replica=replica, name=name) if isinstance(engine, StageEngine):
+                    if wanted:
+                        engine.deliver(name, stage, replica, payload)
                 case WorkerCommand(body=StopTask(reason=reason)):
                     LOG.info("stopped: %s", reason)
                     return
@@ -115,3 +132,10 @@ async def _read(reader: asyncio.StreamReader, engine: Engine) -> None:
         LOG.info("the agent is gone")
     except MessageError as error:
         LOG.error("the agent sent a message that cannot be read: %s", error)
+
+
+async def _skip(reader: asyncio.StreamReader, size: int) -> bytes:
+    """Read past a payload that nobody wants; nothing of it is kept."""
+    while size:
+        size -= len(await read_exactly(reader, min(size, SKIPPED_AT_ONCE)))
+    return b""

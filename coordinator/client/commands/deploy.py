@@ -37,6 +37,7 @@ async def deploy(client: Client, options: argparse.Namespace, out: Terminal) -> 
         options.context,
         options.name or deployment_name(name),
         options.idle_minutes,
+        options.stages,
     )
     document |= tokenizer
     if options.budget is None:

@@ -13,7 +13,7 @@ import msgspec
 from coordinator.domain.audits.quorum import ask
 from coordinator.domain.rounds.round import Round, Seat, agreed, checkpoint, kept_state
 from coordinator.domain.rounds.straggler_deadline import LATENESS
-from coordinator.domain.serving import Served
+from coordinator.domain.serving import Join, Served
 from protocol.ids import Digest, NodeAddress
 from protocol.job.job import CrossingPlan, TrainingSpec
 from protocol.job.rounds import Schedule, Stretch
@@ -101,6 +101,8 @@ class Run(msgspec.Struct, frozen=True):
         shares: replicas that windows are dealt to, of jobs that read in epochs; None: each replica reads them all.
         crossing: what the plan settled for a job that left it open, fixed for the job: a step is re-run as it was made.
         served: of a job that answers, which has periods of pay in place of rounds.
+        joins: of such a job in several stages, the replicas that are whole, by number.
+        apart: pairs of nodes that said different things of what crossed between them: they share no replica any more.
     """
 
     layers: tuple[Layers, ...]
@@ -140,6 +142,8 @@ class Run(msgspec.Struct, frozen=True):
     shares: int | None = None
     asked_from: int = 0
     served: Served = Served()
+    joins: dict[int, Join] = {}
+    apart: tuple[tuple[NodeAddress, NodeAddress], ...] = ()
 
     @property
     def total_rounds(self) -> int:

@@ -32,7 +32,7 @@ from coordinator.store.ports import R, Transaction, col
 from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
 from ledger import events as ledger_events
 from protocol.models.weights import WEIGHT_INDEX
-from protocol.task import ExpectPeers, Member, Plan, TaskCommand
+from protocol.task import ExpectPeers, JoinStages, Member, Plan, TaskCommand
 
 Event = TypeVar("Event", bound=DomainEvent)
 
@@ -178,13 +178,15 @@ class UnitOfWork:
         else:
             self.disputes[record.id] = record
 
-    def plan(self) -> Plan:
-        """Seats as they are held now, for nodes that are being assigned."""
+    def plan(self, replica: int | None = None) -> Plan:
+        """Seats as they are held now, for nodes that are being assigned: all of them, or those of one ``replica``."""
         assert self.run is not None
         seated = sorted(
-            (lease.replica or 0, lease.stage or 0, lease.node) for lease in self.leases.values() if lease.seat
+            (lease.replica or 0, lease.stage or 0, lease.node)
+            for lease in self.leases.values()
+            if lease.seat and replica in (None, lease.replica)
         )
-        members = tuple(Member(stage, replica, node) for replica, stage, node in seated)
+        members = tuple(Member(stage, number, node) for number, stage, node in seated)
         return Plan(self.run.epoch, self.run.layers, members)
 
     def commands(self, lease: str, newcomers: Mapping[int, frozenset[str]]) -> tuple[TaskCommand, ...]:
@@ -192,6 +194,7 @@ class UnitOfWork:
         told: list[TaskCommand] = []
         if self.run is not None and self.run.round is not None:
             told += rounds.commands(self.run.round, lease)
+        told += self._joined(lease)
         told += self.openings(lease)
         told += self._expected(lease, newcomers)
         node = self.leases[lease].node if lease in self.leases else None
@@ -209,6 +212,18 @@ class UnitOfWork:
             if lease.stage is not None and lease.id not in known:
                 found.setdefault(lease.stage, set()).add(lease.node)
         return {stage: frozenset(nodes) for stage, nodes in found.items()}
+
+    def _joined(self, lease: str) -> list[JoinStages]:
+        """Who holds a replica that answers together with this lease, where it is whole."""
+        if self.run is None or lease not in self.leases:
+            return []
+        number = self.leases[lease].replica
+        join = None if number is None else self.run.joins.get(number)
+        if join is None or lease not in join.leases or any(other not in self.leases for other in join.leases):
+            return []
+        nodes = [self.leases[member].node for member in join.leases]
+        members = tuple(Member(stage, number or 0, node) for stage, node in enumerate(nodes))
+        return [JoinStages(Plan(join.epoch, self.run.layers, members))]
 
     def _expected(self, lease: str, newcomers: Mapping[int, frozenset[str]]) -> tuple[ExpectPeers, ...]:
         """Who comes to this seat's stage, where that fetches weights: its peers have them."""

@@ -37,7 +37,7 @@ from coordinator.services.network.nodes import FOUND_FALSE, Nodes, NodeSession
 from coordinator.services.payments import tallies
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
-from coordinator.services.serving import deployments
+from coordinator.services.serving import seating
 from coordinator.services.serving.homes import Homes
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
@@ -157,6 +157,7 @@ class Conversation:
                 await self._runs.advance(work)
         await self._returns.attend(session.node)
         session.begun.set()
+        self._homes.back(session.node)
         for promised in await self._promises.of_payee(session.payout):
             session.send(promised)
 
@@ -301,7 +302,7 @@ class Conversation:
         session = self._nodes.session(lease.node)
         if session is None or lease.seat is None or work.run is None:
             return
-        needs = memory_needed(work) if work.job.spec.serve is None else deployments.memory_needed(work)
+        needs = memory_needed(work) if work.job.spec.serve is None else seating.memory_needed(work)
         needed = needs["card" if session.profile.kind == "cuda" else "main"][lease.seat[0]] // MEGABYTE
         less = max(1, min(session.profile.memory_mb, needed * 9 // 10))
         work.note("fault", f"node {lease.node} gets no stage of {needed:,} MB any more: it counts with {less:,} MB")
@@ -504,6 +505,6 @@ def _assignment(work: UnitOfWork, lease: Lease) -> Assign:
         spec=msgspec.structs.replace(spec, training=training_of(work.run, spec.training)),
         stage=lease.stage,
         replica=lease.replica,
-        plan=work.plan(),
+        plan=work.plan(None if spec.serve is None else lease.replica),
         files=work.job.files,
     )

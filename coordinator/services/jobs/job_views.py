@@ -51,7 +51,7 @@ class JobViews:
         view = resources.job_view(shown, leases, self._traffic_of, readable(job.reason, names), standing)
         if job.spec.serve is None:
             return view
-        return serving_views.served(view, job, leases, standing.served, self._homes)
+        return serving_views.served(view, job, leases, standing.served, standing.stages, self._homes)
 
     async def _standings(self, tx: Transaction, jobs: Sequence[Job]) -> Mapping[str, JobResources]:
         ids = tuple(job.id for job in jobs)
@@ -66,6 +66,7 @@ class JobViews:
                 runs[job.id].base.done if job.id in runs and runs[job.id].checkpoints else 0,
                 looks[job.id],
                 runs[job.id].served if job.id in runs else Served(),
+                len(runs[job.id].layers) if job.id in runs else job.quote.stages,
             )
             for job in jobs
         }

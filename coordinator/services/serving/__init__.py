@@ -1,5 +1,10 @@
 """Finished models that answer programs and people.
 
 engines      a process for each model that is asked, kept a while
-completions  whose models there are, and who may ask how much
+deployments  what a job that answers does next: seats, pay, the end
+seating      who holds which part of the model
+homes        which replica answers which request, and what each has done
+answers      what is known of replicas and of answers under way
+sketches     what stages say crossed between them
+checks       answers that are drawn again
 """

@@ -7,8 +7,9 @@ from coordinator.domain.job import Job
 from coordinator.errors import CottageError, StoreAwayError
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk
+from coordinator.services.serving.answers import DrawnAnswer
 from coordinator.services.serving.deployments import Deployments
-from coordinator.services.serving.homes import DrawnAnswer, Homes
+from coordinator.services.serving.homes import Homes
 from protocol.ids import Digest
 from protocol.serving import MODEL_ARCHIVE, AnswerCheck, CheckedReport
 
@@ -41,7 +42,7 @@ class AnswerChecks:
 
     async def check_next(self) -> None:
         """Check the answer that waits longest, as soon as one does."""
-        drawn = await self._homes.drawn.get()
+        drawn = await self._homes.with_sketches(await self._homes.drawn.get())
         try:
             if (report := await self._checked(drawn)) is not None:
                 async with self._desk.open(drawn.job) as work:
@@ -64,7 +65,7 @@ class AnswerChecks:
         except StoreAwayError:
             raise
         except (CottageError, KeyError) as error:
-            LOG.warning("an answer of node %s in job %s is not checked: %s", drawn.node, drawn.job, error)
+            LOG.warning("an answer of node %s in job %s is not checked: %s", drawn.seats[0].node, drawn.job, error)
             self._context.metrics.count("answers_unchecked_total")
             return None
         self._context.metrics.count("answers_checked_total")

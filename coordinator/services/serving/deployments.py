@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -15,10 +16,8 @@ from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.domain import serving as rules
 from coordinator.domain.job import ENDINGS, JobAction, JobState, Wish, asked
-from coordinator.domain.lease import FAULTS, Lease
-from coordinator.domain.placement import MEGABYTE, Candidate, Needed
-from coordinator.domain.rounds.run import Run
-from coordinator.domain.serving import CountedPeriod
+from coordinator.domain.lease import FAULTS, Lease, LeaseEnd
+from coordinator.domain.serving import Blame, CountedPeriod
 from coordinator.errors import FundsError
 from coordinator.services.audits import credit
 from coordinator.services.audits.audit_outcomes import reject
@@ -26,44 +25,36 @@ from coordinator.services.audits.evidence import correct_outcomes, seal_commitme
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
 from coordinator.services.core.unit_of_work import UnitOfWork
+from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
-from coordinator.services.payments.payees import affordable, payable, payees_of
 from coordinator.services.payments.settlement import Settlement
-from coordinator.services.serving.homes import DrawnAnswer, Homes
+from coordinator.services.serving.answers import DrawnAnswer
+from coordinator.services.serving.homes import Homes
+from coordinator.services.serving.seating import ReplicaStaffing
 from coordinator.services.training.pauses import spent
-from coordinator.services.training.staffing import FORGIVEN_S, MAX_FAULTS_PER_NODE, shape_of
+from coordinator.services.training.staffing import shape_of
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, RoundRecord
 from ledger import events as ledger_events
 from protocol.job.job import ServeSpec
 from protocol.merkle import merkle_root
-from protocol.models.model import ModelShape
-from protocol.plan import MAX_REPLICAS
 from protocol.serving import CheckedReport
-from protocol.task import Layers
 
 ANSWERS = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
 START_S = 600.0  # To fetch the model and load it.
 MAX_LOADS = 6  # Nodes that fail before any has answered; then it is the model.
 
 
-def memory_needed(work: UnitOfWork) -> Needed:
-    """What a node needs to answer for a deployment."""
-    serve = _serve(work)
-    shape = shape_of(work)
-    return rules.needed(shape, rules.context_of(shape, serve.context))
-
-
 class Deployments:
     """Jobs that answer."""
 
-    def __init__(self, context: Context, nodes: Nodes, settlement: Settlement, homes: Homes) -> None:
+    def __init__(self, context: Context, nodes: Nodes, settlement: Settlement, homes: Homes, links: Links) -> None:
         self._context = context
+        self._seating = ReplicaStaffing(nodes, links)
         self._nodes = nodes
         self._settlement = settlement
         self._homes = homes
         self._counted: dict[str, float] = {}
-        self._told: dict[str, str] = {}
         self._resting: dict[str, float] = {}
 
     async def advance(self, work: UnitOfWork) -> None:
@@ -148,9 +139,8 @@ class Deployments:
 
     async def _seat(self, work: UnitOfWork) -> None:
         """Let go who does not answer, and give empty seats to free nodes."""
-        for broken, why in self._homes.broken(work.job.id):
-            work.note("lost", f"node {work.leases[broken].node} is let go: {why}")
-            work.end(broken, "stalled", why)
+        for lead, why in self._homes.broken(work.job.id):
+            self._seating.let_go(work, lead, why)
         for lease in [one for one in work.leases.values() if one.state == "starting"]:
             if work.now - lease.granted > START_S:
                 work.note("lost", f"node {lease.node} was not ready after {START_S:g} s and is given up")
@@ -160,55 +150,8 @@ class Deployments:
             return
         for lease in [one for one in work.leases.values() if self._nodes.is_draining(one.node)]:
             work.end(lease.id, "replaced", self._nodes.why_draining(lease.node))
-        missing = _serve(work).replicas - len(work.leases)
-        if missing <= 0:
-            return
-        chosen = await self._free(work, missing)
-        if work.job.state is JobState.FUNDED:
-            if not chosen:
-                need = memory_needed(work)["main"][0] // MEGABYTE
-                self._tell(work, f"no free node holds the model with its cache ({need:,} MB) at this price")
-                return
-            work.run = work.run or _run(shape_of(work), _serve(work).replicas)
-            several = f"{len(chosen)} nodes are chosen: each loads the whole model"
-            work.advance(
-                JobState.PLANNED, several if len(chosen) > 1 else "one node is chosen: it loads the whole model"
-            )
-        for candidate, replica in zip(chosen, self._places(work), strict=False):
-            work.grant(candidate.node, candidate.owner, (0, replica))
-            work.note("assigned", f"node {candidate.node} takes replica {replica}")
-
-    async def _free(self, work: UnitOfWork, missing: int) -> list[Candidate]:
-        """Free nodes that can hold the model and work for its price: of owners that have none yet first, the quickest first."""
-        needed, held = memory_needed(work), {lease.node for lease in work.leases.values()}
-        free = affordable(self._nodes.candidates(), work.job.quote.rate)
-        free = [one for one in free if one.holds(needed, 0) and one.node not in held]
-        if not free:
-            return []  # Most often, and at each turn: nothing is read for it.
-        of_job: Condition = col(Lease.job).equals(work.job.id)
-        stored = await work.tx.find(Lease, of_job, col(Lease.ended) > work.now - FORGIVEN_S)
-        known = {lease.id: lease for lease in (*stored, *work.ended)}.values()
-        failures = [lease.node for lease in known if lease.end in FAULTS]
-        out = {lease.node for lease in await work.tx.find(Lease, of_job, col(Lease.end).equals("rejected"))}
-        out |= {lease.node for lease in work.ended if lease.end == "rejected"}
-        able = [one for one in free if one.node not in out and failures.count(one.node) < MAX_FAULTS_PER_NODE]
-        every = {lease.id: lease for lease in (*await work.tx.find(Lease, of_job), *work.ended, *work.leases.values())}
-        commits = await work.tx.find(CommitRecord, col(CommitRecord.job).equals(work.job.id))
-        able = payable(able, payees_of(every.values(), {commit.lease for commit in commits}))
-        owners = {lease.payout for lease in work.leases.values()}
-        chosen: list[Candidate] = []
-        for _ in range(min(missing, len(able))):
-            best = min(able, key=lambda one: (one.owner in owners, -one.flops, one.node))
-            able.remove(best)
-            owners.add(best.owner)
-            chosen.append(best)
-        return chosen
-
-    def _places(self, work: UnitOfWork) -> list[int]:
-        """Numbers of replicas that nobody has, or is still to be paid for: a period has one share for each."""
-        taken = {lease.replica for lease in work.leases.values()}
-        taken |= {period.lease.replica for period in self._homes.periods(work.job.id)}
-        return [number for number in range(MAX_REPLICAS) if number not in taken]
+        owed = {period.lease.replica for period in self._homes.periods(work.job.id)}
+        await self._seating.fill(work, owed)
 
     async def _unloadable(self, work: UnitOfWork) -> str:
         """Why no node can ever answer; empty: some may."""
@@ -220,37 +163,42 @@ class Deployments:
             return ""
         return f"{len(failed)} times a node could not load the model: {work.ended[-1].reason}"
 
-    def _tell(self, work: UnitOfWork, why: str) -> None:
-        if self._told.get(work.job.id) != why:
-            work.note("limit", f"the deployment waits: {why}")
-        self._told[work.job.id] = why
-
     def _move(self, work: UnitOfWork) -> None:
         """Whether it answers now."""
-        ready = any(lease.state == "ready" for lease in work.leases.values())
+        if work.run is not None:
+            stages, leases = len(work.run.layers), list(work.leases.values())
+            epoch, joins = rules.joined(stages, work.run.epoch, work.run.joins, leases)
+            work.change_run(epoch=epoch, joins=joins)
+        ready = work.run is not None and bool(rules.answering(work.run.layers, work.run.joins, work.leases))
         if ready and work.job.state is JobState.PLANNED:
             work.advance(JobState.RUNNING, "the model answers")
         elif not ready and work.job.state is JobState.RUNNING:
             why = "the deployment waits for others"
             if self._sleeps(work):
                 why = f"nobody has asked for {_serve(work).idle_minutes} minutes, and the next request has it seated again"
-            work.advance(JobState.PLANNED, f"no node holds the model any more: {why}")
+            held = "no node holds" if work.run is not None and len(work.run.layers) == 1 else "no nodes together hold"
+            work.advance(JobState.PLANNED, f"{held} the whole model any more: {why}")
 
     # --- pay --------------------------------------------------------------------------------------------------------------
 
     async def _count(self, work: UnitOfWork) -> None:
-        """Store what nodes have done since the last time as a period, with a share for each."""
-        periods = self._homes.periods(work.job.id)
+        """Store what replicas have done since the last time as a period, with a share for each of their seats."""
         self._counted[work.job.id] = self._context.clock.now()
-        if not periods or work.run is None:
+        for periods in rules.waves(self._homes.periods(work.job.id)):
+            await self._store(work, periods)
+
+    async def _store(self, work: UnitOfWork, periods: Sequence[CountedPeriod]) -> None:
+        if work.run is None:
             return
-        parameters, rate, number = shape_of(work).parameters, work.job.quote.rate, work.job.rounds_done
+        shape, rate, number = shape_of(work), work.job.quote.rate, work.job.rounds_done
         room = work.job.escrow - await spent(work.tx, work.job.id)
-        pot = rules.pot(parameters, rate, [one.usage for one in periods], room)
+        done: list[_SeatShare] = []
+        for one in periods:
+            operations = rules.operations_by_seat(shape, work.run.layers, one)
+            done += [_SeatShare(one, seat, operations[seat.id]) for seat in one.paid]
+        pot = rules.pot([one.operations for one in done], rate, room)
         # By place, as rounds are split: everybody must find the same shares.
-        amounts = pricing.shares(
-            pot, {f"{one.lease.replica}:0": rules.operations(parameters, one.usage) for one in periods}
-        )
+        amounts = pricing.shares(pot, {one.place: one.operations for one in done})
         tokens, started = sum(one.usage.tokens for one in periods), work.now - rules.PERIOD_S
         record = RoundRecord(
             work.job.id,
@@ -267,10 +215,7 @@ class Deployments:
             pot=pot,
         )
         record = await work.tx.insert(record)
-        commits = [
-            await work.tx.insert(_share(work, number, one, parameters, amounts[f"{one.lease.replica}:0"]))
-            for one in periods
-        ]
+        commits = [await work.tx.insert(one.record(number, amounts.get(one.place, 0))) for one in done]
         served = work.run.served
         for one in periods:
             served = served.plus(one.usage)
@@ -308,31 +253,65 @@ class Deployments:
         return await work.tx.find(CommitRecord, *where)
 
     async def checked(self, work: UnitOfWork, drawn: DrawnAnswer, report: CheckedReport) -> None:
-        """An answer was drawn again. One that is not the model's costs its node all that is not verified, seat and standing."""
+        """An answer was drawn again. One that is not the model's costs who made it so all that is not verified, seat and
+        standing. Where that is one of two, neither is paid, and they hold no replica together any more."""
         if work.run is None:
             return
-        work.change_run(served=work.run.served.looked_at(drawn.node, bool(report.wrong)))
+        blame = rules.blame(len(drawn.seats), report.stages, drawn.silent) if report.wrong else Blame()
+        every, unpaid = [seat.node for seat in drawn.seats], [drawn.seats[stage] for stage in blame.unpaid]
+        served = work.run.served.looked_at(every, {seat.node for seat in unpaid}, bool(report.wrong))
+        work.change_run(served=served)
         if not report.wrong:
             return
-        work.note("fault", f"node {drawn.node} gave an answer that is not the model's: {report.wrong}")
         self._context.metrics.count("answers_wrong_total")
-        self._homes.forget(drawn.lease)
+        await self._unpaid(work, unpaid)
+        for stage in blame.guilty:
+            await self._found(work, drawn.seats[stage], report.wrong)
+        if not blame.guilty:
+            self._part(work, drawn, blame, report.wrong)
+
+    async def _unpaid(self, work: UnitOfWork, seats: Sequence[Lease]) -> None:
+        """Nothing of these nodes is paid that is not verified."""
+        nodes = {seat.node for seat in seats}
+        self._homes.forget({seat.id for seat in seats})
         for commit in await self._pending(work):
-            if commit.node == drawn.node:
+            if commit.node in nodes:
                 await reject(work, commit, "wrong")
-        for lease in [one.id for one in work.leases.values() if one.node == drawn.node]:
-            work.end(lease, "rejected", f"an answer was not the model's: {report.wrong}")
-        await credit.lose(work, drawn.node, everywhere=True)
+
+    async def _found(self, work: UnitOfWork, seat: Lease, wrong: str) -> None:
+        """A node made a wrong answer: it has no place in the job any more, nor a standing."""
+        work.note("fault", f"node {seat.node} gave an answer that is not the model's: {wrong}")
+        for lease in [one.id for one in work.leases.values() if one.node == seat.node]:
+            work.end(lease, "rejected", f"an answer was not the model's: {wrong}")
+        await credit.lose(work, seat.node, everywhere=True)
+
+    def _part(self, work: UnitOfWork, drawn: DrawnAnswer, blame: Blame, wrong: str) -> None:
+        """Nobody knows who of several made a wrong answer: those that it may have been go; the rest gets other partners."""
+        assert work.run is not None
+        what = f"an answer of replica {drawn.seats[0].replica} is not the model's: {wrong}"
+        if blame.apart:
+            one, other = (drawn.seats[stage].node for stage in blame.apart)
+            work.change_run(apart=tuple(dict.fromkeys((*work.run.apart, (one, other)))))
+            why = f"nodes {one} and {other} contradict each other about it"
+        elif blame.silent:
+            nodes = " and ".join(drawn.seats[stage].node for stage in blame.silent)
+            why = f"node {nodes} has not said what crossed"
+        else:
+            why = "nothing tells who made it"
+        work.note("fault", f"{what}; {why}")
+        stages = blame.unpaid or range(len(drawn.seats))
+        how: LeaseEnd = "stalled" if blame.silent else "replaced"
+        self._seating.part(work, [drawn.seats[stage] for stage in stages], f"{what}; {why}", how)
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 
     async def _ends_by_itself(self, work: UnitOfWork) -> bool:
         due = await spent(work.tx, work.job.id)
         if work.run is not None:
-            parameters = shape_of(work).parameters
-            due += sum(
-                rules.worth(parameters, work.job.quote.rate, one.usage) for one in self._homes.periods(work.job.id)
-            )
+            shape, layers = shape_of(work), work.run.layers
+            for one in self._homes.periods(work.job.id):
+                done = rules.operations_by_seat(shape, layers, one).values()
+                due += pricing.price(sum(done), work.job.quote.rate, 0)
         match rules.ending(work.now, work.job.deadline, due, work.job.escrow):
             case "hours":
                 await self._finish(work, f"its {work.job.spec.deadline_hours:g} hours are over")
@@ -364,6 +343,7 @@ class Deployments:
         await self._settlement.finish(work)
         if not await self._settlement.is_done(work):
             return
+        self._seating.forget(work.job.id)
         tokens = f"{work.job.tokens_done:,} tokens were answered"
         work.advance(JobState.SETTLED, f"the deployment is over: {tokens}, and it cost {money(work.job.paid)}")
         event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
@@ -373,6 +353,7 @@ class Deployments:
         await self._conclude(work)
         if await self._pending(work):
             return False
+        self._seating.forget(work.job.id)
         state = ENDINGS[work.job.wish]
         work.change(wish=Wish.NONE)
         work.advance(state, work.job.reason)
@@ -385,28 +366,37 @@ def _serve(work: UnitOfWork) -> ServeSpec:
     return work.job.spec.serve
 
 
-def _run(shape: ModelShape, replicas: int) -> Run:
-    """A run without rounds: its leases have numbers, and its nodes hold the whole model."""
-    return Run((Layers(0, shape.layers),), replicas, total_steps=0, inner_steps=1, evaluate=())
+@dataclass(frozen=True)
+class _SeatShare:
+    """What a seat did in a period."""
 
+    period: CountedPeriod
+    lease: Lease
+    operations: int
 
-def _share(work: UnitOfWork, number: int, one: CountedPeriod, parameters: int, amount: int) -> CommitRecord:
-    root = merkle_root(one.leaves).hex()
-    return CommitRecord(
-        job=work.job.id,
-        epoch=0,
-        round=number,
-        stage=0,
-        replica=one.lease.replica or 0,
-        lease=one.lease.id,
-        node=one.lease.node,
-        payout=one.lease.payout,
-        root=root,
-        leaves=one.usage.answers,
-        pseudo_gradient=root,
-        tokens=one.usage.tokens,
-        operations=rules.operations(parameters, one.usage),
-        drawable=False,
-        state="pending",
-        amount=amount,
-    )
+    @property
+    def place(self) -> str:
+        """Its name among the shares of a round."""
+        return f"{self.lease.replica}:{self.lease.stage}"
+
+    def record(self, number: int, amount: int) -> CommitRecord:
+        """As it is stored; the root is over the answers of its replica."""
+        root = merkle_root(self.period.leaves).hex()
+        return CommitRecord(
+            job=self.lease.job,
+            epoch=0,
+            round=number,
+            stage=self.lease.stage or 0,
+            replica=self.lease.replica or 0,
+            lease=self.lease.id,
+            node=self.lease.node,
+            payout=self.lease.payout,
+            root=root,
+            leaves=self.period.usage.answers,
+            pseudo_gradient=root,
+            tokens=self.period.usage.tokens,
+            operations=self.operations,
+            drawable=False,
+            state="pending",
+            amount=amount,
+        )

@@ -1,13 +1,14 @@
-"""Requests go to nodes that hold their model; an answer whose node is gone, or silent, goes on at another one.
+"""Requests go to replicas of their model; an answer whose node is gone, or silent, goes on at another one.
 
-The coordinator has every token that was said, so the next node gets them (``GenerateCommand.begun``) and draws what comes behind.
-Each is paid for the tokens that it drew itself, also of an answer that somebody stopped listening to.
+The coordinator has every token that was said, so the next one gets them (``GenerateCommand.begun``) and draws what comes behind.
+Each is paid for the tokens that it drew itself, also of an answer that somebody stopped listening to. Of a replica that several
+nodes hold together the first stage is asked; it takes requests while all its seats are held, joined and connected.
 """
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from itertools import count
 
@@ -23,8 +24,10 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
+from coordinator.services.serving.answers import AnsweringReplica, AnswerPart, AnswerUnderWay, DrawnAnswer
 from coordinator.services.serving.embeddings import EmbeddingsUnderWay, some_of
 from coordinator.services.serving.refusals import error_of
+from coordinator.services.serving.sketches import AnswerSketches
 from protocol.codec import MAX_MESSAGE
 from protocol.node import Command
 from protocol.serving import (
@@ -45,6 +48,7 @@ from protocol.serving import (
     GenerateCommand,
     RefusedReport,
     Sampling,
+    SketchReport,
     TextReport,
 )
 from protocol.task import AskModel, ModelSaid
@@ -53,129 +57,16 @@ WATCH_S = 5.0
 RETRY_S = 5.0
 MAX_TRIES = 4  # Nodes that a request may fail at; then it may be the request's fault.
 MAX_UNCHECKED = 256  # Answers that wait to be drawn again; more are not drawn for it.
-MOST_TEXT = 256  # Characters of a token, on average: more are none of a model.
 ROOM = 8  # Reports of an answer beside those of its tokens.
 PROBE_TOKENS = 8
 MAX_FAILURES = 3
+MAX_NAMES = 16  # Of nodes, in an answer's end: those that answered last.
 SILENT_S = 300.0
 _MESSAGE_ROOM = MAX_MESSAGE // 2
 _AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
 
 
-@dataclass
-class _Home:
-    """A node that holds a model.
-
-    Attributes:
-        counted: until when it was counted. ``usage``, ``leaves``: since then; the digests of its answers.
-        silent: since when it has let an answer wait and said nothing. ``heard``: when it said something last.
-        asked: when it was asked last. ``failures``: requests in a row that it could not answer.
-        here: its lease is live.
-    """
-
-    lease: Lease
-    counted: float
-    asked: float
-    heard: float
-    answering: int = 0
-    silent: float | None = None
-    checked: int = 0
-    usage: NodeUsage = field(default_factory=NodeUsage)
-    leaves: list[bytes] = field(default_factory=list)
-    here: bool = True
-    failures: int = 0
-
-
-@dataclass
-class _Answer:
-    """What was said so far, and by whom."""
-
-    command: GenerateCommand
-    context: int
-    tokens: list[int] = field(default_factory=list)
-    nodes: list[str] = field(default_factory=list)
-    tried: set[str] = field(default_factory=set)
-    failures: int = 0
-
-    @property
-    def limit(self) -> int:
-        """Tokens that it may have."""
-        return min(self.command.tokens or self.context, self.context)
-
-    @property
-    def done(self) -> int:
-        """Tokens that it has."""
-        return len(self.tokens)
-
-    def asks(self, request: str) -> GenerateCommand:
-        """What the next node is asked."""
-        return msgspec.structs.replace(self.command, id=request, begun=tuple(self.tokens))
-
-    def takes(self, report: EngineReport) -> bool:
-        """Take a piece; False: no model says so."""
-        if not isinstance(report, TextReport) or self.done + len(report.tokens) > self.limit:
-            return False
-        self.tokens += report.tokens
-        return True
-
-    def check(
-        self,
-        request: str,
-        first: int,
-        text: str,
-        reason: EndReason | None,
-        prompt: int | None,
-        calls: tuple[FunctionCall, ...],
-    ) -> CheckCommand:
-        """The question whether a node's part, from the ``first`` token on, is right."""
-        tokens = tuple(self.tokens)
-        asked = msgspec.structs.replace(self.command, id=request, begun=tokens[:first])
-        return CheckCommand(request, asked, tokens[first:], text, reason, prompt, calls, self.context)
-
-    def usage(self, first: int, prompt: int | None) -> NodeUsage:
-        """What a node's part counts as."""
-        return NodeUsage(1, prompt or 0, self.done - first)
-
-
-_Asked = _Answer | EmbeddingsUnderWay
-
-
-@dataclass
-class _Part:
-    """One node's part of an answer. ``first``: tokens of the answer, or embeddings, that came before; ``most``: reports that it
-    can have."""
-
-    home: _Home
-    request: str
-    first: int
-    most: int
-    reports: asyncio.Queue[EngineReport | None] = field(default_factory=asyncio.Queue)
-    text: str = ""
-    heard: bool = False
-    counted: bool = False
-    said: int = 0
-    characters: int = 0
-    tokens: int = 0
-
-    def has_room(self, report: EngineReport) -> bool:
-        """Whether there may be one more report; who listens may be slow, and what waits for it is in memory."""
-        self.said += 1
-        if isinstance(report, TextReport):
-            self.characters, self.tokens = self.characters + len(report.text), self.tokens + len(report.tokens)
-        elif isinstance(report, EmbeddedReport):
-            self.tokens += len(report.vectors)
-        return self.said <= self.most and self.tokens <= self.most and self.characters <= MOST_TEXT * (self.tokens + 4)
-
-
-@dataclass(frozen=True)
-class DrawnAnswer:
-    """An answer that is to be drawn again."""
-
-    job: str
-    lease: str
-    node: str
-    period: int
-    check: AnswerCheck
+_Asked = AnswerUnderWay | EmbeddingsUnderWay
 
 
 class Homes:
@@ -183,13 +74,16 @@ class Homes:
 
     def __init__(self, context: Context, desk: JobDesk, nodes: Nodes) -> None:
         self._context, self._nodes = context, nodes
-        self._homes: dict[str, _Home] = {}
-        self._parts: dict[tuple[str, str], _Part] = {}
+        self._homes: dict[str, AnsweringReplica] = {}  # By name.
+        self._leads: dict[str, AnsweringReplica] = {}  # By the lease that is asked.
+        self._sketches = AnswerSketches(context.clock)
+        self._parts: dict[tuple[str, str], AnswerPart] = {}
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
         self._process, self._numbers = "", count(1)
         self._periods: dict[str, int] = {}  # Of deployments that are at work, the number of the one that is not over.
         self._asked: dict[str, float] = {}  # When a deployment was asked last, or went to work.
-        self._unchecked: Counter[tuple[str, int]] = Counter()
+        self._unchecked: Counter[tuple[str, int]] = Counter()  # By seat and period, answers that are to be drawn again;
+        self._to_check = 0  # and all of them.
         self.drawn: asyncio.Queue[DrawnAnswer] = asyncio.Queue()
         desk.on_stored(self._notice)
         desk.on(PeriodCounted, lambda _work, event: self._counted(event))
@@ -200,7 +94,7 @@ class Homes:
         return {
             ("answers_under_way",): len(self._parts),
             ("answers_waiting",): sum(map(len, self._waiting.values())),
-            ("answers_to_check",): self._unchecked.total(),
+            ("answers_to_check",): self._to_check,
         }
 
     # --- requests ---------------------------------------------------------------------------------------------------------
@@ -234,7 +128,7 @@ class Homes:
                     f"{answer.failures} nodes could not answer this request: change it, or try again"
                 )
 
-    async def _said_by(self, part: _Part, answer: _Asked, until: float) -> AsyncIterator[AnswerReport]:
+    async def _said_by(self, part: AnswerPart, answer: _Asked, until: float) -> AsyncIterator[AnswerReport]:
         """What a node says of an answer; it ends without an end where another one has to go on."""
         while (report := await self._next(part, answer, until)) is not None:
             match report:
@@ -258,18 +152,18 @@ class Homes:
                 case _:
                     pass
 
-    def _failed(self, part: _Part, answer: _Asked) -> None:
+    def _failed(self, part: AnswerPart, answer: _Asked) -> None:
         """A node cannot do it, or says what no model says."""
-        answer.tried.add(part.home.lease.id)
+        answer.tried.add(part.home.name)
         answer.failures += 1
         part.home.failures += 1
         self._context.metrics.count("answers_failed_total")
 
-    async def _next(self, part: _Part, answer: _Asked, until: float) -> EngineReport | None:
+    async def _next(self, part: AnswerPart, answer: _Asked, until: float) -> EngineReport | None:
         """The next report; None: another node has to go on, since this one is gone, or silent while another could."""
         clock = self._context.clock
         while True:
-            begun = part.heard and isinstance(answer, _Answer)  # Each batch of embeddings is computed anew.
+            begun = part.heard and isinstance(answer, AnswerUnderWay)  # Each batch of embeddings is computed anew.
             patience = rules.SILENCE_S if begun else rules.FIRST_SILENCE_S
             left = until - clock.now()
             try:
@@ -279,7 +173,7 @@ class Homes:
                 if left <= patience:
                     late = "the model's nodes took longer than there is time for"
                     raise TookTooLongError(f"{late}: ask for fewer tokens, or deploy more replicas", "tokens") from None
-                others = answer.tried | {part.home.lease.id}
+                others = answer.tried | {part.home.name}
                 self._is_silent(part.home)
                 if self._chosen(part.home.lease.job, others) is None:
                     continue
@@ -290,7 +184,7 @@ class Homes:
                 self._context.metrics.count("answers_moved_total")
             return report
 
-    def _ended(self, part: _Part, answer: _Asked, report: AnsweredReport) -> AnsweredReport | None:
+    def _ended(self, part: AnswerPart, answer: _Asked, report: AnsweredReport) -> AnsweredReport | None:
         """Count what has ended, and have it drawn again where the lot falls on it; None: another node goes on with the rest."""
         tokens, prompt = answer.done, min(report.prompt, answer.context)
         if isinstance(answer, EmbeddingsUnderWay):
@@ -303,11 +197,11 @@ class Homes:
         self._count(part, answer, report.reason, prompt, report.calls)
         if isinstance(answer, EmbeddingsUnderWay) and not answer.ends():
             return None
-        return msgspec.structs.replace(report, prompt=prompt, tokens=tokens, nodes=tuple(answer.nodes))
+        return msgspec.structs.replace(report, prompt=prompt, tokens=tokens, nodes=tuple(answer.nodes[-MAX_NAMES:]))
 
     def _count(
         self,
-        part: _Part,
+        part: AnswerPart,
         answer: _Asked,
         reason: EndReason | None = None,
         prompt: int | None = None,
@@ -322,29 +216,40 @@ class Homes:
             return  # Nobody could draw it again, so nobody is paid for it; no model says so much.
         home.usage += answer.usage(part.first, prompt)
         home.leaves.append(sha256(said).digest())
-        self._draw(home, check)
+        self._draw(part, check)
 
-    def _draw(self, home: _Home, check: AnswerCheck) -> None:
-        lot = int.from_bytes(self._context.entropy(4))
-        if not rules.is_drawn(home.checked, lot) or self._unchecked.total() >= MAX_UNCHECKED:
+    def _draw(self, part: AnswerPart, check: AnswerCheck) -> None:
+        home, lot = part.home, int.from_bytes(self._context.entropy(4))
+        if not rules.is_drawn(home.checked, lot) or self._to_check >= MAX_UNCHECKED:
             return
-        home.checked += 1
+        part.drawn, home.checked, self._to_check = True, home.checked + 1, self._to_check + 1
         period = self._periods.get(home.lease.job, 0)
-        self._unchecked[home.lease.id, period] += 1
+        self._unchecked.update((seat.id, period) for seat in home.seats)
         check = some_of(check, self._context.entropy) if isinstance(check, CheckEmbeddingsCommand) else check
-        self.drawn.put_nowait(DrawnAnswer(home.lease.job, home.lease.id, home.lease.node, period, check))
+        until = self._context.clock.now() + (rules.SKETCH_S if home.staged else 0.0)
+        self.drawn.put_nowait(DrawnAnswer(home.lease.job, home.seats, home.layers, period, check, until))
+
+    async def with_sketches(self, drawn: DrawnAnswer) -> DrawnAnswer:
+        """The same with what its stages say of it, once they have, or it is too late."""
+        if len(drawn.seats) == 1 or not isinstance(drawn.check, CheckCommand) or drawn.check.boundaries:
+            return drawn
+        found, silent = await self._sketches.boundaries(drawn.check.id, drawn.layers, drawn.until)
+        check = msgspec.structs.replace(drawn.check, boundaries=found)
+        if len(msgspec.json.encode(check)) > MAX_LINE:
+            return drawn
+        return replace(drawn, check=check, silent=silent)
 
     # --- who answers ------------------------------------------------------------------------------------------------------
 
-    async def _taken(self, job: str, answer: _Asked, until: float) -> _Home:
+    async def _taken(self, job: str, answer: _Asked, until: float) -> AnsweringReplica:
         """A node that has room, the longest waiting first."""
         queue, turn = self._waiting[job], asyncio.Event()
         if len(queue) >= rules.MAX_WAITING:
             raise TooManyError(f"{len(queue)} requests wait for this deployment already: deploy more replicas", RETRY_S)
         queue.append(turn)
         try:
-            while queue[0] is not turn or (lease := self._chosen(job, answer.tried)) is None:
-                if answer.tried and answer.tried >= {home.lease.id for home in self._of(job)}:
+            while queue[0] is not turn or (name := self._chosen(job, answer.tried)) is None:
+                if (here := {home.name for home in self._of(job)}) and answer.tried >= here:
                     raise UnavailableError("no node of this deployment could answer: change the request, or try again")
                 if job not in self._periods:
                     raise _closed(job)
@@ -356,18 +261,18 @@ class Homes:
         finally:
             queue.remove(turn)
             self._wake(job)  # Of a deployment that is over the next one is awake already.
-        home = self._homes[lease]
+        home = self._homes[name]
         home.answering += 1
         return home
 
-    def _of(self, job: str) -> list[_Home]:
+    def _of(self, job: str) -> list[AnsweringReplica]:
         return [home for home in self._homes.values() if home.lease.job == job and home.here]
 
     def _chosen(self, job: str, tried: set[str]) -> str | None:
         able = [
-            Replica(home.lease.id, home.answering, home.silent is not None, home.lease.id in tried)
+            Replica(home.name, home.answering, home.silent is not None, home.name in tried)
             for home in self._of(job)
-            if self._nodes.session(home.lease.node) is not None
+            if all(self._nodes.session(seat.node) is not None for seat in home.seats)
         ]
         return rules.chosen(able)
 
@@ -376,40 +281,56 @@ class Homes:
         if self._waiting.get(job):
             self._waiting[job][0].set()
 
-    def _begin(self, home: _Home, answer: _Asked) -> _Part:
+    def _begin(self, home: AnsweringReplica, answer: _Asked) -> AnswerPart:
         # Of another process than the one before, whose requests nodes may still be at.
         self._process = self._process or self._context.entropy(4).hex()
         request = f"{self._process}-{next(self._numbers)}"
-        part = _Part(home, request, answer.done, answer.limit + ROOM)
+        part = AnswerPart(home, request, answer.done, answer.limit + ROOM)
         self._parts[home.lease.id, part.request] = part
+        if home.staged:
+            self._sketches.expect(request, home.seats, answer.context)
         command = answer.asks(part.request)
         home.asked = self._context.clock.now()
         session = self._nodes.session(home.lease.node)
         if session is None:
             part.reports.put_nowait(None)
         else:
-            if session.profile.name not in answer.nodes:
-                answer.nodes.append(session.profile.name)
+            answer.nodes += [name for name in self._names(home) if name not in answer.nodes]
             session.send(Command(home.lease.id, home.lease.fence, AskModel(command)))
         return part
 
-    def _over(self, part: _Part, answer: _Asked) -> None:
+    def _names(self, home: AnsweringReplica) -> list[str]:
+        """What the nodes of a replica are called, by stage."""
+        sessions = [self._nodes.session(seat.node) for seat in home.seats]
+        return [session.profile.name for session in sessions if session is not None]
+
+    def _over(self, part: AnswerPart, answer: _Asked) -> None:
         """This node's part is over; it need not go on."""
         home = part.home
         home.answering -= 1
         if not part.counted:
             self._count(part, answer)
-        if self._parts.pop((home.lease.id, part.request), None) is not None:
-            session = self._nodes.session(home.lease.node) if home.here else None
-            if session is not None:
-                session.send(Command(home.lease.id, home.lease.fence, AskModel(CancelCommand(part.request))))
+        if not part.drawn:
+            self._sketches.drop(part.request)
+        if self._parts.pop((home.lease.id, part.request), None) is not None and home.here:
+            self._cancel(part)
+        self._put_away(home)
         self._wake(home.lease.job)
+
+    def _cancel(self, part: AnswerPart) -> None:
+        lease = part.home.lease
+        session = self._nodes.session(lease.node)
+        if session is not None:
+            session.send(Command(lease.id, lease.fence, AskModel(CancelCommand(part.request))))
 
     # --- what nodes say ---------------------------------------------------------------------------------------------------
 
     def said(self, lease: Lease, body: ModelSaid) -> None:
         """A node has spoken."""
-        home = self._homes.get(lease.id)
+        for report in body.reports:
+            if isinstance(report, SketchReport):
+                self._sketches.take(lease.id, report)
+        home = self._leads.get(lease.id)
         if home is None:
             return
         home.heard = self._context.clock.now()
@@ -419,7 +340,7 @@ class Homes:
             self._wake(lease.job)
         for report in body.reports:
             part = self._parts.get((lease.id, getattr(report, "id", "")))
-            if part is None:
+            if part is None or isinstance(report, SketchReport):
                 continue
             taken = part.has_room(report)
             part.reports.put_nowait(
@@ -429,52 +350,75 @@ class Homes:
                 del self._parts[lease.id, part.request]
 
     def left(self, node: str) -> None:
-        """A node's connection is gone, and what it was about to say with it."""
-        for home in [home for home in self._homes.values() if home.lease.node == node]:
-            self._interrupt(home)
+        """A node's connection is gone, and what it was about to say with it. A replica of several nodes answers with all of
+        them only: what it was at goes on elsewhere, or there once the node is back."""
+        for home in list(self._homes.values()):
+            if any(seat.node == node for seat in home.seats):
+                self._interrupt(home)
 
-    def _is_silent(self, home: _Home) -> None:
+    def back(self, node: str) -> None:
+        """A node has come, or come again: whoever waits for a replica with it may be answered."""
+        for job in {home.lease.job for home in self._homes.values() if any(seat.node == node for seat in home.seats)}:
+            self._wake(job)
+
+    def _is_silent(self, home: AnsweringReplica) -> None:
         home.silent = self._context.clock.now() if home.silent is None else home.silent
 
-    def _interrupt(self, home: _Home) -> None:
-        for key in [key for key in self._parts if key[0] == home.lease.id]:
-            self._parts.pop(key).reports.put_nowait(None)
+    def _interrupt(self, home: AnsweringReplica) -> None:
+        for key in [key for key, part in self._parts.items() if part.home is home]:
+            part = self._parts.pop(key)
+            part.reports.put_nowait(None)
+            if home.staged:  # The one that is asked may be there, and go on for nobody.
+                self._cancel(part)
 
     def _notice(self, work: UnitOfWork) -> None:
         if work.job.spec.serve is None:
             return
         self._periods[work.job.id] = work.job.rounds_done
-        for lease in work.leases.values():
-            if lease.state == "ready" and lease.id not in self._homes:
+        whole = {} if work.run is None else rules.answering(work.run.layers, work.run.joins, work.leases)
+        for home in self._of(work.job.id):
+            if home.name not in whole:
+                self._leave(home)
+        for name, seats in whole.items():
+            if name not in self._homes and work.run is not None:
                 now = self._context.clock.now()
-                self._homes[lease.id] = _Home(lease, now, now - rules.PROBE_S, now)
+                home = AnsweringReplica(name, seats, work.run.layers, now, now - rules.PROBE_S, now)
+                self._homes[name] = self._leads[home.lease.id] = home
                 self._wake(work.job.id)
-        for lease in work.ended:
-            if (home := self._homes.get(lease.id)) is not None:
-                home.here = False
-                self._interrupt(home)
-                if not home.leaves:
-                    del self._homes[lease.id]
         if work.job.state not in _AT_WORK or work.job.wish is not Wish.NONE:
             self._periods.pop(work.job.id, None)
             self._asked.pop(work.job.id, None)
             for turn in self._waiting.pop(work.job.id, ()):
                 turn.set()
 
+    def _leave(self, home: AnsweringReplica) -> None:
+        """A replica does not answer any more in this form."""
+        home.here = False
+        if self._leads.get(home.lease.id) is home:
+            del self._leads[home.lease.id]
+        self._interrupt(home)
+        self._put_away(home)
+
+    def _put_away(self, home: AnsweringReplica) -> None:
+        """Forget one that answers no more, once nothing of it is to be counted."""
+        if not home.here and not home.answering and not home.leaves:
+            self._homes.pop(home.name, None)
+
     # --- counting ---------------------------------------------------------------------------------------------------------
 
     def periods(self, job: str) -> list[CountedPeriod]:
-        """What each node of a job has done since it was counted; who has answered nobody was not ready."""
+        """What each replica of a job has done since it was counted; one that has answered nobody was not ready."""
         now, found = self._context.clock.now(), []
         for home in self._homes.values():
             if home.lease.job == job and home.leaves:
                 until = now if home.here and home.silent is None else home.heard
                 usage = msgspec.structs.replace(home.usage, ready=max(0.0, until - home.counted))
-                found.append(CountedPeriod(home.lease, usage, tuple(home.leaves), now))
+                unpaid = frozenset(home.unpaid)
+                found.append(CountedPeriod(home.name, home.seats, usage, tuple(home.leaves), now, unpaid))
         return found
 
     def broken(self, job: str) -> list[tuple[str, str]]:
-        """Leases whose nodes cannot answer, or do not any more, and why."""
+        """Replicas that cannot answer, or do not any more, by the lease that is asked, and why."""
         now, found = self._context.clock.now(), []
         for home in self._of(job):
             if home.failures >= MAX_FAILURES:
@@ -486,33 +430,36 @@ class Homes:
     def _counted(self, event: PeriodCounted) -> None:
         """A period was stored: what it counted is no longer owed. Answers may have ended meanwhile."""
         for counted in event.counted:
-            home = self._homes.get(counted.lease.id)
+            home = self._homes.get(counted.home)
             if home is None:
                 continue
             home.usage, home.leaves = home.usage - counted.usage, home.leaves[len(counted.leaves) :]
             home.counted = counted.until
-            if not home.here and not home.leaves:
-                del self._homes[counted.lease.id]
+            home.unpaid -= counted.unpaid
+            self._put_away(home)
 
-    def forget(self, lease: str) -> None:
-        """What a node did since it was counted is not paid: an answer of it was wrong."""
-        if (home := self._homes.get(lease)) is not None:
-            home.usage, home.leaves = NodeUsage(), []
+    def forget(self, leases: Collection[str]) -> None:
+        """What these did since they were counted is not paid: an answer of theirs was wrong."""
+        for home in list(self._homes.values()):
+            home.unpaid |= {seat.id for seat in home.seats if seat.id in leases}
+            if home.unpaid >= {seat.id for seat in home.seats}:
+                home.usage, home.leaves, home.unpaid = NodeUsage(), [], set()
 
     def waits(self, lease: str, period: int) -> bool:
-        """Whether an answer of a node of this period, or one before, is still to be checked."""
+        """Whether an answer of a seat of this period, or one before, is still to be checked."""
         return any(number and key[0] == lease and key[1] <= period for key, number in self._unchecked.items())
 
     def checked(self, drawn: DrawnAnswer) -> None:
         """One was checked, or could not be."""
-        self._unchecked -= Counter({(drawn.lease, drawn.period): 1})
+        self._unchecked -= Counter((seat.id, drawn.period) for seat in drawn.seats)
+        self._to_check -= 1
 
     def uncounted(self, job: str) -> Mapping[str, NodeUsage]:
         """What each node has done since it was counted."""
         found: dict[str, NodeUsage] = {}
         for home in self._homes.values():
-            if home.lease.job == job:
-                found[home.lease.node] = found.get(home.lease.node, NodeUsage()) + home.usage
+            for seat in home.seats if home.lease.job == job else ():
+                found[seat.node] = found.get(seat.node, NodeUsage()) + home.usage
         return found
 
     def idle(self, job: str) -> float:
@@ -548,11 +495,11 @@ class Homes:
                 elif now - home.asked >= rules.PROBE_S:
                     group.create_task(self._probe(home, rules.FIRST_SILENCE_S), name="probe")
 
-    async def _probe(self, home: _Home, seconds: float) -> None:
+    async def _probe(self, home: AnsweringReplica, seconds: float) -> None:
         """A short request that a program might make; its answer counts like any other."""
         text = f"Note {self._context.entropy(6).hex()}:"
         seed = int.from_bytes(self._context.entropy(7))
-        answer = _Answer(GenerateCommand("1", text, tokens=PROBE_TOKENS, sampling=Sampling(seed=seed)), LONGEST)
+        answer = AnswerUnderWay(GenerateCommand("1", text, tokens=PROBE_TOKENS, sampling=Sampling(seed=seed)), LONGEST)
         home.answering += 1
         part = self._begin(home, answer)
         try:
@@ -571,7 +518,9 @@ def _asked(command: AskCommand, context: int) -> _Asked:
     if len(msgspec.msgpack.encode(longest)) > _MESSAGE_ROOM:
         field = "input" if isinstance(command, EmbedCommand) else "messages"
         raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", field)
-    return EmbeddingsUnderWay(command, context) if isinstance(command, EmbedCommand) else _Answer(command, context)
+    return (
+        EmbeddingsUnderWay(command, context) if isinstance(command, EmbedCommand) else AnswerUnderWay(command, context)
+    )
 
 
 def _closed(job: str, state: JobState | None = None) -> ConflictError:

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from coordinator.client.text import money
 from coordinator.config import Config
 from coordinator.domain import serving as rules
-from coordinator.domain.placement import MEGABYTE, Candidate
+from coordinator.domain import teams
+from coordinator.domain.placement import MEGABYTE, Candidate, Needed
 from coordinator.domain.serving import NodeUsage
+from coordinator.domain.teams import TeamWishes
 from coordinator.services.jobs.quotes import OPENING_LAMPORTS, impossible
 from coordinator.services.network.market_price import MarketRate
 from coordinator.services.payments.payees import affordable
@@ -31,16 +33,22 @@ def quote(
     except ModelConfigError as error:
         return impossible(str(error), len(everybody))
     context = rules.context_of(shape, serve.context)
-    needed = rules.needed(shape, context)
-    able = [one for one in affordable(everybody, rate.per_petaflop) if one.holds(needed, 0)]
+    willing = affordable(everybody, rate.per_petaflop)
+    found = teams.first_team(shape, context, willing, serve.stages, TeamWishes())
+    cut = found[0] if found is not None else teams.cut_for(shape, serve.stages or 1)
+    if cut is None:
+        return impossible(
+            f"serve.stages {serve.stages} is more than the {shape.layers} layers of this model: each stage has one at least",
+            len(everybody),
+        )
+    needed = rules.needed(shape, context, cut)
+    able = [one for one in willing if any(one.holds(needed, stage) for stage in range(len(cut)))]
     hourly = rules.hour(shape.parameters, rate.per_petaflop)
     ready = max(1, int(serve.replicas * spec.deadline_hours * hourly))
     least = max(ready, limits.minimum_price)
     problems = []
-    main = needed["main"][0] // MEGABYTE
-    if not able:
-        card = needed["card"][0] // MEGABYTE
-        problems.append(f"no node holds the whole model with its cache: {main:,} MB are needed, {card:,} MB on a card")
+    if found is None:
+        problems.append(_too_large(serve, needed))
     if spec.budget < least:
         problems.append(_short(spec, serve, ready, least))
     if (serve.context or 0) > context:
@@ -51,7 +59,7 @@ def quote(
         operations=0.0,
         parameters=shape.parameters,
         tokens=0,
-        stages=1,
+        stages=len(cut),
         replicas=serve.replicas,
         nodes_available=len(able),
         rounds=0,
@@ -59,8 +67,8 @@ def quote(
         price=max(spec.budget, least),
         price_low=ready,
         price_high=max(spec.budget, least),
-        memory_mb_per_stage=(main,),
-        limit=_limit(len(able), serve.replicas),
+        memory_mb_per_stage=tuple(size // MEGABYTE for size in needed["main"]),
+        limit=_limit(len(able), serve.replicas, len(cut)),
         problems=tuple(problems),
         rate=rate.per_petaflop,
         price_likely=ready,
@@ -85,7 +93,18 @@ def _short(spec: JobSpec, serve: ServeSpec, ready: int, least: int) -> str:
     return f"{below}, what {nodes} ready for {spec.deadline_hours:g} hours cost: raise it, or ask for less"
 
 
-def _limit(able: int, replicas: int) -> str:
+def _too_large(serve: ServeSpec, needed: Needed) -> str:
+    main, card = ([size // MEGABYTE for size in needed[kind]] for kind in ("main", "card"))
+    if len(main) > 1:
+        sizes = " and ".join(f"{size:,}" for size in main)
+        return f"no {len(main)} nodes hold the model together with its cache: {sizes} MB are needed"
+    whole = f"no node holds the whole model with its cache: {main[0]:,} MB are needed, {card[0]:,} MB on a card"
+    return whole if serve.stages else f"{whole}; nor do up to {teams.MOST_STAGES} nodes together"
+
+
+def _limit(able: int, replicas: int, stages: int) -> str:
+    if stages > 1:
+        return f"{stages} nodes hold the model together, of {able} that could hold a part of it"
     if able >= replicas:
         return f"{able} nodes could answer"
     return f"{able} of the {replicas} nodes that are asked for could answer: the others are seated as they come"

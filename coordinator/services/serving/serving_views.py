@@ -1,10 +1,12 @@
 """A deployment as its owner reads it."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
 from common.untrusted_text import untrusted
+from coordinator.client.deployments import who_answers
 from coordinator.client.text import money
 from coordinator.domain import serving as rules
 from coordinator.domain.job import ENDINGS, LIVE, Job, JobState, Wish
@@ -15,16 +17,17 @@ from coordinator.services.serving.offers import per_million
 from protocol.rest.api import JobView, ServingView
 
 
-def served(view: JobView, job: Job, leases: Sequence[Lease], done: Served, homes: Homes) -> JobView:
-    """The view of a job that answers; ``leases``: all of it."""
+def served(view: JobView, job: Job, leases: Sequence[Lease], done: Served, stages: int, homes: Homes) -> JobView:
+    """The view of a job that answers; ``leases``: all of it. ``stages``: nodes of a replica."""
     held = [lease for lease in leases if lease.state != "ended" and lease.seat]
-    ready = sum(lease.state == "ready" for lease in held)
+    by_replica = Counter(lease.replica for lease in held if lease.state == "ready")
+    ready = sum(number == stages for number in by_replica.values())
     answering, waiting, usage = homes.now(job.id)
     answers, prompts = per_million(job.quote.parameters, job.quote.rate)
     all_of = done.plus(usage)
     serving = ServingView(
         ready=ready,
-        loading=len(held) - ready,
+        loading=sum(lease.state == "starting" for lease in held),
         answering=answering,
         waiting=waiting,
         answers=all_of.answers,
@@ -35,6 +38,7 @@ def served(view: JobView, job: Job, leases: Sequence[Lease], done: Served, homes
         per_million=answers,
         per_million_prompt=prompts,
         per_hour=rules.hour(job.quote.parameters, job.quote.rate),
+        stages=stages,
     )
     return msgspec.structs.replace(
         view,
@@ -58,23 +62,16 @@ def sentence(job: Job, reason: str, serving: ServingView) -> str:
     match job.state:
         case JobState.CREATED:
             return f"Waiting for {money(job.spec.budget)} in escrow: until then nothing runs and nothing is spent."
+        case JobState.FUNDED if serving.stages > 1:
+            return f"Waiting for {serving.stages} free nodes that can hold the model together."
         case JobState.FUNDED:
             return "Waiting for a free node that can hold the model."
         case JobState.PLANNED:
-            nodes = "1 node loads" if serving.loading == 1 else f"{serving.loading} nodes load"
-            if serving.loading:
-                return f"Getting ready: {nodes} the model."
-            asleep = job.spec.serve is not None and job.spec.serve.idle_minutes is not None and not serving.waiting
-            return (
-                "Asleep: the next request has it seated again."
-                if asleep
-                else "Waiting for nodes: none holds the model."
-            )
+            return _getting_ready(job, serving)
         case JobState.RUNNING:
             loads = "loads" if serving.loading == 1 else "load"
             more = f", {serving.loading} more {loads} the model" if serving.loading else ""
-            nodes = "1 node answers" if serving.ready == 1 else f"{serving.ready} nodes answer"
-            return f"Serving: {nodes}{more}."
+            return f"Serving: {who_answers(serving)}{more}."
         case JobState.PAUSED:
             return "Paused: no node holds the model, and nothing is spent."
         case JobState.VERIFYING:
@@ -84,3 +81,12 @@ def sentence(job: Job, reason: str, serving: ServingView) -> str:
         case JobState.FAILED | JobState.CANCELLED:
             word = "Failed" if job.state is JobState.FAILED else "Cancelled"
             return f"{word}: {reason or 'no reason was given'}. Right answers are paid, the rest goes back."
+
+
+def _getting_ready(job: Job, serving: ServingView) -> str:
+    if serving.loading:
+        nodes = "1 node loads" if serving.loading == 1 else f"{serving.loading} nodes load"
+        return f"Getting ready: {nodes} the model."
+    if job.spec.serve is not None and job.spec.serve.idle_minutes is not None and not serving.waiting:
+        return "Asleep: the next request has it seated again."
+    return f"Waiting for nodes: {'none holds' if serving.stages == 1 else 'too few hold'} the model."

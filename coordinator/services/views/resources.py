@@ -31,7 +31,7 @@ class JobResources(msgspec.Struct, frozen=True):
         now: in Unix seconds. cost: of all work so far, in millionths.
         position: among the jobs that wait for nodes, from 1. checkpoint: rounds in the newest one.
         looks: steps that wait for one of the operator's auditors.
-        served: what a deployment has done, in periods that were counted.
+        served: what a deployment has done, in periods that were counted. ``stages``: nodes of a replica of it.
     """
 
     now: float
@@ -40,6 +40,7 @@ class JobResources(msgspec.Struct, frozen=True):
     checkpoint: int = 0
     looks: int = 0
     served: Served = Served()
+    stages: int = 1
 
 
 def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str, place: JobResources) -> api.JobView:

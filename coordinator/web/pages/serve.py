@@ -48,7 +48,13 @@ class ServeField:
 
 
 MAIN = (
-    ServeField("replicas", "Nodes", "Each holds the whole model.", "whole", (ServeSpec, "replicas")),
+    ServeField(
+        "replicas",
+        "Replicas",
+        "How often it is held: by one node, or by several together.",
+        "whole",
+        (ServeSpec, "replicas"),
+    ),
     ServeField("hours", "Hours", "Until it ends.", "decimal", (JobSpec, "deadline_hours")),
     ServeField("budget", "Budget", "The most that is paid; the rest comes back.", "amount", (JobSpec, "budget")),
 )
@@ -61,6 +67,13 @@ MORE = (
         "whole",
         (ServeSpec, "context"),
         LONGEST,
+    ),
+    ServeField(
+        "stages",
+        "Nodes of a replica",
+        "Each holds some layers. Empty: one where the model fits, else as few as it fits.",
+        "whole",
+        (ServeSpec, "stages"),
     ),
     ServeField(
         "idle",
@@ -78,6 +91,7 @@ _PLACES: Final[Mapping[str, str]] = {
     "budget": "budget",
     "model.from_round": "round",
     "serve.context": "context",
+    "serve.stages": "stages",
     "serve.idle_minutes": "idle",
     "name": "name",
     "submitter": "submitter",
@@ -109,7 +123,7 @@ def usual(job: JobView) -> ServeAsked:
     """The form as it is before anybody types: the finished model, or the newest checkpoint where there is none yet."""
     round_ = "" if job.model is not None or not job.checkpoint else str(job.checkpoint)
     values = {"replicas": str(REPLICAS), "hours": f"{HOURS:g}", "budget": "", "round": round_, "context": ""}
-    return ServeAsked(values | {"idle": "", "name": deployment_name(job.name), "submitter": ""}, {})
+    return ServeAsked(values | {"stages": "", "idle": "", "name": deployment_name(job.name), "submitter": ""}, {})
 
 
 def read(typed: Mapping[str, str], job: JobView) -> ServeAsked:
@@ -130,6 +144,7 @@ def read(typed: Mapping[str, str], job: JobView) -> ServeAsked:
         found["context"],
         found["name"] or deployment_name(job.name),
         found["idle"],
+        found["stages"],
     )
     return ServeAsked(values, errors, document, submitter, opened)
 

@@ -33,6 +33,7 @@ def task_view(task: HeldTask) -> TaskView:
         share=_share(assign, progress.step) if progress else None,
         shown=max(task.restored.rounds) if task.restored is not None else None,
         serves=task.serves,
+        stages=len(assign.plan.layers),
     )
 
 

@@ -9,7 +9,7 @@ from desktop.agent.coordinator.report_outbox import ALL
 from desktop.agent.jobs.crash_records import FoundLease
 from desktop.agent.jobs.tasks import HeldTask, Tools
 from protocol.node import MAX_LEASES, Acknowledged, Assign, Beat, Command, HeldLease
-from protocol.task import BeginRound, ExpectPeers, StopTask
+from protocol.task import BeginRound, ExpectPeers, JoinStages, StopTask
 
 RESEND_BURST = 150  # Reports in a row after a reconnect, and then a pause: a coordinator takes so many at once.
 RESEND_PAUSE_S = 4.0
@@ -123,7 +123,7 @@ class Holdings:
         taken = task.command(command.body)
         if not taken:
             LOG.warning("%s: the worker reads no commands", task)
-        if isinstance(command.body, BeginRound | ExpectPeers):
+        if isinstance(command.body, BeginRound | ExpectPeers | JoinStages):
             self._spawn(self._tools.peers.refresh(), "allow-peers")
         return taken
 

@@ -24,8 +24,9 @@ class RoutingVerdict(Enum):
 class Plans:
     """The newest plans of one lease, by epoch."""
 
-    def __init__(self, first: Plan) -> None:
-        """Begin with the plan of ``Assign``."""
+    def __init__(self, first: Plan, ring: bool = False) -> None:
+        """Begin with the plan of ``Assign``; ``ring``: of a model that answers, whose last stage sends to the first."""
+        self._ring = ring
         self._by_epoch: dict[int, Plan] = {first.epoch: first}
         self._expected: frozenset[str] = frozenset()
 
@@ -40,7 +41,7 @@ class Plans:
         return max(len(plan.replicas()) for plan in self._by_epoch.values())
 
     def learn(self, plan: Plan) -> None:
-        """Take over the plan of a ``BeginRound``; one older than those kept is ignored."""
+        """Take over the plan of a ``BeginRound`` or ``JoinStages``; one older than those kept is ignored."""
         if plan.epoch < min(self._by_epoch):
             return
         self._by_epoch[plan.epoch] = plan
@@ -75,10 +76,15 @@ class Plans:
         return {m.node for m in self.newest.members if (m.stage, m.replica) in near} | self._expected
 
     def near(self, stage: int, replica: int) -> set[tuple[int, int]]:
-        """Stage and replica of those neighbours."""
+        """Stage and replica of those neighbours; around a ring the two next stages only."""
+        plan = self.newest
+        if self._ring:
+            count = len(plan.layers)
+            around = {(stage - 1) % count, (stage + 1) % count} - {stage}
+            return {(m.stage, m.replica) for m in plan.members if m.replica == replica and m.stage in around}
         return {
             (member.stage, member.replica)
-            for member in self.newest.members
+            for member in plan.members
             if (member.replica == replica and abs(member.stage - stage) == 1)
             or (member.stage == stage and member.replica != replica)
         }

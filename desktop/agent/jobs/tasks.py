@@ -42,6 +42,7 @@ from protocol.task import (
     AskModel,
     ExpectPeers,
     FailureCause,
+    JoinStages,
     KeptState,
     LeafShown,
     ModelSaid,
@@ -175,8 +176,14 @@ class HeldTask:
 
     @property
     def serves(self) -> bool:
-        """Whether it answers with a model: it has no rounds to keep, no work of others to doubt, and exchanges nothing."""
+        """Whether it answers with a model: it has no rounds to keep, and no work of others to doubt. With all of the model it
+        exchanges nothing, either."""
         return self.assign.spec.serve is not None
+
+    @property
+    def staged(self) -> bool:
+        """Whether it answers together with other nodes, each of which holds some layers."""
+        return self.serves and len(self.assign.plan.layers) > 1
 
     @property
     def alive(self) -> bool:
@@ -189,6 +196,10 @@ class HeldTask:
             return False
         if isinstance(body, ExpectPeers):
             self.bridge.plans.expect(body.nodes)
+            return True
+        if isinstance(body, JoinStages):
+            if self.staged:
+                self.bridge.join(body)
             return True
         if isinstance(body, AskModel):
             if self.serves and self.state == "running":  # Else nothing is said, and another node is asked.
@@ -327,7 +338,7 @@ class HeldTask:
 
     async def run(self) -> None:
         """Live through the whole task; whatever goes wrong in it ends here and is reported."""
-        if self.restored is None and not self.serves:  # Else it exchanges nothing with anybody.
+        if self.restored is None and (self.staged or not self.serves):  # Else it exchanges nothing with anybody.
             self.tools.peers.add(self.bridge)
         try:
             await self.tools.peers.refresh()

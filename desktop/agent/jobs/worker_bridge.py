@@ -37,6 +37,7 @@ from protocol.task import (
     BeginRound,
     BisectAnswer,
     BisectQuery,
+    JoinStages,
     KeptState,
     ModelSaid,
     OpeningMade,
@@ -155,7 +156,7 @@ class Bridge:
 
     def __post_init__(self) -> None:
         """Prepare the queues."""
-        self.plans = Plans(self.assign.plan)
+        self.plans = Plans(self.assign.plan, ring=self.assign.spec.serve is not None)
         self._commands: asyncio.Queue[TaskCommand] = asyncio.Queue(MAX_COMMANDS)
         self._to_worker: asyncio.Queue[tuple[AgentMessage, Parts, int]] = asyncio.Queue()
         self._early: deque[tuple[str, PeerHeader, bytes]] = deque()
@@ -203,6 +204,13 @@ class Bridge:
         except asyncio.QueueFull:
             return False
         return True
+
+    def join(self, body: JoinStages) -> None:
+        """Take over who holds this replica together. The worker hears of it once, before what peers and programs say then."""
+        if body.plan.epoch > self.plans.newest.epoch:
+            self._put_command(body)
+            self.plans.learn(body.plan)
+            self._admit_early()
 
     def ask(self, body: AskModel) -> None:
         """Pass a request on to the worker's model; one that has no room is refused at once, so that another node is asked."""

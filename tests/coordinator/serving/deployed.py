@@ -4,17 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from coordinator.app import assemble
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Base, Run, RunPoint
 from coordinator.errors import UnavailableError
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import NodeSession
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
-from protocol.node import Assign, Command, CoordinatorMessage, Report
+from protocol.node import Assign, Command, CoordinatorMessage, HeldLease, Report
 from protocol.rest.api import NewJob
 from protocol.serving import (
     AnswerCheck,
@@ -31,14 +34,16 @@ from protocol.serving import (
     GenerateCommand,
     RefusedReport,
     Sampling,
+    SketchReport,
     TextReport,
 )
-from protocol.task import AskModel, Layers, ModelSaid, StopTask, TaskReady, TaskReport
+from protocol.task import AskModel, JoinStages, Layers, ModelSaid, Plan, StopTask, TaskReady, TaskReport
 from tests.coordinator.bench import CONFIG, Bench
-from tests.coordinator.fakes import BUDGET, digest, spec
+from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, AllDelivered, FakeArtifacts, FakeModels, digest, spec
 from tests.support.clock import VirtualClock
 
 MB = 8_000
+HALF_MB = 1_150  # Holds half of the model, and not all of it.
 
 
 def truth(command: GenerateCommand, place: int) -> int:
@@ -57,7 +62,11 @@ def text_of(token: int) -> str:
 
 @dataclass
 class Home:
-    """A node. ``pace``: seconds a token; ``lie``: what it says of a place and its token; ``telling``: in place of their text."""
+    """A node. ``pace``: seconds a token; ``lie``: what it says of a place and its token; ``telling``: in place of their text.
+
+    Of a replica of several nodes the first one says what comes, as long as all of them are there, and each says at an answer's
+    end what crossed (``sketch``: its bytes for a token; None: it says nothing), ``late`` seconds later.
+    """
 
     bench: "Deployed"
     session: NodeSession
@@ -69,7 +78,14 @@ class Home:
     asked: list[EngineCommand] = field(default_factory=list)
     lease: Assign | None = None
     answering: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    told: list[asyncio.Task[None]] = field(default_factory=list)
     seq: int = 0
+    plan: Plan | None = None
+    epochs: list[int] = field(default_factory=list)
+    sketch: bytes | None = b"honestly"
+    late: float = 0.0
+    hung: bool = False
+    gone: bool = False
 
     @property
     def node(self) -> str:
@@ -85,11 +101,18 @@ class Home:
     async def hear(self, message: CoordinatorMessage) -> None:
         match message:
             case Assign():
-                self.lease, self.seq = message, 0
+                self.lease, self.seq, self.plan = message, 0, None
                 await self.say(TaskReady("cpu", 1), reliable=True)
             case Command(body=StopTask()):
                 self.silence()
                 self.lease = None
+            case Command(body=JoinStages(plan=plan)) if self.plan is None or plan.epoch > self.plan.epoch:
+                under_way = list(self.answering)
+                self.silence()
+                self.plan = plan
+                self.epochs.append(plan.epoch)
+                for request in under_way:
+                    await self._told(RefusedReport(request, "failed", "its nodes are others now"))
             case Command(body=AskModel(body=command)):
                 self.asked.append(command)
                 if isinstance(command, GenerateCommand):
@@ -108,9 +131,20 @@ class Home:
         if self.refusing:
             await self._told(RefusedReport(command.id, self.refusing, "it cannot"))
             return
+        if self.lease is not None and len(self.lease.plan.layers) > 1 and self.plan is None:
+            await self._told(RefusedReport(command.id, "failed", "it has not been joined"))
+            return
         most = command.tokens or 4
+        try:
+            await self._draw(command, most)
+        finally:
+            self._sketched(command.id, most)
+
+    async def _draw(self, command: GenerateCommand, most: int) -> None:
         for place in range(len(command.begun), most):
             await self.bench.time.sleep(self.pace)
+            while not all(home.lease is not None and not home.hung and not home.gone for home in self._team()):
+                await self.bench.time.sleep(0.1)
             token = self.lie(place, truth(command, place))
             await self._told(TextReport(command.id, self.telling or text_of(token), (token,)))
         await self._told(AnsweredReport(command.id, "length", 3, most))
@@ -125,6 +159,23 @@ class Home:
             await self._told(EmbeddedReport(command.id, (len(text),), (vector,)))
         await self._told(AnsweredReport(command.id, "stop", 1, 0))
 
+    def _team(self) -> list["Home"]:
+        nodes = [] if self.plan is None else [member.node for member in self.plan.members]
+        return [self.bench.homes[node] for node in nodes]
+
+    def _sketched(self, request: str, tokens: int) -> None:
+        for stage, home in enumerate(self._team()):
+            said = [
+                side for side, is_there in (("got", stage > 0), ("sent", stage + 1 < len(self._team()))) if is_there
+            ]
+            home.told = [asyncio.create_task(home.say_sketch(request, side, tokens)) for side in said]
+
+    async def say_sketch(self, request: str, side: str, tokens: int) -> None:
+        if self.sketch is None or self.gone:
+            return
+        await self.bench.time.sleep(self.late)
+        await self.say(ModelSaid((SketchReport(request, side, 0, self.sketch * tokens),)))
+
     async def _told(self, report: EngineReport) -> None:
         if not self.mute:
             await self.say(ModelSaid((report,)))
@@ -132,6 +183,7 @@ class Home:
     async def vanish(self) -> None:
         """Its machine is gone, without a word."""
         self.silence()
+        self.gone = True
         self.bench.parts.conversation.left(self.session)
 
 
@@ -141,6 +193,7 @@ class TruthTeller:
     def __init__(self) -> None:
         self.checked: list[AnswerCheck] = []
         self.able = True
+        self.names: tuple[int, ...] = ()
 
     def before(self, _archive: str) -> int:
         return 0
@@ -158,7 +211,7 @@ class TruthTeller:
         wrong = "" if false is None else f"token {false + 1} is another"
         if not wrong and command.text != "".join(map(text_of, command.tokens)):
             wrong = "its text is another"
-        return CheckedReport(command.id, wrong, 0.0)
+        return CheckedReport(command.id, wrong, 0.0, self.names if wrong and command.boundaries else ())
 
 
 class Deployed(Bench):
@@ -170,12 +223,37 @@ class Deployed(Bench):
         super().__init__(CONFIG, clock=self.time, generator=self.checker)
         self.homes: dict[str, Home] = {}
         self._heard: dict[str, int] = {}
+        self._entered: dict[str, tuple[int, dict[str, Any]]] = {}
 
-    async def come(self, number: int, **fields: object) -> Home:
+    async def come(self, number: int, **fields: Any) -> Home:
         """A node that can hold the model."""
-        session = await self.enter(number, **{"memory_mb": MB, **fields})
+        fields = {"memory_mb": MB, **fields}
+        session = await self.enter(number, **fields)
         home = self.homes[session.node] = Home(self, session)
+        self._entered[session.node] = (number, fields)
         return home
+
+    async def restart(self) -> None:
+        """The coordinator begins anew with what is stored, and its nodes come back with the leases that they hold."""
+        before = self.parts
+        self.parts = assemble(
+            CONFIG,
+            self.time,
+            self.store,
+            self.fake,
+            cast(ModelWorkshop, FakeModels()),
+            cast(ArtifactStore, FakeArtifacts()),
+            COORDINATOR,
+            WALLET,
+            generator=self.checker,
+            deliveries=AllDelivered(self.store, self.time),
+        )
+        assert self.parts is not before
+        await self.parts.recover()
+        for node, home in self.homes.items():
+            number, fields = self._entered[node]
+            held = () if home.lease is None else (HeldLease(home.lease.lease, home.lease.fence),)
+            home.session = await self.enter(number, held, **fields)
 
     async def trained(self) -> str:
         """A job that is done, with a model."""
@@ -192,7 +270,14 @@ class Deployed(Bench):
         """Its job, opened."""
         return self.parts.desk.open(job)
 
-    async def deploy(self, replicas: int = 1, budget: int = BUDGET, hours: float = 8.0, idle: int | None = None) -> str:
+    async def deploy(
+        self,
+        replicas: int = 1,
+        budget: int = BUDGET,
+        hours: float = 8.0,
+        idle: int | None = None,
+        stages: int | None = None,
+    ) -> str:
         """A deployment with its money in escrow."""
         trained = await self.trained()
         document = JobSpec(
@@ -200,7 +285,7 @@ class Deployed(Bench):
             ModelSpec(from_job=trained),
             budget,
             deadline_hours=hours,
-            serve=ServeSpec(replicas, idle_minutes=idle),
+            serve=ServeSpec(replicas, idle_minutes=idle, stages=stages),
         )
         job = (await self.parts.jobs.create(NewJob(document))).id
         await self.while_time_moves(self.fund(job))

@@ -44,7 +44,7 @@ class ServingCluster(Cluster):
             operations=0.0,
             parameters=1_234_567,
             tokens=0,
-            stages=1,
+            stages=spec.serve.stages or 1,
             replicas=nodes,
             nodes_available=5,
             rounds=0,
@@ -52,7 +52,7 @@ class ServingCluster(Cluster):
             price=max(spec.budget, least),
             price_low=ready,
             price_high=max(spec.budget, least),
-            memory_mb_per_stage=(812,),
+            memory_mb_per_stage=(812,) * (spec.serve.stages or 1),
             limit="",
             problems=tuple(problems),
             rate=250_000_000,
@@ -75,8 +75,9 @@ class ServingCluster(Cluster):
         name = job or f"{next(self._ids):032x}"
         view = _new_view(name, new.spec, new.submitter or address("test wallet"), quote, self.now)
         sentence = SERVING_SENTENCES["created"]
+        quiet = msgspec.structs.replace(QUIET, stages=quote.stages)
         made = _Job(
-            msgspec.structs.replace(view, serving=QUIET, tokens_total=0, cap=new.spec.budget, sentence=sentence)
+            msgspec.structs.replace(view, serving=quiet, tokens_total=0, cap=new.spec.budget, sentence=sentence)
         )
         made.account_id = account_id
         self._jobs[name] = made
@@ -95,16 +96,17 @@ class ServingCluster(Cluster):
         if view.spec.serve is None or view.serving is None or view.state in ("created", "funded"):
             return await super().nodes(job)
         parts = []
-        for place, (name, device, *_) in enumerate(NODES[: view.spec.serve.replicas]):
-            state = "done" if view.ended else "ready" if place < view.serving.ready else "starting"
+        stages = view.serving.stages
+        for place, (name, device, *_) in enumerate(NODES[: view.spec.serve.replicas * stages]):
+            state = "done" if view.ended else "ready" if place // stages < view.serving.ready else "starting"
             done, paid = view.rounds_done, view.paid // view.spec.serve.replicas
             parts.append(
                 api.JobNode(
                     address(name),
                     name,
                     device,
-                    0,
-                    place,
+                    place % stages,
+                    place // stages,
                     state,
                     done,
                     0,
@@ -124,13 +126,13 @@ class ServingCluster(Cluster):
         if found.view.spec.serve is None:
             return super().step(job)
         self.now += PERIOD_S if found.view.state == "running" else 9.0
-        wanted = found.view.spec.serve.replicas
+        wanted, quiet = found.view.spec.serve.replicas, found.view.serving or QUIET
         match found.view.state:
             case "funded":
-                self._change(found, state="planned", serving=msgspec.structs.replace(QUIET, loading=wanted))
+                self._change(found, state="planned", serving=msgspec.structs.replace(quiet, loading=wanted))
                 self._say(found, "planned", f"{wanted} nodes load the model")
             case "planned":
-                serving = msgspec.structs.replace(QUIET, ready=1, loading=wanted - 1)
+                serving = msgspec.structs.replace(quiet, ready=1, loading=wanted - 1)
                 self._change(found, state="running", serving=serving, sentence=f"It answers on 1 of {wanted} nodes.")
                 self._say(found, "ready", "attic-4090 answers")
             case "running":

@@ -53,6 +53,22 @@ async def deploy(house: House, job: str, *words: str) -> int:
         beside.cancel()
 
 
+async def test_nodes_that_hold_it_together_are_asked_for_and_named_in_the_price(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = await finished(house)
+    assert await deploy(house, job, "--stages", "3", "--hours", "8", "--budget", "5") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "for 3 nodes and 8 hours" in said
+    assert (await house.cluster.list(1, None))[0].spec.serve == ServeSpec(stages=3)
+    async with Client(house.url) as client:
+        made = await client.deploy(job, 2, 8.0, ENOUGH, stages=2)
+    assert made.spec.serve == ServeSpec(2, stages=2)
+    one = msgspec.structs.replace(QUIET, stages=3, ready=1, loading=2)
+    assert nodes_sentence(one) == "1 replica of 3 nodes answers, 2 load the model"
+    assert nodes_sentence(msgspec.structs.replace(one, ready=0, loading=0)) == "no replica of 3 nodes answers"
+
+
 async def test_a_model_is_deployed_with_its_price_and_then_says_how_it_is_asked(
     house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:

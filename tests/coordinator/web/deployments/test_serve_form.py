@@ -64,6 +64,29 @@ async def test_a_deployment_is_made_from_the_page_of_the_job_and_funded_on_its_o
     assert "Being ready for 8 hours costs ¤ 2.40, and answers come on top" in made
 
 
+async def test_several_nodes_hold_a_model_together_and_the_page_says_who_holds_which_part(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    job = await finished(house)
+    asked = {"replicas": "2", "stages": "2", "hours": "8"}
+    assert "for 2 times 2 nodes being ready" in words(await send(house, http, job, {**asked, "action": "quote"}))
+    too_many = await send(house, http, job, {**asked, "stages": "17", "action": "create"}, 422)
+    assert 'id="error-stages"' in too_many
+    await send(house, http, job, {**asked, "budget": "5", "action": "create"})
+    made = (await house.cluster.list(1, None))[0]
+    assert made.spec.serve == ServeSpec(2, stages=2)
+    async with Client(house.url) as client:
+        await client.fund(made.id)
+    for _ in range(3):
+        house.cluster.step(made.id)
+    said = words(await page(house, http, f"/jobs/{made.id}"))
+    assert "Replicas that answer 2 of 2" in said
+    assert "up to 2 replicas of 2 nodes, each with a part of the model" in said
+    for stage, replica in ((1, 1), (2, 1), (1, 2), (2, 2)):
+        assert f"stage {stage} of 2, replica {replica}" in said
+    assert "2 replicas of 2 nodes answer" in words(await page(house, http, "/jobs"))
+
+
 async def test_the_budget_is_named_by_who_pays(house: House, http: aiohttp.ClientSession) -> None:
     job = await finished(house)
     text = await send(house, http, job, {"hours": "4", "action": "create"}, 422)

@@ -60,7 +60,12 @@ def every_field(kind: type[msgspec.Struct] = JobSpec, at: str = "") -> Iterator[
 
 def test_the_form_has_every_field_of_the_document() -> None:
     others = {"model.preset", "training.shares"}  # A choice of the model; what a run settles.
-    others |= {"serve.replicas", "serve.context", "serve.idle_minutes"}  # A deployment has a form of its own.
+    others |= {
+        "serve.replicas",
+        "serve.context",
+        "serve.idle_minutes",
+        "serve.stages",
+    }  # A deployment has a form of its own.
     assert set(every_field()) - others <= set(DEFAULTS)
 
 

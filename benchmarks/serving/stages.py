@@ -1,0 +1,282 @@
+"""A model in two stages over an emulated line, beside one process that has all of it, and ``transformers.generate``.
+
+Both stages are worker processes of this machine, with a thread each. The line between them is one of homes: every payload waits
+for those before it at ``--mbit`` and comes ``--trip`` / 2 later; this process holds it back, no kernel does. Everything runs one
+after the other, ``--runs`` times, and of each figure the median counts.
+
+    python -m benchmarks.serving.stages --model FOLDER [--tokens 48] [--runs 3] [--trip 0.05] [--mbit 20]
+
+``bound``: tokens a second of one answer if nothing but a round trip and the whole model's computing took time. ``repeats``: a text
+that repeats itself, where drafts come true, beside one that does not. ``cache``: memory that both workers grew by while 16 answers
+were under way, beside the pages that their tokens lie in. Writes build/bench/stages.json.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import publish
+from benchmarks.serving.answers import Plain, Served
+from coordinator.services.artifacts.model_archives import pack
+from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.plan import Layers, Member, Plan
+from protocol.serving import MODEL_ARCHIVE, AnsweredReport, GenerateCommand, RefusedReport, Sampling, TextReport
+from protocol.task import AskModel, JoinStages, ModelSaid, TaskFailed, TaskReady
+from protocol.worker import (
+    PeerDeliver,
+    PeerSend,
+    Setup,
+    WorkerCommand,
+    WorkerMessage,
+    WorkerReport,
+    read_frame,
+    write_frame,
+)
+from trainer.serve.stages.pages import PAGE, pages_of
+
+STREAMS = 16
+SPEC = JobSpec("moo", ModelSpec(from_job="ab" * 16), 1000, serve=ServeSpec(context=2048))
+FREE, GREEDY = Sampling(seed=1), Sampling(temperature=0)
+REPEATED = (
+    "The old keeper climbed the stairs and counted the ships that went by. One night he saw a light on the shore. "
+)
+
+
+@dataclass
+class Line:
+    """One direction of a line. ``trip``: seconds; ``rate``: bytes a second."""
+
+    trip: float
+    rate: float
+    _free: float = 0.0
+
+    def due(self, size: int) -> float:
+        """When a payload arrives that is given now, by the loop's clock."""
+        now = asyncio.get_running_loop().time()
+        self._free = max(now, self._free) + size / self.rate
+        return self._free + self.trip
+
+
+@dataclass
+class Answering:
+    """What came of some requests: when the first piece of text, and tokens of each answer."""
+
+    expected: int
+    first: float = 0.0
+    tokens: dict[str, int] = field(default_factory=dict)
+    prompts: dict[str, int] = field(default_factory=dict)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Workers:
+    """Two worker processes, each with half of a model."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines = lines
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._turns = [asyncio.Lock(), asyncio.Lock()]
+        self._ready = [asyncio.Event(), asyncio.Event()]
+        self._answering: Answering | None = None
+        self.failed = ""
+
+    async def begin(self, folder: Path, plan: Plan) -> list[asyncio.Task[None]]:
+        """Start both, and wait until they have joined."""
+        tasks = []
+        for stage in range(len(plan.layers)):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "trainer", "worker"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            self._processes.append(process)
+            await self._write(stage, Setup(SPEC, plan, stage, 0, str(folder), 1))
+            tasks.append(asyncio.create_task(self._read(stage), name=f"stage {stage}"))
+        for ready in self._ready:
+            await ready.wait()
+        for stage in range(len(plan.layers)):
+            await self._write(stage, WorkerCommand(JoinStages(plan)))
+        return tasks
+
+    async def end(self) -> None:
+        """End both."""
+        for one in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                one.kill()
+            await one.wait()
+
+    def resident(self) -> int:
+        """Bytes of memory of both."""
+        page = resource.getpagesize()
+        return sum(int(Path(f"/proc/{one.pid}/statm").read_text().split()[1]) * page for one in self._processes)
+
+    async def answer(self, prompts: Sequence[str], tokens: int, sampling: Sampling) -> tuple[float, float, Answering]:
+        """Seconds to the first piece of text, tokens a second of all, and what came of them."""
+        answering = self._answering = Answering(len(prompts))
+        began = time.perf_counter()
+        for number, prompt in enumerate(prompts):
+            command = GenerateCommand(f"{began}-{number}", prompt, tokens=tokens, sampling=sampling)
+            await self._write(0, WorkerCommand(AskModel(command)))
+        await answering.over.wait()
+        if self.failed:
+            raise SystemExit(self.failed)
+        rate = sum(answering.tokens.values()) / (time.perf_counter() - began)
+        return answering.first - began, rate, answering
+
+    async def _write(self, stage: int, message: Any, payload: bytes = b"") -> None:
+        writer = self._processes[stage].stdin
+        assert writer is not None
+        async with self._turns[stage]:
+            await write_frame(writer, message, payload)
+
+    async def _read(self, stage: int) -> None:
+        reader = self._processes[stage].stdout
+        assert reader is not None
+        arriving: asyncio.Queue[tuple[float, PeerSend, bytes]] = asyncio.Queue()
+        carrying = asyncio.create_task(self._carry(stage, arriving), name="line")
+        try:
+            while True:
+                message, payload = await read_frame(reader, WorkerMessage)
+                if isinstance(message, PeerSend):
+                    arriving.put_nowait((self._lines[stage].due(len(payload)), message, payload))
+                elif isinstance(message, WorkerReport):
+                    self._hear(stage, message)
+        except EOFError:
+            carrying.cancel()
+
+    async def _carry(self, stage: int, arriving: "asyncio.Queue[tuple[float, PeerSend, bytes]]") -> None:
+        while True:
+            due, message, payload = await arriving.get()
+            await asyncio.sleep(due - asyncio.get_running_loop().time())
+            await self._write(message.stage, PeerDeliver(stage, message.replica, message.name), payload)
+
+    def _hear(self, stage: int, message: WorkerReport) -> None:
+        answering = self._answering
+        match message.body:
+            case TaskReady():
+                self._ready[stage].set()
+            case TaskFailed(reason=reason):
+                self.failed = str(reason)
+            case ModelSaid(reports=reports) if answering is not None:
+                for one in reports:
+                    if isinstance(one, TextReport):
+                        answering.first = answering.first or time.perf_counter()
+                    elif isinstance(one, AnsweredReport):
+                        answering.tokens[one.id], answering.prompts[one.id] = one.tokens, one.prompt
+                    elif isinstance(one, RefusedReport):
+                        self.failed = one.detail
+        if answering is not None and (self.failed or len(answering.tokens) == answering.expected):
+            answering.over.set()
+
+
+@contextlib.asynccontextmanager
+async def two_stages(options: argparse.Namespace, layers: int) -> AsyncIterator[Workers]:
+    """Both workers, joined by the line."""
+    cut = layers // 2
+    plan = Plan(1, (Layers(0, cut), Layers(cut, layers)), tuple(Member(stage, 0, "1" * 32) for stage in range(2)))
+    rate = options.mbit * 1e6 / 8
+    workers = Workers([Line(options.trip / 2, rate), Line(options.trip / 2, rate)])
+    with tempfile.TemporaryDirectory() as folder:
+        pack(options.model, Path(folder) / MODEL_ARCHIVE)
+        tasks = await workers.begin(Path(folder), plan)
+        try:
+            yield workers
+        finally:
+            await workers.end()
+            await asyncio.gather(*tasks)
+
+
+async def cache_memory(workers: Workers, prompt: str, each: int, tokens: int) -> dict[str, float]:
+    """What 16 answers take beside what their tokens' pages are planned to take, in MB. ``each``: bytes of a token."""
+    _, _, one = await workers.answer([prompt * 4], 2, GREEDY)  # Whatever a full pass needs is there from now on.
+    before = workers.resident()
+    _, _, answering = await workers.answer([f"{number}. {prompt}" for number in range(STREAMS)], tokens, FREE)
+    after = workers.resident()
+
+    def pages(found: Answering) -> int:
+        return sum(pages_of(found.prompts[one] + found.tokens[one]) for one in found.tokens)
+
+    planned = (pages(answering) - pages(one)) * PAGE * each
+    return {"grown_mb": (after - before) / 1e6, "planned_mb": planned / 1e6, "ratio": (after - before) / planned}
+
+
+async def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    plain = Plain(options.model, 1)
+    config = plain._model.config
+    prompts, several = plain.asked(1), plain.asked(STREAMS)
+    repeated = [REPEATED * 3]
+    served = await Served.begin(options.model, 1)
+    rows: dict[str, list[float]] = {}
+
+    def note(**found: float) -> None:
+        for name, value in found.items():
+            rows.setdefault(name, []).append(value)
+
+    async with two_stages(options, config.num_hidden_layers) as workers:
+        for run in range(options.runs + 1):  # The first one warms all up.
+            whole_first, whole = await served.answer(prompts, options.tokens)
+            first, single, _ = await workers.answer(prompts, options.tokens, FREE)
+            _, again, _ = await workers.answer(repeated, options.tokens, GREEDY)
+            _, whole_many = await served.answer(several, options.tokens)
+            _, many, _ = await workers.answer(several, options.tokens, FREE)
+            generate = await asyncio.to_thread(plain.answer, prompts, options.tokens)
+            generate_many = await asyncio.to_thread(plain.answer, several, options.tokens)
+            if run:
+                note(whole=whole, single=single, repeats=again, whole_16=whole_many, stages_16=many)
+                note(whole_first=whole_first, first=first, generate=generate, generate_16=generate_many)
+        heads = config.num_key_value_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        each = 2 * config.num_hidden_layers * heads * width * 4
+        cache = await cache_memory(workers, REPEATED * 6, each, 8)
+    await served.end()
+    medians = {name: statistics.median(values) for name, values in rows.items()}
+    bound = 1 / (options.trip + 1 / medians["whole"])
+    ratios = {
+        "single_of_bound": medians["single"] / bound,
+        "repeats_of_single": medians["repeats"] / medians["single"],
+        "stages_of_whole_16": medians["stages_16"] / medians["whole_16"],
+        "stages_of_generate_16": medians["stages_16"] / medians["generate_16"],
+        "first_beside_whole_and_trip": medians["first"] / (medians["whole_first"] + options.trip),
+        "cache": cache["ratio"],
+    }
+    return {"trip_s": options.trip, "mbit": options.mbit, "bound": bound, **medians, "cache": cache, "ratios": ratios}
+
+
+def shown(found: dict[str, Any]) -> Table:
+    """For people."""
+    table = Table(title="two stages over a line of homes")
+    table.add_column("ratio")
+    table.add_column("measured", justify="right")
+    for name, value in found["ratios"].items():
+        table.add_row(name.replace("_", " "), f"{value:.2f}")
+    return table
+
+
+def main() -> None:
+    """Measure and publish."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a folder of Hugging Face's")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--trip", type=float, default=0.05)
+    parser.add_argument("--mbit", type=float, default=20.0)
+    found = asyncio.run(measured(parser.parse_args()))
+    Console(stderr=True).print(shown(found))
+    publish("stages", "two stages answer at 90 % of what a round trip and the model's computing allow", found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""Replicas of several nodes on virtual time: they are seated, joined and asked, lose seats and take them again."""
+
+import msgspec
+import pytest
+
+from coordinator.domain import pricing
+from coordinator.domain import serving as rules
+from coordinator.domain.job import JobAction, JobState
+from coordinator.errors import InvalidError
+from coordinator.store.ports import col
+from coordinator.store.records import CommitRecord, EventRecord, RoundRecord
+from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.models.model import inspect_config
+from protocol.rest.api import NewJob
+from protocol.serving import GenerateCommand
+from tests.coordinator.fakes import BUDGET
+from tests.coordinator.serving.deployed import HALF_MB, Deployed, Home
+from tests.coordinator.serving.test_deployments import count, shares
+
+
+async def halves(bench: Deployed, *numbers: int) -> list[Home]:
+    return [await bench.come(number, memory_mb=HALF_MB) for number in numbers]
+
+
+def by_stage(homes: list[Home], replica: int = 0) -> list[Home]:
+    """Those that hold a replica."""
+    held = [home for home in homes if home.lease is not None and home.lease.replica == replica]
+    return sorted(held, key=lambda home: home.lease.stage if home.lease else 0)
+
+
+async def dear(bench: Deployed, job: str) -> None:
+    """A price at which each share is more than a few units."""
+    async with bench.desk(job) as work:
+        work.change(quote=msgspec.structs.replace(work.job.quote, rate=10**9))
+
+
+async def notes(bench: Deployed, job: str) -> list[str]:
+    async with bench.store.transaction() as tx:
+        return [str(event.text) for event in await tx.find(EventRecord, col(EventRecord.job).equals(job))]
+
+
+async def test_a_model_that_no_node_holds_is_cut_for_two_that_are_joined_asked_and_paid_by_their_layers() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2)
+    job = await bench.deploy()
+    await dear(bench, job)
+    stored = await bench.stored(job)
+    assert stored.state is JobState.RUNNING
+    first, last = by_stage(homes)
+    assert [len(home.epochs) for home in homes] == [1, 1]
+    assert first.plan == last.plan
+    assert first.plan is not None
+    assert [(member.stage, member.node) for member in first.plan.members] == [(0, first.node), (1, last.node)]
+    assert (first.plan.layers[0].last, first.plan.layers[1].last) == (2, 4)
+    last.late = 2.0
+    async with bench.checking():
+        asked = bench.ask(stored)
+        await bench.pass_time(2.0)
+        await asked.task
+        assert asked.tokens == asked.right
+        assert asked.end is not None
+        assert asked.end.nodes == (first.session.profile.name, last.session.profile.name)
+        assert not [command for command in last.asked if isinstance(command, GenerateCommand)], "the first stage leads"
+        await count(bench, job)
+    checked = bench.checker.checked[0]
+    assert [(one.layer, one.first, len(one.sent), len(one.got)) for one in checked.boundaries] == [(2, 0, 64, 64)]
+    found = await shares(bench, job)
+    of_stage = {share.stage: share.operations for share in found}
+    assert {share.node for share in found} == {first.node, last.node}
+    assert {share.state for share in found} == {"verified"}
+    assert {(share.tokens, share.root) for share in found} == {(8, found[0].root)}
+    async with bench.store.transaction() as tx:
+        [period] = await tx.find(RoundRecord, col(RoundRecord.job).equals(job))
+    assert sum(share.amount for share in found) == period.pot
+    shape = inspect_config(stored.config)
+    parts = [shape.stage_parameters(0, 2, True, False), shape.stage_parameters(2, 4, False, True)]
+    assert sum(parts) == stored.quote.parameters
+    assert of_stage[0] * parts[1] == of_stage[1] * parts[0]
+    split = pricing.shares(period.pot, {"0:0": parts[0], "0:1": parts[1]})
+    assert {f"0:{share.stage}": share.amount for share in found} == split
+    assert min(split.values()) > 1
+
+
+async def test_a_seat_that_is_lost_in_mid_answer_is_taken_again_and_the_answer_goes_on_there() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3)
+    job = await bench.deploy()
+    first, last = by_stage(homes)
+    [spare] = [home for home in homes if home.lease is None]
+    asked = bench.ask(await bench.stored(job), tokens=20)
+    await bench.pass_time(0.75)
+    said = len(asked.tokens)
+    assert 0 < said < 20
+    await last.vanish()
+    assert last.lease is not None
+    async with bench.desk(job) as work:
+        work.end(last.lease.lease, "expired", "it is gone")
+    await bench.turn(job)
+    assert spare.lease is not None
+    assert (spare.lease.stage, spare.lease.replica) == (1, 0)
+    assert first.epochs[-1] == spare.epochs[-1] > last.epochs[-1]
+    await bench.pass_time(3.0)
+    await asked.task
+    assert asked.tokens == asked.right
+    assert "".join(report.text for report in asked.texts) == "".join(f"{token} " for token in asked.right)
+    await count(bench, job)
+    found = await shares(bench, job)
+    assert {share.node for share in found} == {first.node, last.node, spare.node}
+    places = [(share.round, share.stage, share.replica) for share in found]
+    assert len(set(places)) == len(places) == 4, "a period has one share for each seat"
+    assert [sum(share.tokens for share in found if share.stage == stage) for stage in (0, 1)] == [20, 20]
+
+
+async def test_with_another_replica_the_answer_goes_on_there_at_once_and_a_pair_is_made_of_two_halves() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3, 4)
+    job = await bench.deploy(replicas=2)
+    assert (await bench.parts.jobs.get(job)).serving.ready == 2
+    asked = bench.ask(await bench.stored(job), tokens=20)
+    await bench.pass_time(0.75)
+    busy = next(home for home in homes if home.answering)
+    assert busy.lease is not None
+    number = busy.lease.replica
+    other = by_stage(homes, 1 - (number or 0))
+    partner = by_stage(homes, number or 0)[1]
+    await partner.vanish()
+    await bench.pass_time(2.0)
+    await asked.task
+    assert asked.tokens == asked.right
+    assert not busy.answering, "nobody computes what nobody hears"
+    assert partner.lease is not None
+    async with bench.desk(job) as work:
+        work.end(partner.lease.lease, "expired", "it is gone")
+        work.end(other[0].lease.lease if other[0].lease else "", "failed", "so is this one")
+    await bench.turn(job, 5)
+    view = await bench.parts.jobs.get(job)
+    assert view.serving is not None
+    assert view.serving.ready == 1, "two halves that are left are one replica"
+
+
+async def test_it_waits_for_enough_nodes_says_so_and_keeps_its_cut() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2)
+    job = await bench.deploy(stages=2)
+    async with bench.desk(job) as work:
+        await bench.parts.runs.ask(work, JobAction.PAUSE)
+    await bench.turn(job)
+    assert all(home.lease is None for home in homes)
+    bench.parts.conversation.left(homes[1].session)
+    async with bench.desk(job) as work:
+        await bench.parts.runs.ask(work, JobAction.RESUME)
+    await bench.turn(job)
+    stored = await bench.stored(job)
+    assert (stored.state, homes[0].lease) == (JobState.FUNDED, None), "half a replica earns nothing"
+    assert any("no 2 free nodes hold the model together" in text for text in await notes(bench, job))
+    whole = await bench.come(3)
+    await bench.turn(job)
+    assert (await bench.stored(job)).state is JobState.RUNNING
+    assert whole.lease is not None
+    assert len(whole.lease.plan.layers) == 2, "the cut stays, though one node would hold it now"
+    assert max(home.epochs[-1] for home in homes[:1]) > 1, "each time has an epoch of its own"
+
+
+async def test_one_node_that_holds_it_is_preferred_and_three_are_taken_where_three_are_asked_for() -> None:
+    bench = Deployed()
+    await halves(bench, 1, 2)
+    whole = await bench.come(3)
+    await bench.deploy()
+    assert whole.lease is not None
+    assert len(whole.lease.plan.layers) == 1
+    assert not whole.epochs, "nobody has to be joined"
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3)
+    await bench.deploy(stages=3)
+    assert [home.lease.stage for home in by_stage(homes) if home.lease] == [0, 1, 2]
+    trained = await bench.trained()
+    many = JobSpec("moo", ModelSpec(from_job=trained), BUDGET, serve=ServeSpec(stages=5))
+    with pytest.raises(InvalidError, match=r"serve\.stages 5 is more than the 4 layers"):
+        await bench.parts.jobs.create(NewJob(many))
+
+
+async def test_a_replica_that_hangs_is_let_go_whole_and_nobody_is_at_fault() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3, 4)
+    job = await bench.deploy()
+    first, last = by_stage(homes)
+    last.hung = True
+    asked = bench.ask(await bench.stored(job), tokens=6)
+    await bench.pass_time(400.0, 2.0)
+    await bench.turn(job)
+    assert all(home.lease is None for home in (first, last))
+    await bench.pass_time(10.0, 0.25)
+    await asked.task
+    assert asked.tokens == asked.right
+    async with bench.desk(job) as work:
+        assert {lease.node for lease in work.leases.values()}.isdisjoint({first.node, last.node})
+    assert not [share for share in await shares(bench, job) if share.state == "rejected"]
+
+
+@pytest.mark.parametrize("named", [(1,), (0, 1), ()])
+async def test_a_wrong_answer_costs_whom_its_check_names(named: tuple[int, ...]) -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3, 4)
+    bench.checker.names = named
+    job = await bench.deploy()
+    await dear(bench, job)
+    first, last = by_stage(homes)
+    async with bench.checking():
+        right = bench.ask(await bench.stored(job), seed=1)
+        await bench.pass_time(2.0)
+        await right.task
+        first.lie = lambda _place, token: token + 1
+        wrong = bench.ask(await bench.stored(job), seed=2)
+        await bench.pass_time(4.0)
+        await wrong.task
+        await bench.pass_time(6.0)
+        await bench.turn(job)
+        first.lie = lambda _place, token: token
+        await count(bench, job)
+    paid = {share.node for share in await shares(bench, job) if share.amount}
+    async with bench.desk(job) as work:
+        held = {lease.node for lease in work.leases.values()}
+        apart = work.run.apart if work.run is not None else ()
+        assert len(work.leases) == 2, "the other seats get new partners"
+    async with bench.store.transaction() as tx:
+        lost = [share.node for share in await tx.find(CommitRecord, col(CommitRecord.state).equals("rejected"))]
+    assert not lost, "nothing was counted yet when it was found"
+    if named == (1,):
+        assert last.node not in held | paid
+        assert first.node in held & paid, "the other one keeps its seat and its pay"
+        assert apart == ()
+    elif named:
+        assert not {first.node, last.node} <= held
+        assert not {first.node, last.node} & paid
+        assert [set(pair) for pair in apart] == [{first.node, last.node}]
+    else:
+        assert {first.node, last.node} <= paid, "nobody tells who it was"
+        assert not {first.node, last.node} & held
+
+
+async def test_who_does_not_say_what_crossed_loses_its_seat_and_no_standing() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3)
+    bench.checker.names = (1,)
+    job = await bench.deploy()
+    first, last = by_stage(homes)
+    last.sketch = None
+    first.lie = lambda _place, token: token + 1
+    async with bench.checking():
+        asked = bench.ask(await bench.stored(job))
+        await bench.pass_time(2.0 + 2 * rules.SKETCH_S)
+        await asked.task
+        await bench.turn(job)
+    assert [len(one.got) for one in bench.checker.checked[0].boundaries] == [0]
+    assert last.lease is None
+    assert first.lease is not None
+    assert "has not said what crossed" in " ".join(await notes(bench, job))
+
+
+async def test_what_was_joined_stays_joined_when_the_coordinator_begins_anew() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3)
+    job = await bench.deploy()
+    first, last = by_stage(homes)
+    before = first.epochs[-1]
+    await bench.restart()
+    await bench.turn(job)
+    asked = bench.ask(await bench.stored(job), tokens=6)
+    await bench.pass_time(3.0)
+    await asked.task
+    assert asked.tokens == asked.right
+    assert first.epochs[-1] == before, "nobody was replaced"
+    assert last.lease is not None
+    async with bench.desk(job) as work:
+        work.end(last.lease.lease, "expired", "it is gone")
+    await bench.turn(job)
+    assert first.epochs[-1] > before
+
+
+async def test_a_seat_of_a_node_that_drains_goes_to_another_and_asleep_nobody_holds_a_part() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3)
+    job = await bench.deploy(idle=2)
+    first, last = by_stage(homes)
+    [spare] = [home for home in homes if home.lease is None]
+    bench.parts.nodes.drain(first.node)
+    await bench.turn(job)
+    assert (first.lease, by_stage(homes)) == (None, [spare, last])
+    await bench.pass_time(130.0, 1.0)
+    await bench.turn(job)
+    assert (await bench.stored(job)).state is JobState.PLANNED
+    assert by_stage(homes) == []
+    assert "Asleep" in (await bench.parts.jobs.get(job)).sentence
+    asked = bench.ask(await bench.stored(job), tokens=6)
+    await bench.pass_time(0.1)
+    await bench.turn(job)
+    assert "1 replica of 2 nodes answers" in (await bench.parts.jobs.get(job)).sentence
+    await bench.pass_time(2.0)
+    await asked.task
+    assert asked.tokens == asked.right
+    assert len(set(spare.epochs)) == len(spare.epochs) >= 2

@@ -1,0 +1,149 @@
+"""Real agents, links and workers hold a model together: they say what one process says, also when one of them is another."""
+
+import json
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coordinator.services.artifacts.model_archives import pack
+from desktop.agent.sandbox.base import SandboxLimits
+from desktop.agent.sandbox.process import ProcessSandbox
+from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.node import Assign
+from protocol.plan import Layers, Member, Plan
+from protocol.serving import (
+    MODEL_ARCHIVE,
+    SKETCH_BYTES,
+    EngineCommand,
+    EngineReport,
+    GenerateCommand,
+    Sampling,
+    SketchReport,
+)
+from protocol.task import AskModel, JoinStages, ModelSaid, TaskFailed, TaskReady
+from tests.desktop.conftest import JOB, Running, StartAgent
+from tests.desktop.coordinator_double import Double
+from tests.e2e.smollm2 import smollm2  # noqa: F401 - a fixture
+from tests.trainer.serve.answering import GREEDY, Asking, end_of, is_over, text_of, tokens_of
+from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
+from trainer.serve.engine import Engine
+
+WAITS_S = 300.0
+CONTEXT = 128
+ASKED = (
+    GenerateCommand("greedy", "Once upon a time", tokens=24, sampling=GREEDY),
+    GenerateCommand("seeded", "Tell me:", tokens=24, sampling=Sampling(seed=5)),
+)
+
+
+def plan_for(model: Path, nodes: Sequence[Running], epoch: int) -> Plan:
+    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    cut = (Layers(0, layers // 2), Layers(layers // 2, layers))
+    return Plan(epoch, cut, tuple(Member(stage, 0, node.address) for stage, node in enumerate(nodes)))
+
+
+class Seats:
+    """Two nodes that hold a model, as a coordinator has them."""
+
+    def __init__(self, coordinator: Double, model: Path, archive: Path) -> None:
+        self.coordinator, self.model = coordinator, model
+        self.files = {
+            "config.json": coordinator.store((model / "config.json").read_bytes()),
+            MODEL_ARCHIVE: coordinator.store(archive.read_bytes()),
+        }
+        self.held: dict[int, tuple[Running, Assign]] = {}
+
+    async def give(self, nodes: Sequence[Running], stage: int, epoch: int) -> None:
+        spec = JobSpec("moo", ModelSpec(from_job="ab" * 16), 1_000_000, serve=ServeSpec(context=CONTEXT, stages=2))
+        plan = plan_for(self.model, nodes, epoch)
+        assign = Assign(secrets.token_hex(16), 1, JOB, spec, stage, 0, plan, self.files)
+        self.held[stage] = (nodes[stage], assign)
+        before = len(self.coordinator.bodies(TaskReady))
+        await self.coordinator.assign(nodes[stage].address, assign)
+        await self.coordinator.until(lambda: len(self.coordinator.bodies(TaskReady)) > before, WAITS_S)
+
+    async def join(self, nodes: Sequence[Running], epoch: int) -> None:
+        for node, assign in self.held.values():
+            await self.coordinator.command(node.address, assign, JoinStages(plan_for(self.model, nodes, epoch)))
+
+    async def ask(self, command: EngineCommand) -> None:
+        node, lead = self.held[0]
+        await self.coordinator.command(node.address, lead, AskModel(command))
+
+    def said(self, request: str, stage: int = 0, sketches: bool = False) -> list[EngineReport]:
+        bodies = self.coordinator.bodies(ModelSaid, self.held[stage][1].lease)
+        reports = [one for body in bodies for one in body.reports if getattr(one, "id", "") == request]
+        return [one for one in reports if isinstance(one, SketchReport) == sketches]
+
+
+async def alone(model: Path, *commands: GenerateCommand) -> dict[str, list[EngineReport]]:
+    """What one process with the whole model says."""
+    asking = Asking()
+    async with Engine(model, 1, asking.say, context=CONTEXT) as engine:
+        return await asking.over(engine, *commands)
+
+
+async def two_homes_and_a_third(model: Path, coordinator: Double, start_agent: StartAgent, tmp_path: Path) -> None:
+    right = await alone(model, *ASKED)
+    pack(model, tmp_path / "packed")
+    seats = Seats(coordinator, model, tmp_path / "packed")
+    async with AsyncExitStack() as stack:
+        here = [
+            await stack.enter_async_context(start_agent(name, sandbox=ProcessSandbox(SandboxLimits(4096, 1))))
+            for name in ("first", "last", "heir")
+        ]
+        pair = here[:2]
+        for stage in (0, 1):
+            await seats.give(pair, stage, 0)
+        await seats.join(pair, 1)
+        for command in ASKED:
+            await seats.ask(command)
+        await coordinator.until(lambda: all(is_over(seats.said(one.id)) for one in ASKED), WAITS_S)
+        for command in ASKED:
+            found = seats.said(command.id)
+            assert tokens_of(found) == tokens_of(right[command.id]), command.id
+            assert text_of(found) == text_of(right[command.id])
+            assert end_of(found) == end_of(right[command.id])
+        await coordinator.until(lambda: all(seats.said(one.id, 1, sketches=True) for one in ASKED), WAITS_S)
+        [sent] = seats.said("seeded", 0, sketches=True)
+        [got] = seats.said("seeded", 1, sketches=True)
+        assert isinstance(sent, SketchReport)
+        assert isinstance(got, SketchReport)
+        assert (sent.side, got.side) == ("sent", "got")
+        assert sent.values == got.values, "the line changes nothing"
+        end = end_of(seats.said("seeded"))
+        assert len(sent.values) // SKETCH_BYTES == end.prompt + end.tokens - 1, "all but the last token are passed on"
+
+        heir = [pair[0], here[2]]
+        await seats.give(heir, 1, 2)
+        await seats.join(heir, 3)
+        whole = tokens_of(right["seeded"])
+        half = len(whole) // 2
+        await seats.ask(msgspec.structs.replace(ASKED[1], id="on", begun=whole[:half]))
+        await coordinator.until(lambda: is_over(seats.said("on")), WAITS_S)
+        assert tokens_of(seats.said("on")) == whole[half:], "behind the tokens that are there"
+        assert not coordinator.bodies(TaskFailed)
+
+
+async def test_two_homes_answer_as_one_process_does_and_a_third_goes_on_for_one_of_them(
+    coordinator: Double,
+    start_agent: StartAgent,
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    await two_homes_and_a_third(folder, coordinator, start_agent, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_the_same_with_a_model_that_people_use(
+    coordinator: Double,
+    start_agent: StartAgent,
+    smollm2: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    await two_homes_and_a_third(smollm2, coordinator, start_agent, tmp_path)

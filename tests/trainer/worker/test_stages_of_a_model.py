@@ -1,0 +1,163 @@
+"""Workers that hold a model together: real processes behind real sockets, payloads taken from one to the other."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from common.encrypted_files import fresh_key, seal
+from coordinator.services.artifacts.model_archives import pack
+from protocol.plan import Plan
+from protocol.serving import (
+    MODEL_ARCHIVE,
+    EngineCommand,
+    GenerateCommand,
+    ReadyReport,
+    RefusedReport,
+    Sampling,
+    SketchReport,
+)
+from protocol.task import AskModel, JoinStages, ModelSaid, StopTask, TaskFailed, TaskReady, TaskReport
+from protocol.worker import (
+    PeerDeliver,
+    PeerSend,
+    Setup,
+    TensorName,
+    WorkerCommand,
+    WorkerMessage,
+    WorkerReport,
+    read_frame,
+    write_frame,
+)
+from tests.trainer.router import Handle, make_plan, start_process
+from tests.trainer.serve.answering import Asking, Reports, end_of, is_over, text_of, tokens_of
+from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
+from tests.trainer.worker.test_answering import SPEC
+from trainer.serve.engine import Engine
+
+SECONDS = 300.0
+CUTS = [(0, 1), (1, 3)]
+ASKED = GenerateCommand("asked", "Say:", tokens=30, sampling=Sampling(seed=1))
+
+
+class Replica:
+    """Both workers, and what they say."""
+
+    def __init__(self) -> None:
+        self.workers: list[Handle] = []
+        self.bodies: list[list[TaskReport]] = [[], []]
+        self.said: list[Reports] = [{}, {}]
+        self.news = asyncio.Event()
+
+    async def read(self, stage: int) -> None:
+        """Take what a worker sends to where it belongs, until it is gone."""
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                message, payload = await read_frame(self.workers[stage].reader, WorkerMessage)
+                if isinstance(message, PeerSend):
+                    target = self.workers[message.stage].writer
+                    await write_frame(target, PeerDeliver(stage, message.replica, message.name), payload)
+                elif isinstance(message, WorkerReport):
+                    self.bodies[stage].append(message.body)
+                    for one in message.body.reports if isinstance(message.body, ModelSaid) else ():
+                        self.said[stage].setdefault(getattr(one, "id", ""), []).append(one)
+                    self.news.set()
+
+    async def until(self, there: Callable[[], bool]) -> None:
+        async with asyncio.timeout(SECONDS):
+            while not there():
+                self.news.clear()
+                await self.news.wait()
+
+    def has(self, kind: type) -> list[bool]:
+        return [any(isinstance(one, kind) for one in bodies) for bodies in self.bodies]
+
+    async def join(self, plan: Plan) -> None:
+        for one in self.workers:
+            await write_frame(one.writer, WorkerCommand(JoinStages(plan)))
+
+    async def ask(self, command: EngineCommand, stage: int = 0) -> None:
+        await write_frame(self.workers[stage].writer, WorkerCommand(AskModel(command)))
+
+    async def over(self, command: EngineCommand, stage: int = 0) -> list[object]:
+        """What comes of a command, without sketches."""
+
+        def told() -> list[object]:
+            return [one for one in self.said[stage].get(command.id, []) if not isinstance(one, SketchReport)]
+
+        await self.ask(command, stage)
+        await self.until(lambda: is_over(told()))  # type: ignore[arg-type]
+        return told()
+
+
+@pytest.fixture
+async def replica(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Replica]:  # noqa: F811
+    sockets = tmp_path_factory.mktemp("s")
+    pack(folder, tmp_path / "packed")
+    key = fresh_key()
+    (tmp_path / "job").mkdir()
+    seal(tmp_path / "job" / MODEL_ARCHIVE, key, (tmp_path / "packed").read_bytes())
+    here, reading = Replica(), list[asyncio.Task[None]]()
+    try:
+        for stage in range(2):
+            connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
+            path = str(sockets / f"{stage}.sock")
+            server = await asyncio.start_unix_server(lambda r, w, to=connected: to.set_result((r, w)), path)  # type: ignore[misc]
+            process = await asyncio.to_thread(start_process, ["worker", "--socket", path], False)
+            async with asyncio.timeout(SECONDS):
+                here.workers.append(Handle(process, *await connected))
+            server.close()
+            setup = Setup(SPEC, make_plan(CUTS, [0]), stage, 0, str(tmp_path / "job"), 1, keys={MODEL_ARCHIVE: key})
+            await write_frame(here.workers[stage].writer, setup)
+            reading.append(asyncio.ensure_future(here.read(stage)))
+        yield here
+    finally:
+        for one in here.workers:
+            one.process.kill()
+            one.writer.close()
+        await asyncio.gather(*reading)
+
+
+async def test_two_workers_answer_together_and_end_when_they_are_told(folder: Path, replica: Replica) -> None:  # noqa: F811
+    await replica.until(lambda: all(replica.has(TaskReady)))
+    await replica.until(lambda: "" in replica.said[0])
+    assert replica.said[0][""] == [ReadyReport(256)]
+    assert replica.said[1] == {}, "only the first stage says that the model is ready"
+    early = (await replica.over(GenerateCommand("early", "Say:")))[-1]
+    assert isinstance(early, RefusedReport)
+    assert early.code == "failed"
+
+    await replica.join(make_plan(CUTS, [0], epoch=3))
+    found = await replica.over(ASKED)
+    await replica.until(
+        lambda: all(any(isinstance(one, SketchReport) for one in s.get("asked", [])) for s in replica.said)
+    )
+    asking = Asking()
+    async with Engine(folder, 1, asking.say, context=256) as engine:
+        expected = (await asking.over(engine, ASKED))[ASKED.id]
+    assert tokens_of(found) == tokens_of(expected)  # type: ignore[arg-type]
+    assert text_of(found) == text_of(expected)  # type: ignore[arg-type]
+    assert end_of(found) == end_of(expected)  # type: ignore[arg-type]
+    sides = [[one.side for one in s["asked"] if isinstance(one, SketchReport)] for s in replica.said]
+    assert sides == [["sent"], ["got"]]
+
+    refused = (await replica.over(GenerateCommand("there", "Say:"), stage=1))[-1]
+    assert isinstance(refused, RefusedReport), "only the first stage is asked"
+    long = TensorName("pass", 3, 0, 99, 0)
+    await write_frame(replica.workers[1].writer, PeerDeliver(0, 0, long), bytes(4 << 20))  # Longer than any pass.
+    again = await replica.over(GenerateCommand("again", "Tell:", tokens=5))
+    assert end_of(again).tokens == 5  # type: ignore[arg-type]
+
+    for one in replica.workers:
+        await write_frame(one.writer, WorkerCommand(StopTask("enough")))
+    assert [await one.process.wait() for one in replica.workers] == [0, 0]
+    assert replica.has(TaskFailed) == [False, False]
+
+
+async def test_a_plan_with_other_cuts_ends_the_task(replica: Replica) -> None:
+    await replica.until(lambda: all(replica.has(TaskReady)))
+    await replica.join(make_plan([(0, 2), (2, 3)], [0], epoch=1))
+    await replica.until(lambda: all(replica.has(TaskFailed)))
+    assert [await one.process.wait() for one in replica.workers] == [1, 1]

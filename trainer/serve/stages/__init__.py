@@ -1,0 +1,14 @@
+"""A model whose layers lie on several machines: one stage of it, which answers together with its neighbours.
+
+engine     one stage's thread: what comes from neighbours and the coordinator goes in, passes and reports go out
+lead       of the first stage: requests become passes, and what was drawn becomes answers
+drafts     tokens that an answer may go on with, looked up in itself
+draws      of the last stage: the next tokens, by each request's own seed
+layers     what every stage does with a pass
+share      the stage's layers in memory
+pages      keys and values, in pages
+attention  of a pass over those pages
+passes     what goes between stages
+order      payloads in order, of the epoch that is on
+sketches   what crossed a boundary, in few numbers
+"""

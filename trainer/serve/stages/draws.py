@@ -1,0 +1,101 @@
+"""The last stage's part: the next tokens of each request, by its own temperature, seed and form."""
+
+import json
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protocol.codec import MessageError
+from protocol.serving import Sampling
+from trainer.errors import DataError
+from trainer.serve.grammar import AnswerForm, AnswerForms
+from trainer.serve.likelihoods import LEAST, noted_of
+from trainer.serve.sampling import drawn
+from trainer.serve.stages.passes import DrawnRow, NotedToken, OpenedRequest, PassHeader, PassRow
+from trainer.serve.stages.share import ModelShare
+
+
+@dataclass
+class DrawingRequest:
+    """A request whose tokens are drawn here. ``said``: tokens of its answer that its ``form`` has to know."""
+
+    opened: OpenedRequest
+    form: AnswerForm | None
+    said: list[int]
+
+
+class TokenDraws:
+    """Draws for all requests that are open."""
+
+    def __init__(self, share: ModelShare) -> None:
+        """``share``: the last one."""
+        self._share, words = share, share.words
+        self._forms = AnswerForms(words.tokenizer, words.vocabulary, words.ends)
+        self._requests: dict[int, DrawingRequest] = {}
+
+    def forget(self) -> None:
+        """No request is open any more."""
+        self._requests.clear()
+
+    def follow(self, header: PassHeader) -> None:
+        """Close and open what a pass says; raises MessageError where that cannot be."""
+        if header.reset:
+            self.forget()
+        for closed in header.closed:
+            self._requests.pop(closed.number, None)
+        for opened in header.opened:
+            try:
+                form = None if opened.schema is None else self._forms.of(json.loads(opened.schema), 0)
+                if form is not None:
+                    form.begin(opened.begun)
+            except (DataError, ValueError, TypeError, RecursionError) as error:
+                raise MessageError(f"request {opened.number} has a form that cannot be: {error}"[:400]) from error
+            self._requests[opened.number] = DrawingRequest(opened, form, list(opened.begun))
+
+    @torch.inference_mode()
+    def draw(self, header: PassHeader, hidden: Tensor) -> tuple[DrawnRow, ...]:
+        """What comes of a pass's rows that draw. ``hidden``: ``[t, d]`` of all rows."""
+        drawing: list[PassRow] = []
+        kept: list[int] = []
+        begin = 0
+        for row in header.rows:
+            begin += row.count
+            if row.draws:
+                drawing.append(row)
+                kept += range(begin - 1 - len(row.drafts), begin)
+        if not drawing:
+            return ()
+        logits = self._share.logits(hidden[torch.tensor(kept, device=hidden.device)]).cpu()
+        rows, begin = [], 0
+        for row in drawing:
+            end = begin + 1 + len(row.drafts)
+            rows.append(self._draw(row, logits[begin:end]))
+            begin = end
+        return tuple(rows)
+
+    def _draw(self, row: PassRow, logits: Tensor) -> DrawnRow:
+        """Tokens up to the first that is another one than its draft. ``logits``: ``[1 + drafts, vocabulary]``."""
+        one, tokens, noted = self._requests[row.number], list[int](), list[NotedToken]()
+        first = row.first + row.count - len(row.drafts)
+        for step, scores in enumerate(logits):
+            own = None if one.opened.likeliest is None else scores.clone()
+            if one.form is not None:
+                one.form.restrict(scores[None], one.said)
+            tokens.append(_next(scores, one.opened.sampling, first + step))
+            if one.form is not None:
+                one.said.append(tokens[-1])
+            if own is not None:
+                noted.append(_noted(own, tokens[-1], one.opened.likeliest or 0))
+            if tokens[-1] in self._share.words.ends or tokens[-1] != (*row.drafts, -1)[step]:
+                break
+        return DrawnRow(row.number, tuple(tokens), tuple(noted))
+
+
+def _next(scores: Tensor, sampling: Sampling, place: int) -> int:
+    return drawn(scores, sampling, place) if sampling.temperature > 0 else int(scores.argmax())
+
+
+def _noted(logits: Tensor, token: int, likeliest: int) -> NotedToken:
+    own, best = noted_of(logits, token, likeliest)
+    return NotedToken((own[0], max(own[1], LEAST)), tuple((one, max(nats, LEAST)) for one, nats in best))

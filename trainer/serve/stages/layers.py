@@ -1,0 +1,126 @@
+"""What every stage does with a pass: opens and closes requests, runs its layers, and notes what crossed its boundaries."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from protocol.codec import MessageError
+from protocol.serving import SketchReport
+from trainer.serve.stages.pages import LayerCache, NoPagesError
+from trainer.serve.stages.passes import MAX_CHANGED, OpenedRequest, PassHeader
+from trainer.serve.stages.share import CacheSize, ModelShare
+from trainer.serve.stages.sketches import SketchBook, sketch_vectors
+
+Side = Literal["got", "sent"]
+
+
+@dataclass
+class StageRequest:
+    """A request that is open.
+
+    Attributes:
+        vectors: what its sketches are made with.
+        books: what crossed this stage's boundaries.
+        computed: places that rows were of.
+    """
+
+    opened: OpenedRequest
+    vectors: Tensor
+    books: dict[Side, SketchBook]
+    computed: int = 0
+
+
+class StageLayers:
+    """One stage's layers with their cache. All on one thread.
+
+    Attributes:
+        passes: how many were computed; ``opened``: how many requests were opened.
+        requests: those that are open, by number.
+    """
+
+    def __init__(self, share: ModelShare, size: CacheSize, say: Callable[[SketchReport], None]) -> None:
+        """``say``: takes what is told of requests that end."""
+        self._share, self._size, self._say = share, size, say
+        shape, cut = share.shape, share.cut
+        self.cache = LayerCache(cut.last - cut.first, size.pages, shape.kv_heads, shape.head_dim, share.device)
+        self._sides: tuple[Side, ...] = (*(() if cut.is_first else ("got",)), *(() if cut.is_last else ("sent",)))  # type: ignore[assignment]
+        self.requests: dict[int, StageRequest] = {}
+        self.passes = self.opened = 0
+
+    def forget(self) -> None:
+        """Drop everything; of requests under way all that was computed is told."""
+        for one in self.requests.values():
+            self._tell(one, None)
+        self.requests.clear()
+        self.cache.clear()
+
+    @torch.inference_mode()
+    def run(self, header: PassHeader, inputs: Tensor) -> Tensor | None:
+        """Do what a pass says; hidden states ``[t, d]`` of its rows, None where it has none.
+
+        Args:
+            inputs: token ids ``[t]`` on the first stage, hidden states ``[t, d]`` on the others.
+        Raises:
+            MessageError: it cannot be done: the neighbour is wrong.
+        """
+        if header.reset:
+            self.forget()
+        for closed in header.closed:
+            one = self.requests.pop(closed.number, None)
+            if one is None:
+                raise MessageError(f"request {closed.number} is closed, and was not open")
+            self.cache.tables.release(closed.number)
+            self._tell(one, closed.length)
+        for opened in header.opened:
+            self._open(opened)
+        if not header.rows:
+            return None
+        self._check(header)
+        try:
+            places = self.cache.places([(row.number, row.first, row.count) for row in header.rows])
+        except NoPagesError as error:
+            raise MessageError(str(error)) from error
+        inputs = inputs.to(self._share.device)
+        self._note("got", header, inputs)
+        out = self._share.run(inputs, places)
+        self._note("sent", header, out)
+        self.passes += 1
+        return out
+
+    def _open(self, opened: OpenedRequest) -> None:
+        if opened.number in self.requests or len(self.requests) >= MAX_CHANGED:
+            raise MessageError(f"request {opened.number} is open already, or one too many")
+        vectors = sketch_vectors(opened.id, self._share.shape.hidden).to(self._share.device)
+        self.opened += 1
+        self.requests[opened.number] = StageRequest(opened, vectors, {side: SketchBook() for side in self._sides})
+
+    def _check(self, header: PassHeader) -> None:
+        seen: set[int] = set()
+        for row in header.rows:
+            if row.number not in self.requests or row.number in seen:
+                raise MessageError(f"a row is of request {row.number}, which is not open, or has another row")
+            one = self.requests[row.number]
+            if row.first > one.computed or row.first + row.count > self._size.longest:
+                raise MessageError(f"a row goes from place {row.first:,} to {row.first + row.count:,}: it cannot")
+            if len(row.drafts) >= row.count or (row.drafts and not row.draws):
+                raise MessageError(f"a row of {row.count} tokens has {len(row.drafts)} drafts")
+            one.computed = row.first + row.count
+            seen.add(row.number)
+
+    def _note(self, side: Side, header: PassHeader, states: Tensor) -> None:
+        """Sketch what crosses a boundary, where there is one at this side."""
+        if side not in self._sides:
+            return
+        begin = 0
+        for row in header.rows:
+            one = self.requests[row.number]
+            one.books[side].note(row.first, (states[begin : begin + row.count] @ one.vectors).cpu())
+            begin += row.count
+
+    def _tell(self, one: StageRequest, length: int | None) -> None:
+        for side, book in one.books.items():
+            if values := book.told(length):
+                self._say(SketchReport(one.opened.id, side, 0, values))

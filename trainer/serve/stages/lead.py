@@ -1,0 +1,313 @@
+"""The first stage's part: requests become passes, and what was drawn becomes answers.
+
+A pass has a row of each request whose turn it is. A request whose last token is known waits for nothing; one whose token is being
+drawn has no other row. So requests fall into groups that follow each other around the ring: while lines carry one, stages compute
+the others. The oldest requests get pages first, and the youngest gives way where there are none: it begins again later.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from protocol.codec import MessageError
+from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, TextReport
+from trainer.errors import DataError
+from trainer.serve.requests import AskedAnswer, Requests
+from trainer.serve.stages.drafts import DraftedAnswer
+from trainer.serve.stages.pages import pages_of
+from trainer.serve.stages.passes import (
+    BATCH,
+    DRAFTS,
+    ClosedRequest,
+    DrawnHeader,
+    DrawnRow,
+    OpenedRequest,
+    PassHeader,
+    PassRow,
+)
+from trainer.serve.stages.share import SEATS, CacheSize
+
+MAX_OPENED = 1 << 19  # Bytes of schemas beyond which a pass opens no further request.
+GUESSED = 16  # Tokens of a pass up to which drafts fill it: beyond it a pass takes longer with every token.
+MAX_DETAIL = 500  # Characters of what went wrong.
+
+
+@dataclass(eq=False)
+class LedAnswer:
+    """One answer on its way.
+
+    Attributes:
+        so_far: tokens of its prompt and of what was drawn.
+        begun: tokens of the answer that were there when it was asked for.
+        number: under which the stages know it; None: they do not.
+        fed: places that went out in rows, drafts not counted; ``pages``: those that the stages have of it.
+        drawing: whether its next token is being drawn.
+        since: when it was last ready, in passes.
+    """
+
+    command: GenerateCommand
+    asked: AskedAnswer
+    so_far: DraftedAnswer
+    begun: int
+    number: int | None = None
+    fed: int = 0
+    pages: int = 0
+    drawing: bool = False
+    since: int = 0
+    over: bool = False
+
+    @property
+    def left(self) -> int:
+        """Known tokens that did not go out."""
+        return len(self.so_far.tokens) - self.fed
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether all but its newest token went out, which did not."""
+        return self.left == 1 and self.fed > 0
+
+    @property
+    def wanted(self) -> int:
+        """Pages of what is known of it, and the next token."""
+        return pages_of(len(self.so_far.tokens) + 1)
+
+
+@dataclass(frozen=True)
+class DrawingRow:
+    """A row of a pass under way that draws."""
+
+    answer: LedAnswer
+    number: int
+    drafts: tuple[int, ...]
+
+
+@dataclass
+class PassChanges:
+    """What the next pass tells beside its rows."""
+
+    closed: list[ClosedRequest] = field(default_factory=list)
+    opened: list[OpenedRequest] = field(default_factory=list)
+    reset: bool = False
+
+
+class PassLead:
+    """Leads the stages of a replica. All on one thread; it sends nothing itself.
+
+    Attributes:
+        under_way: passes of which nothing came back yet.
+    """
+
+    def __init__(
+        self, requests: Requests, ends: Sequence[int], size: CacheSize, say: Callable[[EngineReport], None]
+    ) -> None:
+        """``say``: takes what comes of requests."""
+        self._requests, self._ends, self._size, self._say = requests, ends, size, say
+        self._waiting: deque[LedAnswer] = deque()
+        self._running: dict[int, LedAnswer] = {}
+        self._answers: dict[str, LedAnswer] = {}
+        self._changes = PassChanges()
+        self._most_under_way = 0
+        self._passes = 0
+        self._numbers = 0
+        self.under_way: dict[int, tuple[DrawingRow, ...]] = {}
+
+    def join(self, stages: int) -> None:
+        """Begin anew with so many stages; every answer under way has failed."""
+        self.fail("the nodes that hold the model together have changed")
+        self._changes, self._passes = PassChanges(), 0
+        self._most_under_way = stages + 1
+
+    def fail(self, detail: str) -> None:
+        """Every answer under way has failed; the next pass has the stages forget them."""
+        for answer in list(self._answers.values()):
+            self._over(answer, 0)
+            self._say(RefusedReport(answer.command.id, "failed", detail[:MAX_DETAIL]))
+        self._running.clear()
+        self._waiting.clear()
+        self._changes = PassChanges(reset=True)
+        self.under_way.clear()
+
+    def ask(self, command: GenerateCommand) -> None:
+        """Begin an answer, or go on with one; what is wrong with a request is said like an answer."""
+        if not self._most_under_way:
+            self._say(RefusedReport(command.id, "failed", "the nodes that hold the model together are not all there"))
+            return
+        try:
+            asked = self._requests.read(command)
+            self._requests.check_known(command.begun, "the answer that has begun")
+            asked.text.add(command.begun)  # Who drew these has told them.
+            if asked.text.reason is None and asked.form is not None:
+                asked.form.begin(command.begun)
+        except DataError as error:
+            self._say(RefusedReport(command.id, error.code, error.detail))
+            return
+        asked.form = None  # The last stage keeps it.
+        so_far = DraftedAnswer([*asked.prompt, *command.begun])
+        answer = LedAnswer(command, asked, so_far, len(command.begun))
+        if asked.text.reason is not None:
+            self._end(answer)
+            return
+        self._answers[command.id] = answer
+        self._waiting.append(answer)
+
+    def cancel(self, request: str) -> None:
+        """Nobody waits for an answer any more."""
+        if (answer := self._answers.get(request)) is not None:
+            self._over(answer, min(answer.fed, len(answer.so_far.tokens)))
+
+    def next_pass(self) -> tuple[int, PassHeader, list[int]] | None:
+        """The next pass, with its number and its rows' tokens; None: nothing can go out now."""
+        if len(self.under_way) >= self._most_under_way:
+            return None
+        self._admit()
+        rows, tokens, drawing = self._rows()
+        changes = self._changes
+        if not rows and not changes.closed:
+            return None
+        self._changes = PassChanges()
+        number, self._passes = self._passes, self._passes + 1
+        self.under_way[number] = tuple(drawing)
+        header = PassHeader(tuple(changes.closed), tuple(changes.opened), tuple(rows), changes.reset)
+        return number, header, tokens
+
+    def take(self, number: int, drawn: DrawnHeader) -> None:
+        """What came of a pass.
+
+        Raises:
+            MessageError: it does not belong to that pass, or a stage found something wrong.
+        """
+        if number not in self.under_way:
+            return  # Of before a reset.
+        if drawn.broken:
+            raise MessageError(f"a stage could not go on: {drawn.broken}")
+        rows = self.under_way.pop(number)
+        if [row.number for row in drawn.rows] != [row.number for row in rows]:
+            raise MessageError("what was drawn is of other requests than the pass")
+        for row, told in zip(rows, drawn.rows, strict=True):
+            self._take(row, told)
+
+    def _admit(self) -> None:
+        """Open requests that wait while there are pages for what they begin with."""
+        said = 0
+        while self._waiting and len(self._running) < SEATS and said < MAX_OPENED:
+            answer = self._waiting[0]
+            held = sum(max(one.pages, one.wanted) for one in self._running.values())
+            if answer.drawing or answer.wanted > self._size.pages - held:
+                return
+            self._waiting.popleft()
+            answer.number, answer.fed, answer.pages, answer.since = self._numbers, 0, 0, self._passes
+            self._numbers += 1
+            self._running[answer.number] = answer
+            opened = _opened(answer, answer.number)
+            said += len(opened.schema or b"") + 5 * len(opened.begun)
+            self._changes.opened.append(opened)
+
+    def _rows(self) -> tuple[list[PassRow], list[int], list[DrawingRow]]:
+        """Rows for a pass: answers that wait longest, then parts of prompts while there is room."""
+        ready = [one for one in self._running.values() if one.left and not one.drawing]
+        going = sorted((one for one in ready if one.goes_on), key=lambda one: one.since)
+        share = -(-sum(one.drawing or one.goes_on for one in self._running.values()) // self._most_under_way)
+        going, begun = going[:share], [one for one in ready if not one.goes_on]
+        rows, tokens, drawing = list[PassRow](), list[int](), list[DrawingRow]()
+        for index, answer in enumerate((*going, *begun)):
+            room = BATCH - len(tokens)
+            if not room or answer.number is None:
+                continue
+            count = min(answer.left, room)
+            draws = count == answer.left
+            spare = (GUESSED - len(tokens)) // (len(going) - index) - 1 if index < len(going) else 0
+            drafts = self._drafts(answer, min(spare, room - count))
+            if not self._reach(answer, count + len(drafts), rows):
+                continue
+            rows.append(PassRow(answer.number, answer.fed, count + len(drafts), draws, drafts))
+            tokens += [*answer.so_far.tokens[answer.fed : answer.fed + count], *drafts]
+            answer.fed += count
+            if draws:
+                answer.drawing = True
+                drawing.append(DrawingRow(answer, answer.number, drafts))
+        return rows, tokens, drawing
+
+    def _drafts(self, answer: LedAnswer, most: int) -> tuple[int, ...]:
+        room = answer.asked.most - answer.asked.text.count - 1
+        return answer.so_far.drafts(min(most, room, DRAFTS)) if answer.goes_on else ()
+
+    def _reach(self, answer: LedAnswer, count: int, rows: Sequence[PassRow]) -> bool:
+        """Whether there are pages for the next places of an answer; younger ones give theirs, but not those with a row."""
+        needed = pages_of(answer.fed + count)
+        kept = {row.number for row in rows}
+        while needed > answer.pages + self._size.pages - sum(one.pages for one in self._running.values()):
+            numbers = [number for number in self._running if number not in kept]
+            if not numbers or answer.number is None or max(numbers) <= answer.number:
+                return False
+            youngest = self._running[max(numbers)]
+            self._close(youngest, 0)
+            self._waiting.appendleft(youngest)
+        answer.pages = max(answer.pages, needed)
+        return True
+
+    def _take(self, row: DrawingRow, told: DrawnRow) -> None:
+        """The next tokens of an answer."""
+        answer, tokens = row.answer, told.tokens
+        count = len(tokens)
+        if count > len(row.drafts) + 1 or tokens[:-1] != row.drafts[: count - 1]:
+            raise MessageError("what was drawn does not follow from its drafts")
+        self._requests.check_known(tokens, "what was drawn")
+        likeliest = answer.command.likeliest
+        if len(told.noted) != (0 if likeliest is None else count):
+            raise MessageError("what was drawn does not say how likely it was")
+        if answer.over:
+            return
+        answer.drawing, answer.since = False, self._passes
+        answer.so_far.learn(len(row.drafts), count - 1)
+        before = answer.asked.text.count
+        text = answer.asked.text.add(tokens)
+        new = tokens[: answer.asked.text.count - before]
+        answer.so_far.extend(new)
+        if answer.number == row.number:
+            answer.fed = len(answer.so_far.tokens) - 1
+        said = len(new) - (new[-1] in self._ends)
+        noting = answer.asked.likelihoods
+        for noted in told.noted[:said] if noting is not None else ():
+            noting.add(noted.own, list(noted.likeliest))
+        likely = () if noting is None else noting.take(said, self._requests.tokenizer)
+        self._say(TextReport(answer.command.id, text, new, likely))
+        if answer.asked.text.reason is not None:
+            self._over(answer, len(answer.so_far.tokens) - 1)
+            self._end(answer)
+
+    def _over(self, answer: LedAnswer, length: int) -> None:
+        """An answer ends, of whose sequence so many places count."""
+        answer.over = True
+        del self._answers[answer.command.id]
+        if answer.number is None:
+            self._waiting.remove(answer)
+        else:
+            self._close(answer, length)
+
+    def _close(self, answer: LedAnswer, length: int) -> None:
+        """The stages forget an answer, unless they have not heard of it yet."""
+        assert answer.number is not None
+        unheard = [one for one in self._changes.opened if one.number == answer.number]
+        if unheard:
+            self._changes.opened.remove(unheard[0])
+        else:
+            self._changes.closed.append(ClosedRequest(answer.number, length))
+        del self._running[answer.number]
+        answer.number = None
+
+    def _end(self, answer: LedAnswer) -> None:
+        text = answer.asked.text
+        assert text.reason is not None
+        self._say(AnsweredReport(answer.command.id, text.reason, len(answer.asked.prompt), text.count, text.calls))
+
+
+def _opened(answer: LedAnswer, number: int) -> OpenedRequest:
+    """What the stages have to know of an answer."""
+    asked, prompt = answer.command, len(answer.asked.prompt)
+    said = (number, asked.id, prompt, asked.sampling)
+    if asked.schema is None:
+        return OpenedRequest(*said, likeliest=asked.likeliest)
+    begun = tuple(answer.so_far.tokens[prompt:])
+    return OpenedRequest(*said, begun, msgspec.json.encode(asked.schema), asked.likeliest)

@@ -1,0 +1,144 @@
+"""Keys and values of one stage's layers, in pages, and where in them a pass reads and writes."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+PAGE = 32  # Tokens.
+
+
+class NoPagesError(Exception):
+    """More tokens than there are pages for."""
+
+
+def pages_of(tokens: int) -> int:
+    """How many pages so many tokens lie in."""
+    return -(-tokens // PAGE)
+
+
+class PageTables:
+    """Which pages belong to whom; those with low numbers are given first, so that memory nobody needed stays untouched."""
+
+    def __init__(self, pages: int) -> None:
+        """``pages``: how many there are."""
+        self._free = list(range(pages))
+        self._held: dict[int, list[int]] = {}
+        self.highest = 0
+        """Of the pages that were ever given, the highest and one."""
+
+    @property
+    def free(self) -> int:
+        """How many are nobody's."""
+        return len(self._free)
+
+    def held(self, owner: int) -> list[int]:
+        """Those of ``owner``, in order."""
+        return self._held.get(owner, [])
+
+    def reach(self, owner: int, tokens: int) -> list[int]:
+        """The pages of ``owner``, enough for so many tokens.
+
+        Raises:
+            NoPagesError: there are not so many.
+        """
+        held = self._held.setdefault(owner, [])
+        if (more := pages_of(tokens) - len(held)) > len(self._free):
+            raise NoPagesError(f"{more:,} more pages are needed, and {len(self._free):,} are free")
+        for _ in range(more):
+            held.append(heapq.heappop(self._free))
+            self.highest = max(self.highest, held[-1] + 1)
+        return held
+
+    def release(self, owner: int) -> None:
+        """Nobody needs this owner's any more."""
+        for page in self._held.pop(owner, []):
+            heapq.heappush(self._free, page)
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows of a pass that have as many tokens, and as many pages, as each other.
+
+    Attributes:
+        tokens: which of the pass's tokens, ``[rows, t]``; ``places``: of their sequences, ``[rows, t]``.
+        pages: where their keys and values lie, ``[rows, n]``.
+    """
+
+    tokens: Tensor
+    places: Tensor
+    pages: Tensor
+    _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None, repeats: int) -> Tensor:
+        """What each token attends to, ``[rows, 1, repeats * t, n * PAGE]``: itself and those before, within a window.
+
+        ``repeats``: query heads that share a head of keys; theirs lie behind each other.
+        """
+        if (window, repeats) not in self._masks:
+            keys = torch.arange(self.pages.shape[1] * PAGE, device=self.pages.device)
+            seen = keys <= self.places[..., None]
+            if window is not None:
+                seen &= keys > self.places[..., None] - window
+            self._masks[window, repeats] = seen.repeat(1, repeats, 1)[:, None]
+        return self._masks[window, repeats]
+
+
+@dataclass(frozen=True)
+class PassPlaces:
+    """Where the tokens of a pass belong: ``positions`` ``[t]`` in their sequences, ``written`` ``[t]`` among keys and values."""
+
+    cache: "LayerCache"
+    positions: Tensor
+    written: Tensor
+    groups: tuple[RowGroup, ...]
+
+
+class LayerCache:
+    """Keys and values of some layers."""
+
+    def __init__(self, layers: int, pages: int, heads: int, width: int, device: torch.device) -> None:
+        """Room for ``pages`` of ``heads`` keys and values of ``width`` numbers. Zeros, of which a masked one does no harm."""
+        self.tables = PageTables(pages)
+        size = (pages * PAGE, heads, width)
+        self.keys = [torch.zeros(size, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(size, device=device) for _ in range(layers)]
+
+    @property
+    def bytes_used(self) -> int:
+        """Memory of the pages that were ever given."""
+        one = sum(keys[0].nbytes for keys in self.keys) + sum(values[0].nbytes for values in self.values)
+        return one * PAGE * self.tables.highest
+
+    def clear(self) -> None:
+        """Forget everything, also what was not finite."""
+        for one in (*self.keys, *self.values):
+            one[: self.tables.highest * PAGE].zero_()
+        self.tables = PageTables(len(self.keys[0]) // PAGE)
+
+    def places(self, rows: Sequence[tuple[int, int, int]]) -> PassPlaces:
+        """Where the rows of a pass belong: (owner, first place, tokens) of each.
+
+        Raises:
+            NoPagesError: there is not so much room.
+        """
+        device, alike, begin = self.keys[0].device, dict[tuple[int, int], list[tuple[int, int, list[int]]]](), 0
+        positions: list[int] = []
+        written: list[int] = []
+        for owner, first, count in rows:
+            held = self.tables.reach(owner, first + count)[: pages_of(first + count)]
+            alike.setdefault((count, len(held)), []).append((begin, first, held))
+            positions += range(first, first + count)
+            written += [held[place // PAGE] * PAGE + place % PAGE for place in range(first, first + count)]
+            begin += count
+        groups = []
+        for (count, _), found in alike.items():
+            steps = torch.arange(count, device=device)
+            begins, firsts = (torch.tensor([one[i] for one in found], device=device)[:, None] for i in (0, 1))
+            pages = torch.tensor([one[2] for one in found], device=device)
+            groups.append(RowGroup(begins + steps, firsts + steps, pages))
+        return PassPlaces(
+            self, torch.tensor(positions, device=device), torch.tensor(written, device=device), tuple(groups)
+        )

@@ -1,0 +1,128 @@
+"""One stage's share of a model in memory: its layers, with the embedding or the head where it has an end."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from protocol.job.job import ModelSpec
+from protocol.models.model import STARTS_TIED, ModelConfigError, ModelShape, resolve
+from protocol.models.tensor_names import way_in
+from protocol.serving import CACHE_BYTES, LONGEST
+from trainer.errors import WeightsError
+from trainer.serve.loading import load_words
+from trainer.serve.stages.attention import paged_attention
+from trainer.serve.stages.pages import PAGE, PassPlaces
+from trainer.stage.model import Cut, build_module, check_finite, full_name, head
+
+ATTENTION = "cottage_pages"
+SEATS = 64  # Answers under way.
+_FLOAT32 = 4
+_ANY_DIGEST = "0" * 64
+
+AttentionInterface.register(ATTENTION, paged_attention)
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """How much of keys and values there is room for; all stages come to the same, each by itself.
+
+    Attributes:
+        longest: tokens of a prompt with its answer.
+        pages: of ``PAGE`` tokens.
+    """
+
+    longest: int
+    pages: int
+
+
+def cache_size(shape: ModelShape, context: int | None) -> CacheSize:
+    """Room for a whole model's ``CACHE_BYTES``, of which each stage has what belongs to its layers."""
+    each = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
+    longest = max(PAGE, min(shape.max_positions, LONGEST, CACHE_BYTES // each, context or LONGEST))
+    one = -(-longest // PAGE) + 1
+    return CacheSize(longest, min(max(one, CACHE_BYTES // (each * PAGE)), SEATS * one))
+
+
+class ModelShare:
+    """Layers of a model, ready to be passed.
+
+    Attributes:
+        cut: which they are.
+        shape: of the whole model.
+        words: its tokenizer, vocabulary and ends.
+        parameters: of this share.
+    """
+
+    def __init__(self, folder: Path, cut: Cut, weights: Mapping[str, Any], device: str) -> None:
+        """Read what belongs to ``cut``, in float32, one tensor after the other.
+
+        Args:
+            folder: of the small files.
+            weights: by name what ``[...]`` makes a tensor of.
+        Raises:
+            WeightsError: the model cannot be cut, or is not whole.
+        """
+        config = _config(folder)
+        try:
+            module, self.shape = build_module(config, cut)
+        except (ModelConfigError, ValueError, KeyError) as error:
+            raise WeightsError("bad-model", f"this model cannot be cut into stages: {error}") from error
+        self.cut, self.words = cut, load_words(folder)
+        _fill(module, cut, config, weights, device)
+        self.parameters = sum(one.numel() for one in module.parameters())
+        cast(Any, module).config._attn_implementation = ATTENTION
+        self._module = module.eval().requires_grad_(False)
+        self.device = torch.device(device)
+
+    @torch.inference_mode()
+    def run(self, inputs: Tensor, places: PassPlaces) -> Tensor:
+        """One pass: token ids ``[t]`` or hidden states ``[t, d]`` in, hidden states ``[t, d]`` out."""
+        name = "input_ids" if self.cut.is_first else "inputs_embeds"
+        base = cast(Any, self._module).base_model
+        out = base(
+            **{name: inputs[None]},
+            position_ids=places.positions[None],
+            use_cache=False,
+            pass_places=places,
+        )
+        return cast(Tensor, out.last_hidden_state[0])
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """On the last stage: ``[t, vocabulary]`` of what ``run`` gave at ``[t, d]``."""
+        return head(self._module, hidden[None])[0].float()
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The model's config as training has it, of the part that writes."""
+    try:
+        given = json.loads((folder / "config.json").read_text())
+        return resolve(ModelSpec(config=given, weights=_ANY_DIGEST), 1)
+    except (OSError, ValueError) as error:
+        raise WeightsError("bad-model", f"this model cannot be cut into stages: {error}") from error
+
+
+def _fill(module: nn.Module, cut: Cut, config: Mapping[str, Any], weights: Mapping[str, Any], device: str) -> None:
+    """Give every parameter its value, and take the module to the device."""
+    tied = bool(config.get(STARTS_TIED, False))
+    for local, parameter in list(module.named_parameters()):
+        name, size = full_name(local, cut), tuple(parameter.shape)
+        parts = way_in(weights.keys(), name, size, config, tied)
+        if parts is None:
+            raise WeightsError("missing-tensor", f"the model lacks one of its tensors: {name}")
+        value = torch.empty(size)
+        for part in parts:
+            found = weights[part.key][...]
+            if tuple(found.shape) != tuple(value[part.index].shape):
+                raise WeightsError("wrong-shape", f"tensor {part.key} is {tuple(found.shape)}, which is wrong")
+            value[part.index].copy_(found)
+        check_finite(value, f"tensor {name}")
+        owner, _, last = local.rpartition(".")
+        setattr(module.get_submodule(owner), last, nn.Parameter(value.to(device), requires_grad=False))
+    module.to(device)
