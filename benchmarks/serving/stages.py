@@ -6,9 +6,9 @@ after the other, ``--runs`` times, and of each figure the median counts.
 
     python -m benchmarks.serving.stages --model FOLDER [--tokens 48] [--runs 3] [--trip 0.05] [--mbit 20]
 
-``bound``: tokens a second of one answer if nothing but a round trip and the whole model's computing took time. ``repeats``: a text
-that repeats itself, where drafts come true, beside one that does not. ``cache``: memory that both workers grew by while 16 answers
-were under way, beside the pages that their tokens lie in. Writes build/bench/stages.json.
+``bound``: tokens a second of one answer if nothing but a round trip and the whole model's computing took time. ``repeats``: a
+text that repeats itself, where drafts come true, beside one that does not. ``cache``: memory that both workers grew by while 16
+answers were under way, beside the pages that their tokens lie in. Writes build/bench/stages.json.
 """
 
 import argparse

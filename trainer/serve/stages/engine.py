@@ -21,7 +21,7 @@ from protocol.plan import Plan
 from protocol.serving import CancelCommand, EngineCommand, EngineReport, GenerateCommand, RefusedReport
 from protocol.worker import PeerSend, Setup, TensorName
 from trainer.audit.environment import configure
-from trainer.errors import WeightsError
+from trainer.errors import DataError, WeightsError
 from trainer.serve.requests import Requests
 from trainer.serve.stages.draws import TokenDraws
 from trainer.serve.stages.layers import StageLayers
@@ -199,7 +199,7 @@ class StageEngine:
         assert self._lead is not None
         try:
             self._lead.take(number, unpack_drawn(payload))
-        except (MessageError, ValueError) as error:
+        except (MessageError, DataError) as error:
             self._fail(str(error))
 
     def _fail(self, detail: str) -> None:

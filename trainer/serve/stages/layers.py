@@ -46,7 +46,7 @@ class StageLayers:
         self._share, self._size, self._say = share, size, say
         shape, cut = share.shape, share.cut
         self.cache = LayerCache(cut.last - cut.first, size.pages, shape.kv_heads, shape.head_dim, share.device)
-        self._sides: tuple[Side, ...] = (*(() if cut.is_first else ("got",)), *(() if cut.is_last else ("sent",)))  # type: ignore[assignment]
+        self._sides: list[Side] = ["got"] * (not cut.is_first) + ["sent"] * (not cut.is_last)
         self.requests: dict[int, StageRequest] = {}
         self.passes = self.opened = 0
 

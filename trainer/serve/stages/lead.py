@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol.codec import MessageError
-from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, TextReport
+from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, TextReport, TokenLogprob
 from trainer.errors import DataError
 from trainer.serve.requests import AskedAnswer, Requests
 from trainer.serve.stages.drafts import DraftedAnswer
@@ -209,18 +209,17 @@ class PassLead:
         ready = [one for one in self._running.values() if one.left and not one.drawing]
         going = sorted((one for one in ready if one.goes_on), key=lambda one: one.since)
         share = -(-sum(one.drawing or one.goes_on for one in self._running.values()) // self._most_under_way)
-        going, begun = going[:share], [one for one in ready if not one.goes_on]
         rows, tokens, drawing = list[PassRow](), list[int](), list[DrawingRow]()
-        for index, answer in enumerate((*going, *begun)):
+        for answer in (*going, *(one for one in ready if not one.goes_on)):
             room = BATCH - len(tokens)
-            if not room or answer.number is None:
+            if not room or answer.number is None or (answer.goes_on and len(rows) >= share):
                 continue
             count = min(answer.left, room)
             draws = count == answer.left
-            spare = (GUESSED - len(tokens)) // (len(going) - index) - 1 if index < len(going) else 0
+            spare = (GUESSED - len(tokens)) // (min(share, len(going)) - len(rows)) - 1 if answer.goes_on else 0
             drafts = self._drafts(answer, min(spare, room - count))
             if not self._reach(answer, count + len(drafts), rows):
-                continue
+                continue  # Others go on meanwhile, and leave pages.
             rows.append(PassRow(answer.number, answer.fed, count + len(drafts), draws, drafts))
             tokens += [*answer.so_far.tokens[answer.fed : answer.fed + count], *drafts]
             answer.fed += count
@@ -253,7 +252,8 @@ class PassLead:
         count = len(tokens)
         if count > len(row.drafts) + 1 or tokens[:-1] != row.drafts[: count - 1]:
             raise MessageError("what was drawn does not follow from its drafts")
-        self._requests.check_known(tokens, "what was drawn")
+        noted = [one for told_of in told.noted for one, _ in (told_of.own, *told_of.likeliest)]
+        self._requests.check_known([*tokens, *noted], "what was drawn")
         likeliest = answer.command.likeliest
         if len(told.noted) != (0 if likeliest is None else count):
             raise MessageError("what was drawn does not say how likely it was")
@@ -268,10 +268,11 @@ class PassLead:
         if answer.number == row.number:
             answer.fed = len(answer.so_far.tokens) - 1
         said = len(new) - (new[-1] in self._ends)
-        noting = answer.asked.likelihoods
-        for noted in told.noted[:said] if noting is not None else ():
-            noting.add(noted.own, list(noted.likeliest))
-        likely = () if noting is None else noting.take(said, self._requests.tokenizer)
+        likely: tuple[TokenLogprob, ...] = ()
+        if (noting := answer.asked.likelihoods) is not None:
+            for one in told.noted[:said]:
+                noting.add(one.own, list(one.likeliest))
+            likely = noting.take(said, self._requests.tokenizer)
         self._say(TextReport(answer.command.id, text, new, likely))
         if answer.asked.text.reason is not None:
             self._over(answer, len(answer.so_far.tokens) - 1)
