@@ -140,7 +140,8 @@ class Deployments:
     async def _seat(self, work: UnitOfWork) -> None:
         """Let go who does not answer, and give empty seats to free nodes."""
         for lead, why in self._homes.broken(work.job.id):
-            self._seating.let_go(work, lead, why)
+            if lead in work.leases:
+                self._seating.let_go(work, lead, why)
         for lease in [one for one in work.leases.values() if one.state == "starting"]:
             if work.now - lease.granted > START_S:
                 work.note("lost", f"node {lease.node} was not ready after {START_S:g} s and is given up")

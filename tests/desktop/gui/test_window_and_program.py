@@ -239,6 +239,15 @@ def test_a_model_that_answers_is_no_part_and_does_not_train(window: MainWindow) 
     assert "Answering" in window.home.task.text()
 
 
+def test_a_part_of_a_model_that_answers_is_called_one_of_so_many(window: MainWindow) -> None:
+    part = task(serves=True, stage=1, stages=3, round=None, step=None, loss=None)
+    window.show_snapshot(running(tasks=[part]))
+    assert "holds part 2 of 3 of this model, and answers together with others" in window.home.reason.text()
+    assert "Part 2 of 3 of the model" in window.home.task.text()
+    window.show_snapshot(running(tasks=[part, task()]))
+    assert "Other tasks that it works on: 1." in window.home.reason.text()
+
+
 def test_a_failed_task_is_shown_with_its_reason(window: MainWindow) -> None:
     window.show_snapshot(running(tasks=[task(state="failed", reason="out of memory")]))
     assert "Failed: out of memory" in window.home.task.text()
