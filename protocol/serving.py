@@ -3,6 +3,7 @@
 Beside the coordinator that is JSON, a line each; at a node it goes with what its task is told and says (``protocol.task``).
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,10 +19,13 @@ CACHE_BYTES = 1 << 30  # Of keys and values, of all answers together.
 MAX_LIKELIEST = 20
 MAX_TOKEN_TEXT = 1000
 MAX_CALLS = 256  # Of functions, in an answer.
+MAX_FUNCTION = 200  # Characters of a function's name that is asked for.
 MAX_SAID = 256  # Reports of a process that are told at a time.
 MODEL_ARCHIVE = "model.zip"  # The model's folder, of a job that answers.
 MAX_LINE = 2 * MAX_MESSAGE  # A request of a whole conversation.
 SKETCH_BYTES = 8  # Of what crossed from one stage to the next at a token.
+MAX_EMBEDDED = 2048  # Texts of a request for embeddings, as OpenAI's API has it.
+MAX_VECTOR = 1 << 16  # Bytes of an embedding; the widest models in use have half as many.
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -45,6 +49,26 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
 
 
+class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which functions among a request's ``tools`` the model calls.
+
+    Attributes:
+        forced: the answer is calls, of any of them or of the one with this ``name``; their arguments keep to their schemas.
+            Else the model calls whatever it will.
+        several: more than one call.
+    """
+
+    forced: bool = False
+    name: Annotated[str, Meta(max_length=MAX_FUNCTION)] = ""
+    several: bool = True
+
+
+def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What one of ``tools`` says of its function, as far as it says any."""
+    found = tool.get("function")
+    return found if isinstance(found, Mapping) else {}
+
+
 class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="generate"):
     """Text to go on with, or messages to answer.
 
@@ -52,7 +76,8 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         messages: for the model's chat template, with ``tools`` and further ``words`` of it; empty: ``prompt`` is gone on with.
         tokens: of the answer at most; None: as many as the model can read.
         stops: texts that end the answer, and are no part of it.
-        schema: a JSON schema that the answer keeps to; None: it is free.
+        choice: of ``tools``.
+        schema: a JSON schema that the answer keeps to, where it is not forced to be calls; None: it is free.
         likeliest: tell how likely each token was, and so many of the likeliest at its place; None: tell nothing of it.
         begun: tokens of the answer that another process has drawn: it goes on behind them, and their text is not told again.
     """
@@ -70,6 +95,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     ] = ()
     likeliest: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
     begun: Tokens = ()
+    choice: ToolChoice = ToolChoice()
 
 
 class CancelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cancel"):
@@ -119,7 +145,32 @@ class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     boundaries: Annotated[tuple[BoundarySketches, ...], Meta(max_length=64)] = ()
 
 
-EngineCommand = GenerateCommand | CancelCommand | CheckCommand
+EmbeddedText = Annotated[str, Meta(max_length=MAX_TEXT)] | Tokens
+"""A text, or its tokens."""
+EmbeddedTexts = Annotated[tuple[EmbeddedText, ...], Meta(min_length=1, max_length=MAX_EMBEDDED)]
+TokenCounts = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_TOKENS)], ...], Meta(max_length=MAX_EMBEDDED)]
+Vectors = Annotated[tuple[Annotated[bytes, Meta(max_length=MAX_VECTOR)], ...], Meta(max_length=MAX_EMBEDDED)]
+
+
+class EmbedCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="embed"):
+    """Texts to make embeddings of: of each the mean of its tokens' last hidden states, divided by its length (L2)."""
+
+    id: RequestId
+    texts: EmbeddedTexts
+
+
+class CheckEmbeddingsCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check_embeddings"):
+    """Whether this model makes these ``vectors``, as ``EmbeddedReport`` has them, of so many ``tokens``."""
+
+    id: RequestId
+    asked: EmbedCommand
+    tokens: TokenCounts
+    vectors: Vectors
+
+
+AskCommand = GenerateCommand | EmbedCommand
+AnswerCheck = CheckCommand | CheckEmbeddingsCommand
+EngineCommand = GenerateCommand | CancelCommand | CheckCommand | EmbedCommand | CheckEmbeddingsCommand
 
 
 class ReadyReport(msgspec.Struct, frozen=True, tag="ready"):
@@ -151,8 +202,18 @@ class TextReport(msgspec.Struct, frozen=True, tag="text"):
     logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=MAX_TOKENS)] = ()
 
 
+class EmbeddedReport(msgspec.Struct, frozen=True, tag="embedded"):
+    """Embeddings of the next texts, in order: of each how many ``tokens`` it has, and its vector, float32, little-endian."""
+
+    id: RequestId
+    tokens: TokenCounts
+    vectors: Vectors
+
+
 class AnsweredReport(msgspec.Struct, frozen=True, tag="answered"):
     """The end of an answer: the model or a text of ``stops`` ended it (``stop``), or it is as long as it may be (``length``).
+
+    Embeddings end with ``stop``, and have no ``tokens``.
 
     ``prompt`` and ``tokens``: how many, those that were ``begun`` among them. ``calls``: of functions among the request's
     ``tools``; their text is no part of the answer. ``nodes``: names of those that answered, which the coordinator fills in.
@@ -179,7 +240,8 @@ class CheckedReport(msgspec.Struct, frozen=True, tag="checked"):
 
     Attributes:
         wrong: what is not as the model says it, in words; empty: it all is.
-        worst: by how many nats the token that is furthest from its draw is behind it (0: none is).
+        worst: by how many nats the token that is furthest from its draw is behind it (0: none is). Of embeddings: how far the
+            furthest one is from the model's, both of length 1.
         stages: of a wrong answer that several stages made: who can have done it. One: it did; two: one of them lies about what
             crossed between them.
     """
@@ -200,4 +262,5 @@ class SketchReport(msgspec.Struct, frozen=True, tag="sketches"):
     values: Sketches
 
 
-EngineReport = ReadyReport | TextReport | AnsweredReport | RefusedReport | CheckedReport | SketchReport
+AnswerReport = TextReport | EmbeddedReport | AnsweredReport
+EngineReport = ReadyReport | TextReport | EmbeddedReport | AnsweredReport | RefusedReport | CheckedReport | SketchReport

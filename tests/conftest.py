@@ -9,7 +9,7 @@ import pytest
 
 from common import gc_tuning
 from tests.support import docker as docker_support
-from tests.support import session, together
+from tests.support import seeds, session, together
 from tests.support.proxy import VARIABLES
 
 MANY = 200
@@ -23,8 +23,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(stay.close)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """End-to-end tests lie where the second run of ``make test`` looks."""
+    """Some cases are long, before ``-m`` asks; end-to-end tests lie where the second run of ``make test`` looks."""
+    seeds.thin_out(items)
     together.refuse_strays(items)
 
 

@@ -77,8 +77,8 @@ def problem_answer(request: web.Request, status: int, found: Problem) -> web.Res
 
 def _no_such(request: web.Request) -> str:
     """What programs are told that ask for a part of OpenAI's API that is not here."""
-    why = "no model here has embeddings" if request.path.endswith("/embeddings") else "it is not among what is answered"
-    ways = f"{COMPLETION}chat/completions and {COMPLETION}completions"
+    ways = f"{COMPLETION}chat/completions, {COMPLETION}completions and {COMPLETION}embeddings"
+    why = "it is not among what is answered"
     return f"there is no {request.method} {request.path[:80]}: {why}; models answer at {ways}"
 
 

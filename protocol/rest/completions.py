@@ -14,7 +14,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from common.untrusted_text import View
+from protocol.codec import MessageError
 from protocol.serving import (
+    MAX_FUNCTION,
     MAX_LIKELIEST,
     MAX_STOP,
     MAX_STOPS,
@@ -24,6 +26,8 @@ from protocol.serving import (
     GenerateCommand,
     Sampling,
     TokenLogprob,
+    ToolChoice,
+    function_of,
 )
 
 MAX_MESSAGES = 1000
@@ -102,6 +106,19 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
 
+class NamedFunction(msgspec.Struct, frozen=True):
+    """One of the functions in ``tools``."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_FUNCTION)]
+
+
+class FunctionChoice(msgspec.Struct, frozen=True):
+    """The function that is to be called."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
 class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
     """Messages to answer, in the model's own chat template. ``chat_template_kwargs``: further words for it, as vLLM has them."""
 
@@ -109,20 +126,18 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
     max_completion_tokens: Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
-    tool_choice: Any = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
 
-    def unsupported(self) -> str:
-        """As of both kinds."""
-        refused = {
-            "tool_choice": bool(self.tools) and self.tool_choice not in (None, "auto", "none"),
-        }
-        return next((name for name, is_asked in refused.items() if is_asked), "") or super().unsupported()
-
     def command(self, seed: int) -> GenerateCommand:
-        """What is asked of the model. ``seed``: where the request names none."""
-        tokens = self.max_completion_tokens or self.max_tokens
+        """What is asked of the model. ``seed``: where the request names none.
+
+        Raises:
+            MessageError: ``tool_choice`` forces a call of what is not among ``tools``.
+        """
+        tokens, choice = self.max_completion_tokens or self.max_tokens, self._choice()
         return GenerateCommand(
             "1",
             messages=self.messages,
@@ -130,10 +145,24 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
             words=self.chat_template_kwargs or {},
             tokens=tokens,
             sampling=self._sampling(seed),
-            schema=None if self.response_format is None else self.response_format.schema,
+            schema=None if self.response_format is None or choice.forced else self.response_format.schema,
             stops=self._stops(),
+            choice=choice,
             likeliest=(self.top_logprobs or 0) if self.logprobs else None,
         )
+
+    def _choice(self) -> ToolChoice:
+        several = self.parallel_tool_calls is not False
+        if self.tool_choice in (None, "none", "auto"):
+            return ToolChoice(several=several)
+        if not self.tools:
+            raise MessageError("tool_choice forces a call, and there are no tools: name them", "tool_choice")
+        if not isinstance(self.tool_choice, FunctionChoice):
+            return ToolChoice(True, several=several)
+        name = self.tool_choice.function.name
+        if name not in {function_of(tool).get("name") for tool in self.tools}:
+            raise MessageError(f"tool_choice names the function {name!r}, which is not among tools", "tool_choice")
+        return ToolChoice(True, name, several=several)
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ def _run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "words",
     [

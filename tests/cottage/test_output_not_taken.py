@@ -26,6 +26,7 @@ def _run(program: str, words: list[str], buffered: bool, **streams: object) -> s
     return subprocess.run(done, text=True, env=environment, timeout=60, check=False, **streams)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize(("program", "words"), EVERY)
 def test_a_full_disk_is_told_in_one_sentence(program: str, words: list[str], buffered: bool) -> None:
@@ -34,6 +35,7 @@ def test_a_full_disk_is_told_in_one_sentence(program: str, words: list[str], buf
     assert (done.returncode, done.stderr) == (1, "cottage: cannot write the output: No space left on device\n")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize(("program", "words"), EVERY)
 def test_a_reader_who_has_gone_is_nobody_to_complain_to(program: str, words: list[str], buffered: bool) -> None:

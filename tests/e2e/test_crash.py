@@ -17,7 +17,7 @@ from protocol.job.job import JobSpec
 from protocol.rest.api import AuditView, CommitView, JobEvent
 from tests.support.small_job import CORPUS_BYTES, small_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 WORDS = ["--nodes", "3", "--stages", "1", "--no-reference", "--json"]  # Three replicas: two go on with the rounds.
 PACE_S = 0.15  # Of each pass of a micro-batch, so a step takes long enough to die in before what is drawn was shown.

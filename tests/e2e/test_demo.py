@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 WHOLE = ["--tokens", "120000"]  # Six rounds.
 SHORT = [*WHOLE, "--no-reference"]
 SHORTEST = ["--tokens", "60000", "--no-reference"]  # Three rounds: with four audits every member is drawn in the first.
+LEAST = ["--tokens", "30000", "--no-reference"]  # Three rounds of one replica.
 TIME_LIMIT = 900
 DEMO = ("-m", "cottage", "demo")
 SMALL = (str(Path(__file__).with_name("small_demo.py")),)  # Where it is not the learning that is shown.
@@ -78,18 +79,33 @@ def assert_money_adds_up(document: dict[str, Any]) -> None:
     assert all(receipt["state"] == "confirmed" for receipt in document["receipts"])
 
 
+FAULTS = ("--fault", "kill-coordinator", "--fault", "kill-node")
+
+
 def test_the_whole_path_trains_verifies_and_pays_though_a_node_and_its_coordinator_are_killed(tmp_path: Path) -> None:
-    faults = ("--fault", "kill-coordinator", "--fault", "kill-node")
-    document = demo(tmp_path, "--tokens", "160000", *faults, program=DEMO)
-    assert_money_adds_up(document)
-    of_coordinator, of_node = document["faults"]
-    assert "started again" in of_coordinator
-    assert "was killed" in of_node
+    """With a model of 0.2 M parameters; what one of a real vocabulary learns is in the long test below."""
+    document = demo(tmp_path, *SHORT, *FAULTS)
+    assert_a_node_and_its_coordinator_died(document)
+    assert document["loss_after"] < document["loss_before"] - 0.8
+
+
+@pytest.mark.long
+def test_the_demo_learns_more_than_half_of_what_one_process_does_though_both_are_killed(tmp_path: Path) -> None:
+    document = demo(tmp_path, "--tokens", "160000", *FAULTS, program=DEMO)
+    assert_a_node_and_its_coordinator_died(document)
     before, after, single = (document[f"loss_{name}"] for name in ("before", "after", "single_process"))
     assert before > 7.0, "a model that has learnt nothing is no better than chance over 2,048 tokens"
     assert (before - after) > 0.5 * (before - single)
     assert document["loss_model_folder"] == pytest.approx(after, abs=2e-3)
     assert document["bytes_sent"] < 0.05 * document["bytes_naive"], "all that went between nodes, edges included"
+
+
+def assert_a_node_and_its_coordinator_died(document: dict[str, Any]) -> None:
+    """The run went on to its model, and who died is paid for what had been verified."""
+    assert_money_adds_up(document)
+    of_coordinator, of_node = document["faults"]
+    assert "started again" in of_coordinator
+    assert "was killed" in of_node
     assert len(document["audits"]) >= document["rounds"]
     [lost] = [node for node in document["nodes"] if node["state"] == "lost"]
     paid_rounds = {c["round"] for c in document["commitments"] if c["node"] == lost["node"] and c["amount"]}
@@ -117,16 +133,16 @@ def test_a_node_that_lies_is_caught_and_loses_stake(tmp_path: Path, lie: str) ->
 @pytest.mark.docker
 def test_a_pipeline_of_docker_sandboxes_trains_and_is_paid(tmp_path: Path, docker_engine: str) -> None:
     """Stages in containers; replicas in containers are in ``tests/installer/test_clean_system.py``."""
-    document = demo(tmp_path, *SHORTEST, "--nodes", "2", "--sandbox", "docker", "--image-from-host")
+    document = demo(tmp_path, *LEAST, "--nodes", "2", "--sandbox", "docker", "--image-from-host")
     assert_money_adds_up(document)
     seats = [(node["stage"], node["replica"]) for node in document["nodes"] if node["stage"] is not None]
     assert sorted(seats) == [(0, 0), (1, 0)]
-    assert document["loss_after"] < document["loss_before"] - 1.0
+    assert document["loss_after"] < document["loss_before"] - 0.5
 
 
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    command = [sys.executable, *DEMO, "--json", "--dir", str(folder), *SHORT]
+    command = [sys.executable, *DEMO, "--json", "--nodes", "2", "--dir", str(folder), *SHORT]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert running.stderr is not None
     for line in running.stderr:

@@ -23,7 +23,7 @@ from protocol.rest.api import JobView
 from tests.e2e.smollm2 import WEIGHTS_BYTES, smollm2  # noqa: F401 - the model is a fixture
 from tests.trainer.export.llama_cpp import PACKAGE, answers
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 LESSON = Path(__file__).parents[2] / "docs/tutorials/fine-tune.md"
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -119,7 +119,6 @@ async def settled(run: DemoRun, job: str) -> JobView:
     return view
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("compares", [False, True], ids=["LoRA", "DPO beside 4 bits"])
 async def test_other_ways_to_an_adapter_of_a_published_model(
     compares: bool,

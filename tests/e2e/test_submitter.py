@@ -23,7 +23,7 @@ from tests.coordinator.web.pages.test_signin_browser import Wallet
 
 PAIRS = [("red", "rose"), ("blue", "sea"), ("green", "meadow"), ("grey", "stone"), ("black", "coal"), ("white", "snow")]
 OTHER_PAIRS = [(colour, PAIRS[place - 1][1]) for place, (colour, _) in enumerate(PAIRS)]
-TOKENS, TOKENS_ON = 120_000, 20_000  # Six rounds, and one.
+TOKENS, TOKENS_ON = 80_000, 20_000  # Four rounds, and one.
 ROWS, ROWS_ON = 30_000, 1_000
 BAD_ROWS = {700: "", 1_400: "{", 2_100: '{"txt": "another name"}'}
 SECRET_ROW = 2_800

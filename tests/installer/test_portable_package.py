@@ -139,6 +139,7 @@ def released(bundle: Path, target: Path, release: Release) -> Path:
     return target
 
 
+@pytest.mark.long
 async def test_it_replaces_itself_by_a_signed_version_and_goes_on(bundle: Path, owner: Owner, tmp_path: Path) -> None:
     home = owner.home
     async with Server() as server:

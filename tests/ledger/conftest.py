@@ -14,11 +14,17 @@ from ledger.local.server import build_app
 from tests.ledger.surfpool import Deployment, SurfpoolWorld, deployed, serving
 from tests.ledger.world import World
 
+ON_BOTH = ("test_claims_program.py", "test_escrow_program.py")
+"""Of the program's tests those that run on an independent ledger each time: money comes in, and goes out."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """What is marked ``clusters`` runs on the embedded ledger and on an independent one."""
-    if "world" in metafunc.fixturenames and metafunc.definition.get_closest_marker("clusters"):
-        metafunc.parametrize("world", ["embedded", "surfpool"], indirect=True)
+    """What is marked ``clusters`` runs on the embedded ledger and on an independent one, which takes longer."""
+    if "world" not in metafunc.fixturenames or not metafunc.definition.get_closest_marker("clusters"):
+        return
+    is_long = metafunc.definition.path.parent.name == "program" and metafunc.definition.path.name not in ON_BOTH
+    other = pytest.param("surfpool", marks=pytest.mark.long) if is_long else "surfpool"
+    metafunc.parametrize("world", ["embedded", other], indirect=True)
 
 
 @pytest.fixture(scope="session")

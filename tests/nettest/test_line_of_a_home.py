@@ -106,6 +106,7 @@ async def test_a_cut_line_is_told_within_the_promised_time_and_by_the_exit_code(
     assert found["seconds"] < 9.5
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "share"),
@@ -124,6 +125,7 @@ async def test_the_rates_are_those_of_the_line(bed: Bed, line: Link, share: floa
     assert found["seconds"] < 9.5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_where_udp_is_blocked_the_rates_are_measured_all_the_same(bed: Bed) -> None:
     bed.homes.set_nat(1, Nat.NO_UDP)

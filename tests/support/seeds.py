@@ -1,5 +1,6 @@
 """Worlds of a test: some run each time, the others in ``make test-long``."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -19,3 +20,17 @@ def every(nth: int, cases: Iterable[T]) -> list[T | ParameterSet]:
     return [
         case if not number % nth else pytest.param(case, marks=pytest.mark.long) for number, case in enumerate(cases)
     ]
+
+
+def thin_out(items: Iterable[pytest.Item]) -> None:
+    """Of the cases of a test with the marker ``one_in(n)`` mark all but each ``n``-th long, from the first on."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        if marker is None or item.get_closest_marker("long"):
+            continue
+        (nth,) = marker.args
+        name = item.nodeid.partition("[")[0]
+        if cases[name] % nth:
+            item.add_marker(pytest.mark.long)
+        cases[name] += 1

@@ -14,6 +14,7 @@ SECONDS = float(os.environ.get("COTTAGE_SOAK_S", "10"))
 MOST_GROWTH = 48 << 20
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "the test-bed can be built")
 async def test_every_message_arrives_once_and_identical_and_memory_stays_flat(

@@ -8,6 +8,7 @@ grammar      answers in the form of a JSON schema
 answer_text  what the tokens of an answer say, and where they end it
 texts        tokens as text in pieces, up to a stop
 calls        of functions, among what is said
+embeddings   texts as vectors
 checking     whether the model says what somebody says that it says
 loop         commands in, reports out
 """

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from tokenizers import Tokenizer
 
 from protocol.serving import EndReason, FunctionCall, GenerateCommand
-from trainer.serve.calls import CallsApart
+from trainer.serve.calls import END, CallsApart
 from trainer.serve.texts import TextStream
 
 
@@ -21,7 +21,9 @@ class AnswerText:
     def __init__(self, tokenizer: Tokenizer, asked: GenerateCommand, ends: Collection[int], most: int) -> None:
         """``ends``: tokens that end an answer, and have no text; ``most``: how many tokens it may have."""
         self._ends, self._most = ends, most
-        self._stream = TextStream(tokenizer, asked.stops)
+        # One call ends where its mark does.
+        ends_call = (END,) if asked.tools and not asked.choice.several else ()
+        self._stream = TextStream(tokenizer, (*asked.stops, *ends_call))
         self._apart = CallsApart() if asked.tools else None
         self.count = 0
         self.reason: EndReason | None = None

@@ -5,7 +5,7 @@ import re
 
 from protocol.serving import FunctionCall
 
-MARK = "<tool_call>"
+MARK, END = "<tool_call>", "</tool_call>"
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 
 

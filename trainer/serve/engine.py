@@ -20,6 +20,8 @@ from protocol.serving import (
     CancelCommand,
     CheckCommand,
     CheckedReport,
+    CheckEmbeddingsCommand,
+    EmbedCommand,
     EngineCommand,
     EngineReport,
     GenerateCommand,
@@ -29,6 +31,7 @@ from protocol.serving import (
 from trainer.audit.environment import configure
 from trainer.errors import DataError
 from trainer.serve.checking import AnswerChecker, leads_fault
+from trainer.serve.embeddings import EmbeddingQueue
 from trainer.serve.loading import load
 from trainer.serve.requests import AskedAnswer, Requests
 from trainer.serve.sampling import FORM, LIKELIHOODS, SAMPLING, SeededSampler
@@ -79,6 +82,7 @@ class Engine:
         self._requests = Requests(loaded, self.longest)
         self._checker = AnswerChecker(loaded)
         self._checks = ThreadPoolExecutor(1, "check")
+        self._embeddings = EmbeddingQueue(loaded, self._requests, say)
         pages = max(-(-self.longest // PAGE) + 1, CACHE_BYTES // (each * PAGE))
         self._manager = loaded.model.init_continuous_batching(
             cast(Any, GenerationConfig)(do_sample=False, max_new_tokens=self.longest, pad_token_id=0),
@@ -106,6 +110,7 @@ class Engine:
     async def __aexit__(self, *_: object) -> None:
         self._checker.stop()
         await asyncio.to_thread(self._checks.shutdown, cancel_futures=True)
+        await self._embeddings.close()
         await asyncio.to_thread(self._manager.stop, hard_stop=True)
 
     async def beside(self, reading: Coroutine[Any, Any, None]) -> BaseException | None:
@@ -129,6 +134,10 @@ class Engine:
                 self.cancel(command.id)
             case CheckCommand():
                 self.check(command)
+            case EmbedCommand():
+                self._embeddings.begin(command)
+            case CheckEmbeddingsCommand():
+                self._embeddings.check(command)
 
     def generate(self, command: GenerateCommand) -> None:
         """Begin an answer, or go on with one; what is wrong with a request is said like an answer."""
@@ -165,6 +174,7 @@ class Engine:
         """Nobody waits for an answer any more."""
         if self._answers.pop(request, None) is not None:
             self._manager.cancel_request(request)
+        self._embeddings.cancel(request)
 
     def check(self, command: CheckCommand) -> None:
         """Begin to look at what is said to be this model's answer; one at a time, beside those under way."""

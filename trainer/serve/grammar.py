@@ -1,16 +1,19 @@
-"""Answers in the form that a JSON schema says: what cannot come next is no token to choose (``llguidance``)."""
+"""Answers in the form that JSON schemas say: what cannot come next is no token to choose (``llguidance``)."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from protocol.serving import GenerateCommand, function_of
 from trainer.errors import DataError
+from trainer.serve.calls import END, MARK
 
 _DEFAULTS: Any = {"whitespace_pattern": r"[ \n]{0,8}"}
 """Models write JSON in lines; without a bound some would never end with blanks."""
 MAX_COMPLAINT = 300  # Characters of what the library says of a schema.
+MOST_CALLS = 16  # Of functions in an answer that is forced to be calls: a model that has learnt little would not end.
 
 
 class AnswerForm:
@@ -49,26 +52,62 @@ class AnswerForms:
         self._tokenizer, self._vocabulary, self._ends = tokenizer, vocabulary, list(ends)
         self._made: Any = None
 
-    def of(self, schema: Mapping[str, Any], prompt: int) -> AnswerForm:
-        """The form of one answer.
+    def of(self, grammar: str, prompt: int) -> AnswerForm:
+        """The form of one answer. ``grammar``: see ``grammar_of``.
 
         Raises:
-            DataError: the schema is none that can be kept to, the model ends no answer, or the library is not here.
+            DataError: nobody can keep to it, or the model ends no answer.
         """
-        try:
-            from llguidance import LLMatcher
-            from llguidance.hf import from_tokenizer
-        except ImportError as error:
-            raise DataError("bad-schema", "answers in a form need llguidance, which is not installed here") from error
+        from llguidance import LLMatcher
+        from llguidance.hf import from_tokenizer
+
         if not self._ends:
             raise DataError("bad-schema", "this model has no token that ends an answer: ask for text")
         if self._made is None:
             self._made = from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=self._ends)
         try:
-            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_DEFAULTS)
             matcher = LLMatcher(self._made, grammar)
         except ValueError as error:
             raise DataError("bad-schema", f"the schema cannot be kept to: {str(error)[:MAX_COMPLAINT]}") from error
         if matcher.is_error():
             raise DataError("bad-schema", f"the schema cannot be kept to: {matcher.get_error()[:MAX_COMPLAINT]}")
         return AnswerForm(matcher, prompt)
+
+
+def grammar_of(command: GenerateCommand) -> str | None:
+    """The grammar, as ``llguidance`` takes it, that an answer keeps to; None: it is free.
+
+    Raises:
+        DataError: a schema or a function is none, or the library is not here.
+    """
+    if command.schema is None and not command.choice.forced:
+        return None
+    try:
+        from llguidance import LLMatcher
+    except ImportError as error:
+        raise DataError("bad-schema", "answers in a form need llguidance, which is not installed here") from error
+    try:
+        if command.choice.forced:
+            return LLMatcher.grammar_from_lark(_calls(command))
+        return LLMatcher.grammar_from_json_schema(json.dumps(command.schema), defaults=_DEFAULTS)
+    except ValueError as error:
+        raise DataError("bad-schema", f"the schema cannot be kept to: {str(error)[:MAX_COMPLAINT]}") from error
+
+
+def _calls(command: GenerateCommand) -> str:
+    """Calls as models write them, in Lark's language: a schema stands alone, so that what it refers to in itself is found."""
+    wanted = [tool for tool in command.tools if command.choice.name in ("", function_of(tool).get("name"))]
+    more = f' ("\\n" call){{0,{MOST_CALLS - 1}}}' if command.choice.several else ""
+    rules = [f"start: call{more}", "call: " + " | ".join(f"call_{number}" for number in range(len(wanted)))]
+    behind = json.dumps(f"}}\n{END}")
+    for number, tool in enumerate(wanted):
+        function = function_of(tool)
+        name, schema = function.get("name"), function.get("parameters") or {"type": "object"}
+        if not isinstance(name, str) or not isinstance(schema, dict):
+            raise DataError(
+                "bad-schema", f"tool {number + 1} has no function with a name, and a schema as its parameters"
+            )
+        before = json.dumps(f'{MARK}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
+        rules.append(f"call_{number}: {before} arguments_{number} {behind}")
+        rules.append(f"arguments_{number}: %json {json.dumps({**schema, 'x-guidance': _DEFAULTS})}")
+    return "\n".join(rules)

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.serving import GenerateCommand
+from protocol.serving import EmbedCommand, GenerateCommand
 from trainer.data.chat import ChatTemplate
 from trainer.errors import DataError
 from trainer.formats.conversations import talk_of
 from trainer.formats.talk import ChatMessages
 from trainer.serve.answer_text import AnswerText
-from trainer.serve.grammar import AnswerForm, AnswerForms
+from trainer.serve.grammar import AnswerForm, AnswerForms, grammar_of
 from trainer.serve.likelihoods import TokenLikelihoods
 from trainer.serve.loading import ModelWords
 
@@ -47,7 +47,7 @@ class Requests:
         """
         most = min(longest or self._longest, self._longest)
         ids = self._ids(command)
-        form = None if command.schema is None else self._forms.of(command.schema, len(ids))
+        form = self._form(command, len(ids))
         room = most - len(ids)
         if not ids or room < 1:
             detail = f"the prompt has {len(ids):,} tokens: give 1 to {most - 1:,}"
@@ -56,6 +56,33 @@ class Requests:
         room = min(command.tokens or room, room)
         likelihoods = None if command.likeliest is None else TokenLikelihoods(command.likeliest)
         return AskedAnswer(ids, room, AnswerText(self.tokenizer, command, self._ends, room), form, likelihoods)
+
+    def _form(self, command: GenerateCommand, prompt: int) -> AnswerForm | None:
+        try:
+            grammar = grammar_of(command)
+            return None if grammar is None else self._forms.of(grammar, prompt)
+        except DataError as error:
+            raise DataError("bad-tools" if command.choice.forced else error.code, error.detail) from error
+
+    def rows(self, command: EmbedCommand) -> list[list[int]]:
+        """Texts of which embeddings are asked for, as tokens.
+
+        Raises:
+            DataError: one of them has none, or too many.
+        """
+        made = []
+        for number, text in enumerate(command.texts, 1):
+            row = list(self._encode(text)["input_ids"]) if isinstance(text, str) else list(text)
+            called = f"text {number:,} of {len(command.texts):,}"
+            if not 0 < len(row) <= self._longest:
+                detail = f"{called} has {len(row):,} tokens: give 1 to {self._longest:,}"
+                raise DataError("long-text" if row else "bad-text", detail)
+            try:
+                self.check_known(row, called)
+            except DataError as error:
+                raise DataError("bad-text", error.detail) from error
+            made.append(row)
+        return made
 
     def check_known(self, tokens: tuple[int, ...] | list[int], called: str) -> None:
         """Raise DataError where this model has no such token."""

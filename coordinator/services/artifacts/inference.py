@@ -17,7 +17,16 @@ from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.core.context import Context
 from coordinator.store.ports import col
 from protocol.rest.api import TrialRequest
-from protocol.serving import AnsweredReport, CheckCommand, CheckedReport, GenerateCommand, Sampling, TextReport
+from protocol.serving import (
+    AnswerCheck,
+    AnswerReport,
+    AskCommand,
+    CheckedReport,
+    EmbeddedReport,
+    GenerateCommand,
+    Sampling,
+    TextReport,
+)
 
 SECONDS = 120.0  # For loading the model and all its tokens.
 ANSWER_S = 600.0  # The same for programs: their clients wait for so long.
@@ -29,21 +38,17 @@ class Generator(Protocol):
     def before(self, archive: str) -> int:
         """How many wait for room for this model, this one among them; 0: there is room."""
 
-    def generate(
-        self, archive: str, command: GenerateCommand, seconds: float
-    ) -> AsyncIterator[TextReport | AnsweredReport]:
+    def generate(self, archive: str, command: AskCommand, seconds: float) -> AsyncIterator[AnswerReport]:
         """Pieces of text as they come, then how it ended."""
 
-    async def check(self, archive: str, command: CheckCommand, seconds: float) -> CheckedReport:
+    async def check(self, archive: str, command: AnswerCheck, seconds: float) -> CheckedReport:
         """Whether a model gives an answer."""
 
 
 class NodeAnswers(Protocol):
     """Asks the nodes of a deployment."""
 
-    def generate(
-        self, job: Job, command: GenerateCommand, seconds: float
-    ) -> AsyncIterator[TextReport | AnsweredReport]:
+    def generate(self, job: Job, command: AskCommand, seconds: float) -> AsyncIterator[AnswerReport]:
         """As ``Generator``."""
 
 
@@ -61,10 +66,12 @@ class Trials:
         self._programs = LaneBudget("answers of models", MAX_COMPLETIONS_EACH, MAX_COMPLETIONS, 10.0)
 
     async def complete(
-        self, job: str, point: int | Literal["start"] | None, command: GenerateCommand
-    ) -> AsyncIterator[TextReport | AnsweredReport]:
-        """An answer for a program, piece by piece; of a checkpoint, the newest (None), or of what the job started from.
+        self, job: str, point: int | Literal["start"] | None, command: AskCommand
+    ) -> AsyncIterator[AnswerReport]:
+        """An answer for a program, or embeddings, piece by piece.
 
+        Args:
+            point: the round of a checkpoint; None: the newest; ``start``: what the job started from.
         Raises:
             CottageError: as ``generate``.
         """
@@ -132,7 +139,8 @@ def _command(request: TrialRequest) -> GenerateCommand:
     return GenerateCommand("1", request.prompt, said, tokens=request.tokens, sampling=sampling)
 
 
-def _piece(report: TextReport | AnsweredReport) -> Mapping[str, Any]:
+def _piece(report: AnswerReport) -> Mapping[str, Any]:
+    assert not isinstance(report, EmbeddedReport)
     if isinstance(report, TextReport):
         return {"text": report.text}
     return {"done": "end" if report.reason == "stop" else "length", "tokens": report.tokens}

@@ -10,7 +10,7 @@ from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.core.logs import JobLogs, Level
 from protocol.rest import api
 from protocol.rest.records import AuditRecords
-from protocol.serving import AnsweredReport, GenerateCommand, TextReport
+from protocol.serving import AnswerReport, AskCommand
 
 
 class JobOutputs:
@@ -72,9 +72,9 @@ class JobOutputs:
         return self._trials.generate(job, round_, request)
 
     def complete(
-        self, job: str, point: int | Literal["start"] | None, command: GenerateCommand
-    ) -> AsyncIterator[TextReport | AnsweredReport]:
-        """An answer of a checkpoint, the newest, or of what the job started from."""
+        self, job: str, point: int | Literal["start"] | None, command: AskCommand
+    ) -> AsyncIterator[AnswerReport]:
+        """An answer, or embeddings, of a checkpoint, the newest, or of what the job started from."""
         return self._trials.complete(job, point, command)
 
     async def log(

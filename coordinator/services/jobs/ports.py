@@ -22,7 +22,7 @@ from protocol.rest.withdrawals import (
     WithdrawalRequest,
     WithdrawalTerms,
 )
-from protocol.serving import AnsweredReport, GenerateCommand, TextReport
+from protocol.serving import AnswerReport, AskCommand
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -155,9 +155,9 @@ class OutputsPort(Protocol):
         """Pieces of text from a checkpoint."""
 
     def complete(
-        self, job: str, point: int | Literal["start"] | None, command: GenerateCommand
-    ) -> AsyncIterator[TextReport | AnsweredReport]:
-        """An answer of a checkpoint, the newest, or of what the job started from; for programs."""
+        self, job: str, point: int | Literal["start"] | None, command: AskCommand
+    ) -> AsyncIterator[AnswerReport]:
+        """An answer, or embeddings, of a checkpoint, the newest, or of what the job started from; for programs."""
 
     async def log(
         self, job: str, after: int, before: int | None, search: str, level: LogLevel, limit: int

@@ -3,9 +3,20 @@
 import asyncio
 from dataclasses import dataclass, field
 
+import msgspec
+
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import NodeUsage
-from protocol.serving import CheckCommand, EngineReport, GenerateCommand, TextReport
+from protocol.serving import (
+    AnswerCheck,
+    CheckCommand,
+    EmbeddedReport,
+    EndReason,
+    EngineReport,
+    FunctionCall,
+    GenerateCommand,
+    TextReport,
+)
 from protocol.task import Layers
 
 MOST_TEXT = 256  # Characters of a token, on average: more are none of a model.
@@ -66,13 +77,47 @@ class AnswerUnderWay:
         """Tokens that it may have."""
         return min(self.command.tokens or self.context, self.context)
 
+    @property
+    def done(self) -> int:
+        """Tokens that it has."""
+        return len(self.tokens)
+
+    def asks(self, request: str) -> GenerateCommand:
+        """What the next node is asked."""
+        return msgspec.structs.replace(self.command, id=request, begun=tuple(self.tokens))
+
+    def takes(self, report: EngineReport) -> bool:
+        """Take a piece; False: no model says so."""
+        if not isinstance(report, TextReport) or self.done + len(report.tokens) > self.limit:
+            return False
+        self.tokens += report.tokens
+        return True
+
+    def check(
+        self,
+        request: str,
+        first: int,
+        text: str,
+        reason: EndReason | None,
+        prompt: int | None,
+        calls: tuple[FunctionCall, ...],
+    ) -> CheckCommand:
+        """The question whether a node's part, from the ``first`` token on, is right."""
+        tokens = tuple(self.tokens)
+        asked = msgspec.structs.replace(self.command, id=request, begun=tokens[:first])
+        return CheckCommand(request, asked, tokens[first:], text, reason, prompt, calls, self.context)
+
+    def usage(self, first: int, prompt: int | None) -> NodeUsage:
+        """What a node's part counts as."""
+        return NodeUsage(1, prompt or 0, self.done - first)
+
 
 @dataclass
 class AnswerPart:
     """One replica's part of an answer.
 
     Attributes:
-        first: the answer's tokens that came before. ``most``: reports that it can have.
+        first: tokens of the answer, or embeddings, that came before. ``most``: reports that it can have.
         drawn: it is to be drawn again.
     """
 
@@ -89,11 +134,13 @@ class AnswerPart:
     characters: int = 0
     tokens: int = 0
 
-    def takes(self, report: EngineReport) -> bool:
+    def has_room(self, report: EngineReport) -> bool:
         """Whether there may be one more report; who listens may be slow, and what waits for it is in memory."""
         self.said += 1
         if isinstance(report, TextReport):
             self.characters, self.tokens = self.characters + len(report.text), self.tokens + len(report.tokens)
+        elif isinstance(report, EmbeddedReport):
+            self.tokens += len(report.vectors)
         return self.said <= self.most and self.tokens <= self.most and self.characters <= MOST_TEXT * (self.tokens + 4)
 
 
@@ -111,6 +158,6 @@ class DrawnAnswer:
     seats: tuple[Lease, ...]
     layers: tuple[Layers, ...]
     period: int
-    check: CheckCommand
+    check: AnswerCheck
     until: float = 0.0
     silent: tuple[int, ...] = ()

@@ -11,7 +11,7 @@ from coordinator.services.serving.answers import DrawnAnswer
 from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.homes import Homes
 from protocol.ids import Digest
-from protocol.serving import MODEL_ARCHIVE, CheckCommand, CheckedReport
+from protocol.serving import MODEL_ARCHIVE, AnswerCheck, CheckedReport
 
 CHECK_S = 300.0  # For loading the model and one pass.
 
@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 class AnswerDrawer(Protocol):
     """Runs a model somewhere else: the coordinator never imports torch."""
 
-    async def check(self, archive: Digest, command: CheckCommand, seconds: float) -> CheckedReport:
+    async def check(self, archive: Digest, command: AnswerCheck, seconds: float) -> CheckedReport:
         """Draw an answer again; raises CottageError."""
 
 

@@ -16,13 +16,15 @@ from protocol.codec import decode_json
 from protocol.ids import Digest
 from protocol.serving import (
     MAX_LINE,
+    AnswerCheck,
     AnsweredReport,
+    AnswerReport,
+    AskCommand,
     CancelCommand,
-    CheckCommand,
     CheckedReport,
+    EmbeddedReport,
     EngineCommand,
     EngineReport,
-    GenerateCommand,
     ReadyReport,
     RefusedReport,
     TextReport,
@@ -53,9 +55,7 @@ class Engines:
         full = len(self._running) >= self._most and all(engine.held for engine in self._running.values())
         return self._waiting + 1 if full and archive not in self._running else 0
 
-    async def generate(
-        self, archive: Digest, command: GenerateCommand, seconds: float
-    ) -> AsyncGenerator[TextReport | AnsweredReport]:
+    async def generate(self, archive: Digest, command: AskCommand, seconds: float) -> AsyncGenerator[AnswerReport]:
         """Pieces of an answer as they come, and its end. Whoever stops listening ends it.
 
         Args:
@@ -79,7 +79,7 @@ class Engines:
             late = f"the model took longer than {seconds:g} s, which is all the time that there is for it here"
             raise TookTooLongError(f"{late}: ask for fewer tokens, or run it at home", "tokens") from error
 
-    async def check(self, archive: Digest, command: CheckCommand, seconds: float) -> CheckedReport:
+    async def check(self, archive: Digest, command: AnswerCheck, seconds: float) -> CheckedReport:
         """Draw an answer again.
 
         Raises:
@@ -151,13 +151,13 @@ class Engines:
 
 async def _until(
     reports: asyncio.Queue[EngineReport | None], engine: "_Engine", until: float
-) -> AsyncIterator[TextReport | AnsweredReport]:
+) -> AsyncIterator[AnswerReport]:
     """What comes of a request; TimeoutError: the time is over."""
     while True:
         async with asyncio.timeout_at(until):
             report = await reports.get()
         match report:
-            case TextReport():
+            case TextReport() | EmbeddedReport():
                 yield report
             case AnsweredReport():
                 yield report
@@ -199,7 +199,7 @@ class _Engine:
         """Why it has ended."""
         return self._error or UnavailableError("the model's process has ended: try again")
 
-    def ask(self, command: GenerateCommand | CheckCommand) -> asyncio.Queue[EngineReport | None]:
+    def ask(self, command: AskCommand | AnswerCheck) -> asyncio.Queue[EngineReport | None]:
         """Begin a request; what comes of it, and None once the process has ended."""
         reports = self._answers[command.id] = asyncio.Queue()  # As long as the answer.
         self._send(command)

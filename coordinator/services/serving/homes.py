@@ -25,16 +25,23 @@ from coordinator.services.core.domain_events import PeriodCounted
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.serving.answers import AnsweringReplica, AnswerPart, AnswerUnderWay, DrawnAnswer
+from coordinator.services.serving.embeddings import EmbeddingsUnderWay, some_of
 from coordinator.services.serving.refusals import error_of
 from coordinator.services.serving.sketches import AnswerSketches
-from protocol.codec import MAX_MESSAGE, encode
+from protocol.codec import MAX_MESSAGE
 from protocol.node import Command
 from protocol.serving import (
     LONGEST,
     MAX_LINE,
+    AnswerCheck,
     AnsweredReport,
+    AnswerReport,
+    AskCommand,
     CancelCommand,
     CheckCommand,
+    CheckEmbeddingsCommand,
+    EmbedCommand,
+    EmbeddedReport,
     EndReason,
     EngineReport,
     FunctionCall,
@@ -57,6 +64,9 @@ MAX_NAMES = 16  # Of nodes, in an answer's end: those that answered last.
 SILENT_S = 300.0
 _MESSAGE_ROOM = MAX_MESSAGE // 2
 _AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
+
+
+_Asked = AnswerUnderWay | EmbeddingsUnderWay
 
 
 class Homes:
@@ -89,9 +99,7 @@ class Homes:
 
     # --- requests ---------------------------------------------------------------------------------------------------------
 
-    async def generate(
-        self, job: Job, command: GenerateCommand, seconds: float
-    ) -> AsyncGenerator[TextReport | AnsweredReport]:
+    async def generate(self, job: Job, command: AskCommand, seconds: float) -> AsyncGenerator[AnswerReport]:
         """Pieces of an answer as they come, and its end. Whoever stops listening ends it.
 
         Args:
@@ -102,10 +110,8 @@ class Homes:
         """
         if job.id not in self._periods or job.spec.serve is None:
             raise _closed(job.id, job.state)
-        if len(encode(command)) > _MESSAGE_ROOM:
-            raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", "messages")
+        answer = _asked(command, job.spec.serve.context or LONGEST)
         self._asked[job.id] = self._context.clock.now()
-        answer = AnswerUnderWay(command, job.spec.serve.context or LONGEST)
         until = self._context.clock.now() + seconds
         while True:
             home = await self._taken(job.id, answer, until)
@@ -122,22 +128,20 @@ class Homes:
                     f"{answer.failures} nodes could not answer this request: change it, or try again"
                 )
 
-    async def _said_by(
-        self, part: AnswerPart, answer: AnswerUnderWay, until: float
-    ) -> AsyncIterator[TextReport | AnsweredReport]:
+    async def _said_by(self, part: AnswerPart, answer: _Asked, until: float) -> AsyncIterator[AnswerReport]:
         """What a node says of an answer; it ends without an end where another one has to go on."""
         while (report := await self._next(part, answer, until)) is not None:
             match report:
-                case TextReport(text=text, tokens=tokens):
-                    if len(answer.tokens) + len(tokens) > answer.limit:
+                case TextReport() | EmbeddedReport():
+                    if not answer.takes(report):
                         part.counted = True  # No model says so.
                         self._failed(part, answer)
                         return
-                    answer.tokens += tokens
-                    part.text += text
+                    part.text += report.text if isinstance(report, TextReport) else ""
                     yield report
                 case AnsweredReport():
-                    yield self._ended(part, answer, report)
+                    if (end := self._ended(part, answer, report)) is not None:
+                        yield end
                     return
                 case RefusedReport(code="failed" | "busy" | "bad-begun" | "unknown-token" | "flood" as code):
                     part.counted = code == "flood"
@@ -148,18 +152,19 @@ class Homes:
                 case _:
                     pass
 
-    def _failed(self, part: AnswerPart, answer: AnswerUnderWay) -> None:
+    def _failed(self, part: AnswerPart, answer: _Asked) -> None:
         """A node cannot do it, or says what no model says."""
         answer.tried.add(part.home.name)
         answer.failures += 1
         part.home.failures += 1
         self._context.metrics.count("answers_failed_total")
 
-    async def _next(self, part: AnswerPart, answer: AnswerUnderWay, until: float) -> EngineReport | None:
+    async def _next(self, part: AnswerPart, answer: _Asked, until: float) -> EngineReport | None:
         """The next report; None: another node has to go on, since this one is gone, or silent while another could."""
         clock = self._context.clock
         while True:
-            patience = rules.SILENCE_S if part.heard else rules.FIRST_SILENCE_S
+            begun = part.heard and isinstance(answer, AnswerUnderWay)  # Each batch of embeddings is computed anew.
+            patience = rules.SILENCE_S if begun else rules.FIRST_SILENCE_S
             left = until - clock.now()
             try:
                 async with clock.timeout(max(0.0, min(patience, left))):
@@ -179,50 +184,54 @@ class Homes:
                 self._context.metrics.count("answers_moved_total")
             return report
 
-    def _ended(self, part: AnswerPart, answer: AnswerUnderWay, report: AnsweredReport) -> AnsweredReport:
-        """Count an answer that has ended, and have it drawn again where the lot falls on it."""
-        tokens, prompt = tuple(answer.tokens), min(report.prompt, answer.context)
+    def _ended(self, part: AnswerPart, answer: _Asked, report: AnsweredReport) -> AnsweredReport | None:
+        """Count what has ended, and have it drawn again where the lot falls on it; None: another node goes on with the rest."""
+        tokens, prompt = answer.done, min(report.prompt, answer.context)
+        if isinstance(answer, EmbeddingsUnderWay):
+            if answer.ends() is None:
+                self._failed(part, answer)
+                return None
+            tokens, prompt = 0, answer.prompt
         part.home.failures = 0
         self._context.metrics.count("answers_total")
         self._count(part, answer, report.reason, prompt, report.calls)
-        return msgspec.structs.replace(
-            report, prompt=prompt, tokens=len(tokens), nodes=tuple(answer.nodes[-MAX_NAMES:])
-        )
+        if isinstance(answer, EmbeddingsUnderWay) and not answer.ends():
+            return None
+        return msgspec.structs.replace(report, prompt=prompt, tokens=tokens, nodes=tuple(answer.nodes[-MAX_NAMES:]))
 
     def _count(
         self,
         part: AnswerPart,
-        answer: AnswerUnderWay,
+        answer: _Asked,
         reason: EndReason | None = None,
         prompt: int | None = None,
         calls: tuple[FunctionCall, ...] = (),
     ) -> None:
         """Count what a node drew itself; without a ``reason`` it was cut off, and has said nothing of the prompt."""
-        part.counted, home, tokens = True, part.home, tuple(answer.tokens)
-        own = tokens[part.first :]
-        if reason is None and not own:
+        part.counted, home = True, part.home
+        if reason is None and answer.done == part.first:
             return
-        asked = msgspec.structs.replace(answer.command, id=part.request, begun=tokens[: part.first])
-        check = CheckCommand(part.request, asked, own, part.text, reason, prompt, calls, answer.context)
+        check = answer.check(part.request, part.first, part.text, reason, prompt, calls)
         if len(said := msgspec.json.encode(check)) > MAX_LINE:
             return  # Nobody could draw it again, so nobody is paid for it; no model says so much.
-        home.usage += NodeUsage(1, prompt or 0, len(own))
+        home.usage += answer.usage(part.first, prompt)
         home.leaves.append(sha256(said).digest())
         self._draw(part, check)
 
-    def _draw(self, part: AnswerPart, check: CheckCommand) -> None:
+    def _draw(self, part: AnswerPart, check: AnswerCheck) -> None:
         home, lot = part.home, int.from_bytes(self._context.entropy(4))
         if not rules.is_drawn(home.checked, lot) or self._to_check >= MAX_UNCHECKED:
             return
         part.drawn, home.checked, self._to_check = True, home.checked + 1, self._to_check + 1
         period = self._periods.get(home.lease.job, 0)
         self._unchecked.update((seat.id, period) for seat in home.seats)
+        check = some_of(check, self._context.entropy) if isinstance(check, CheckEmbeddingsCommand) else check
         until = self._context.clock.now() + (rules.SKETCH_S if home.staged else 0.0)
         self.drawn.put_nowait(DrawnAnswer(home.lease.job, home.seats, home.layers, period, check, until))
 
     async def with_sketches(self, drawn: DrawnAnswer) -> DrawnAnswer:
         """The same with what its stages say of it, once they have, or it is too late."""
-        if len(drawn.seats) == 1 or drawn.check.boundaries:
+        if len(drawn.seats) == 1 or not isinstance(drawn.check, CheckCommand) or drawn.check.boundaries:
             return drawn
         found, silent = await self._sketches.boundaries(drawn.check.id, drawn.layers, drawn.until)
         check = msgspec.structs.replace(drawn.check, boundaries=found)
@@ -232,7 +241,7 @@ class Homes:
 
     # --- who answers ------------------------------------------------------------------------------------------------------
 
-    async def _taken(self, job: str, answer: AnswerUnderWay, until: float) -> AnsweringReplica:
+    async def _taken(self, job: str, answer: _Asked, until: float) -> AnsweringReplica:
         """A node that has room, the longest waiting first."""
         queue, turn = self._waiting[job], asyncio.Event()
         if len(queue) >= rules.MAX_WAITING:
@@ -272,15 +281,15 @@ class Homes:
         if self._waiting.get(job):
             self._waiting[job][0].set()
 
-    def _begin(self, home: AnsweringReplica, answer: AnswerUnderWay) -> AnswerPart:
+    def _begin(self, home: AnsweringReplica, answer: _Asked) -> AnswerPart:
         # Of another process than the one before, whose requests nodes may still be at.
         self._process = self._process or self._context.entropy(4).hex()
         request = f"{self._process}-{next(self._numbers)}"
-        part = AnswerPart(home, request, len(answer.tokens), answer.limit + ROOM)
+        part = AnswerPart(home, request, answer.done, answer.limit + ROOM)
         self._parts[home.lease.id, part.request] = part
         if home.staged:
             self._sketches.expect(request, home.seats, answer.context)
-        command = msgspec.structs.replace(answer.command, id=part.request, begun=tuple(answer.tokens))
+        command = answer.asks(part.request)
         home.asked = self._context.clock.now()
         session = self._nodes.session(home.lease.node)
         if session is None:
@@ -295,7 +304,7 @@ class Homes:
         sessions = [self._nodes.session(seat.node) for seat in home.seats]
         return [session.profile.name for session in sessions if session is not None]
 
-    def _over(self, part: AnswerPart, answer: AnswerUnderWay) -> None:
+    def _over(self, part: AnswerPart, answer: _Asked) -> None:
         """This node's part is over; it need not go on."""
         home = part.home
         home.answering -= 1
@@ -333,7 +342,7 @@ class Homes:
             part = self._parts.get((lease.id, getattr(report, "id", "")))
             if part is None or isinstance(report, SketchReport):
                 continue
-            taken = part.takes(report)
+            taken = part.has_room(report)
             part.reports.put_nowait(
                 report if taken else RefusedReport(part.request, "flood", "more than was asked for")
             )
@@ -501,6 +510,17 @@ class Homes:
             self._is_silent(home)
         finally:
             self._over(part, answer)
+
+
+def _asked(command: AskCommand, context: int) -> _Asked:
+    """A request that has not begun; raises InvalidError where no message holds it."""
+    longest = max(command.texts, key=len) if isinstance(command, EmbedCommand) else command
+    if len(msgspec.msgpack.encode(longest)) > _MESSAGE_ROOM:
+        field = "input" if isinstance(command, EmbedCommand) else "messages"
+        raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", field)
+    return (
+        EmbeddingsUnderWay(command, context) if isinstance(command, EmbedCommand) else AnswerUnderWay(command, context)
+    )
 
 
 def _closed(job: str, state: JobState | None = None) -> ConflictError:

@@ -44,15 +44,16 @@ from protocol.rest.completions import (
     chat_logprobs,
     completion_logprobs,
 )
-from protocol.serving import AnsweredReport, TextReport, TokenLogprob
+from protocol.rest.embeddings import EmbeddingList, EmbeddingRequest, embeddings_of
+from protocol.serving import AnsweredReport, AnswerReport, EmbeddedReport, TextReport, TokenLogprob
 
 MAX_MODELS = 100
 FIRST_S = 10.0  # Without a word for so long a stream says that it is alive: a proxy would cut it.
 _NAME = re.compile(r"([0-9a-f]{32})(?:@(start|[0-9]{1,9}))?")
 _DONE = b"data: [DONE]\n\n"
 _ERRORS = (400, 404, 409)
-Report = TextReport | AnsweredReport
-Reports = AsyncIterator[Report]
+MAX_VECTORS = 8 << 20  # Bytes of the embeddings of an answer; as JSON's numbers they have five times as many.
+Reports = AsyncIterator[AnswerReport]
 
 
 class CompletionRoutes:
@@ -67,6 +68,7 @@ class CompletionRoutes:
         made = "The models of the account's jobs, the newest first"
         talk = "The model's answer to messages; with stream true piece by piece (Server-Sent Events)"
         go_on = "The text that follows a prompt; with stream true piece by piece"
+        vectors = "Embeddings of texts: the mean of the last hidden states of its tokens, of length 1"
         return [
             Route("GET", f"{COMPLETION}models", self.models, made, ServedModels),
             Route("GET", f"{COMPLETION}models/{{model}}", self.model, "One of them", ServedModel, errors=_ERRORS),
@@ -92,6 +94,16 @@ class CompletionRoutes:
                 safe=True,
                 events=True,
             ),
+            Route(
+                "POST",
+                f"{COMPLETION}embeddings",
+                self.embed,
+                vectors,
+                EmbeddingList,
+                EmbeddingRequest,
+                errors=_ERRORS,
+                safe=True,
+            ),
         ]
 
     async def models(self, request: web.Request) -> web.Response:
@@ -116,6 +128,26 @@ class CompletionRoutes:
         """POST /v1/completions."""
         asked = await read_document(request, CompletionRequest)
         return await self._answered(request, asked)
+
+    @costs(COMPLETIONS)
+    async def embed(self, request: web.Request) -> web.Response:
+        """POST /v1/embeddings."""
+        asked = await read_document(request, EmbeddingRequest)
+        if refused := asked.unsupported():
+            raise InvalidError(f"{refused} is not supported here: leave it out", refused)
+        command = asked.command()
+        job, point = await self._found(request, asked.model)
+        made: list[bytes] = []
+        async with aclosing(_while_there(request, self._outputs.complete(job, point, command))) as reports:
+            report = await anext(reports)
+            while isinstance(report, EmbeddedReport):
+                made += report.vectors
+                if (size := len(command.texts) * len(made[0])) > MAX_VECTORS:
+                    few = f"{MAX_VECTORS // len(made[0]):,} texts at a time, of this model"
+                    raise InvalidError(f"the embeddings have {size:,} bytes: give at most {few}", "input")
+                report = await anext(reports)
+        assert isinstance(report, AnsweredReport)
+        return answer(embeddings_of(asked, made, report.prompt))
 
     async def _answered(
         self, request: web.Request, asked: ChatCompletionRequest | CompletionRequest
@@ -201,6 +233,7 @@ async def _whole(shape: _Shape, reports: Reports) -> ChatCompletion | Completion
         texts.append(report.text)
         told += report.logprobs
         report = await anext(reports)
+    assert isinstance(report, AnsweredReport)
     return shape.whole("".join(texts), told, report)
 
 
@@ -228,6 +261,7 @@ async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> we
                 await out.write(shape.chunk(report.text, told=report.logprobs, offset=offset))
                 offset += sum(len(one.text) for one in report.logprobs)
             report = await anext(reports)
+        assert isinstance(report, AnsweredReport)
         await out.write(shape.last(report))
     except CottageError as error:
         if out is None:
@@ -245,7 +279,7 @@ async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> we
     return response
 
 
-async def _while_there(request: web.Request, reports: Reports) -> AsyncGenerator[Report]:
+async def _while_there(request: web.Request, reports: Reports) -> AsyncGenerator[AnswerReport]:
     """The reports, until whoever asked has gone."""
     async with aclosing(reports):  # type: ignore[type-var]
         async for report in reports:

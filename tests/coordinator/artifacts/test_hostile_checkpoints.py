@@ -140,6 +140,7 @@ async def test_what_came_beside_the_weights_is_in_the_archive_and_not_in_its_rea
         assert b"a template" not in packed.read("README.md")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_checkpoint_is_refused_in_words_and_leaves_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ async def test_a_tokenizer_that_is_none_is_told_of_by_its_name(tmp_path: Path, c
         await workshop.inspect(CheckRequest(asked.dataset, asked.tokenizer), lambda _: None, "data.txt")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("model", "unknown"),
     [
@@ -215,6 +216,7 @@ async def test_the_config_says_which_token_ended_the_documents(name: str, tmp_pa
     assert np.count_nonzero(np.concatenate([tokens, held]) == known.make().token_to_id(known.end)) == 500
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("learn", ["answers", "all"])
 async def test_conversations_become_files_with_marks_within_the_tools_memory(learn: str, tmp_path: Path) -> None:
     artifacts, workshop = tools(tmp_path)
@@ -268,6 +270,7 @@ async def test_parquet_is_read_within_the_tools_memory(tmp_path: Path) -> None:
     assert artifacts.path(prepared.files["train.bin"]).stat().st_size > 1000
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\x02" * 100, b"short", b"\xff\xfe bad" * 50])
 async def test_data_that_cannot_be_used_is_refused_in_the_tools_words(tmp_path: Path, content: bytes) -> None:
     artifacts, workshop = tools(tmp_path)

@@ -42,7 +42,7 @@ def servers() -> Iterator[dict[str, BucketServer]]:
         server.remove()
 
 
-@pytest.fixture(params=["disk", "nanio", "moto"])
+@pytest.fixture(params=["disk", "nanio", pytest.param("moto", marks=pytest.mark.long)])
 async def store(
     request: pytest.FixtureRequest, servers: dict[str, BucketServer], tmp_path: Path
 ) -> AsyncIterator[ArtifactStore]:

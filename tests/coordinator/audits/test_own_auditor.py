@@ -52,6 +52,7 @@ def processes(data: Path) -> list[int]:
     return found
 
 
+@pytest.mark.long
 async def test_it_steps_back_is_alone_in_its_folder_comes_back_with_its_key_and_ends_in_order(
     coordinator: Double, tmp_path: Path
 ) -> None:

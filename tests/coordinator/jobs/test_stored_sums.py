@@ -32,6 +32,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return await SqlStore.open(f"sqlite+aiosqlite:///{tmp_path / 'coordinator.db'}")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("seed", range(5))
 async def test_jobs_that_end_and_change_late_are_counted_as_they_are(store: Store, seed: int) -> None:
     chance, sums, now = random.Random(seed), JobSums(), 100 * DAY_S
@@ -67,6 +68,7 @@ async def test_jobs_that_end_and_change_late_are_counted_as_they_are(store: Stor
     await store.close()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("seed", range(5))
 async def test_rows_that_are_confirmed_out_of_turn_count_once(store: Store, seed: int) -> None:
     chance, sums = random.Random(seed), ConfirmedSums()

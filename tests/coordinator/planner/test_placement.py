@@ -101,7 +101,7 @@ def test_quick_nodes_get_more_layers() -> None:
     assert sizes[quick] > sizes[1 - quick]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.tuples(st.floats(1e8, 1e11), st.integers(0, 3)), min_size=4, max_size=9))
 def test_every_seat_has_its_own_node_and_the_choice_repeats(machines: list[tuple[float, int]]) -> None:
     candidates = [node(i, flops, owner=owner) for i, (flops, owner) in enumerate(machines)]

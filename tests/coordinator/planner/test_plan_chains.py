@@ -80,6 +80,7 @@ def test_of_few_nodes_none_of_all_seatings_is_quicker(count: int, stages: int, s
     assert found <= best_of_all(fleet, load, stages) * 1.003, "where halving ends"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("count", "stages", "draws"),
     [(16, 4, (5, 8)), (64, 8, (4,)), pytest.param(64, 8, (5,), marks=pytest.mark.long)],

@@ -122,6 +122,7 @@ def test_whoever_comes_from_the_bench_or_goes_there_counts_at_once(seed: int, sw
         assert found.cost() == pytest.approx(fresh.cost(), rel=1e-9)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", [2, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("count", "stages"),

@@ -20,10 +20,15 @@ from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.node import Assign, Command, CoordinatorMessage, HeldLease, Report
 from protocol.rest.api import NewJob
 from protocol.serving import (
+    AnswerCheck,
     AnsweredReport,
+    AskCommand,
     CancelCommand,
-    CheckCommand,
     CheckedReport,
+    CheckEmbeddingsCommand,
+    EmbedCommand,
+    EmbeddedReport,
+    EmbeddedText,
     EngineCommand,
     EngineReport,
     GenerateCommand,
@@ -44,6 +49,11 @@ HALF_MB = 1_150  # Holds half of the model, and not all of it.
 def truth(command: GenerateCommand, place: int) -> int:
     """The token that the model draws at a place of an answer."""
     return int(digest(command.prompt, command.sampling.seed, place)[:6], 16)
+
+
+def vector_of(text: EmbeddedText) -> bytes:
+    """The embedding that the model makes."""
+    return bytes.fromhex(digest(text))
 
 
 def text_of(token: int) -> str:
@@ -107,6 +117,8 @@ class Home:
                 self.asked.append(command)
                 if isinstance(command, GenerateCommand):
                     self.answering[command.id] = asyncio.create_task(self._answer(command))
+                elif isinstance(command, EmbedCommand):
+                    self.answering[command.id] = asyncio.create_task(self._embed(command))
                 elif isinstance(command, CancelCommand) and command.id in self.answering:
                     self.answering.pop(command.id).cancel()
 
@@ -136,6 +148,16 @@ class Home:
             token = self.lie(place, truth(command, place))
             await self._told(TextReport(command.id, self.telling or text_of(token), (token,)))
         await self._told(AnsweredReport(command.id, "length", 3, most))
+
+    async def _embed(self, command: EmbedCommand) -> None:
+        if self.refusing:
+            await self._told(RefusedReport(command.id, self.refusing, "it cannot"))
+            return
+        for place, text in enumerate(command.texts):
+            await self.bench.time.sleep(self.pace)
+            vector = vector_of(text) if not self.lie(place, 0) else vector_of(f"not {text!r}")
+            await self._told(EmbeddedReport(command.id, (len(text),), (vector,)))
+        await self._told(AnsweredReport(command.id, "stop", 1, 0))
 
     def _team(self) -> list["Home"]:
         nodes = [] if self.plan is None else [member.node for member in self.plan.members]
@@ -169,17 +191,20 @@ class TruthTeller:
     """Checks answers by drawing them again."""
 
     def __init__(self) -> None:
-        self.checked: list[CheckCommand] = []
+        self.checked: list[AnswerCheck] = []
         self.able = True
         self.names: tuple[int, ...] = ()
 
     def before(self, _archive: str) -> int:
         return 0
 
-    async def check(self, _archive: str, command: CheckCommand, _seconds: float) -> CheckedReport:
+    async def check(self, _archive: str, command: AnswerCheck, _seconds: float) -> CheckedReport:
         self.checked.append(command)
         if not self.able:
             raise UnavailableError("no model here")
+        if isinstance(command, CheckEmbeddingsCommand):
+            right = command.vectors == tuple(map(vector_of, command.asked.texts))
+            return CheckedReport(command.id, "" if right else "an embedding is another", 0.0)
         first = len(command.asked.begun)
         drawn = [truth(command.asked, first + place) for place in range(len(command.tokens))]
         false = next((place for place, token in enumerate(command.tokens) if token != drawn[place]), None)
@@ -303,6 +328,10 @@ class Deployed(Bench):
         command = GenerateCommand("1", prompt, tokens=tokens, sampling=Sampling(seed=seed))
         return Asked(self, job, command)
 
+    def embed(self, job: Job, *texts: EmbeddedText) -> "Asked":
+        """Begin a request for embeddings."""
+        return Asked(self, job, EmbedCommand("1", texts))
+
     @asynccontextmanager
     async def checking(self) -> AsyncIterator[None]:
         """Answers are drawn again meanwhile."""
@@ -317,9 +346,10 @@ class Deployed(Bench):
 class Asked:
     """A request under way."""
 
-    def __init__(self, bench: Deployed, job: Job, command: GenerateCommand) -> None:
+    def __init__(self, bench: Deployed, job: Job, command: AskCommand) -> None:
         self.command = command
         self.texts: list[TextReport] = []
+        self.vectors: list[bytes] = []
         self.end: AnsweredReport | None = None
         self._reports = bench.parts.homes.generate(job, command, 600.0)
         self.task = asyncio.create_task(self._listen())
@@ -328,6 +358,8 @@ class Asked:
         async for report in self._reports:
             if isinstance(report, TextReport):
                 self.texts.append(report)
+            elif isinstance(report, EmbeddedReport):
+                self.vectors += report.vectors
             else:
                 self.end = report
 
@@ -343,4 +375,5 @@ class Asked:
 
     @property
     def right(self) -> list[int]:
+        assert isinstance(self.command, GenerateCommand)
         return [truth(self.command, place) for place in range(self.command.tokens or 4)]

@@ -18,7 +18,15 @@ from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.serving.engines import Engines
 from protocol.ids import Digest
-from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
+from protocol.serving import (
+    AnsweredReport,
+    CheckEmbeddingsCommand,
+    EmbedCommand,
+    EmbeddedReport,
+    GenerateCommand,
+    Sampling,
+    TextReport,
+)
 from tests.coordinator.serving.small_model import pack_into, small_model
 
 MEMORY_MB = 8_192
@@ -120,6 +128,27 @@ async def test_an_answer_keeps_to_its_limits(folder: Path, tmp_path: Path) -> No
         await hall.said(archive, GenerateCommand("1", messages=({"content": "Hi"},)))
     with pytest.raises(TookTooLongError, match=r"took longer than 0\.01 s, .*: ask for fewer tokens"):
         await hall.said(archive, ask(prompt), 0.01)
+    await hall.engines.close()
+
+
+async def test_texts_become_embeddings_which_are_checked(folder: Path, tmp_path: Path) -> None:
+    hall, command = Hall(tmp_path), EmbedCommand("1", ("def f", "def ", "def f"))
+    archive = await hall.archive(folder, tmp_path / "model.zip")
+    *parts, end = [report async for report in hall.engines.generate(archive, command, SECONDS)]
+    made = [one for one in parts if isinstance(one, EmbeddedReport)]
+    vectors, counts = (tuple(each for one in made for each in getattr(one, kind)) for kind in ("vectors", "tokens"))
+    assert isinstance(end, AnsweredReport)
+    assert (len(vectors), end.prompt, vectors[0]) == (3, sum(counts), vectors[2])
+    for forged, wrong in ((vectors, False), ((*vectors[:2], vectors[1]), True)):
+        check = CheckEmbeddingsCommand("1", command, counts, forged)
+        assert bool((await hall.engines.check(archive, check, SECONDS)).wrong) is wrong
+    for texts, kind, words in (
+        (("def ", ""), InvalidError, "text 2 of 2 has 0 tokens"),
+        (("def " * 200,), PromptTooLongError, f"give 1 to {LONGEST}"),
+    ):
+        with pytest.raises(kind, match=words) as refused:
+            await anext(hall.engines.generate(archive, EmbedCommand("1", texts), SECONDS))
+        assert refused.value.field == "input"
     await hall.engines.close()
 
 

@@ -231,6 +231,7 @@ def _away(_store: SqlStore) -> None:
     raise StoreAwayError("no connection")
 
 
+@pytest.mark.one_in(2)
 @needs_postgres
 @pytest.mark.slow
 @pytest.mark.parametrize("fate", ["killed", "frozen"])

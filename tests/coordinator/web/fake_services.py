@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import re
+import struct
 import zipfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -29,7 +30,16 @@ from protocol.rest.withdrawals import (
     WithdrawalRequest,
     WithdrawalTerms,
 )
-from protocol.serving import AnsweredReport, FunctionCall, GenerateCommand, TextReport
+from protocol.serving import (
+    AnsweredReport,
+    AnswerReport,
+    AskCommand,
+    EmbedCommand,
+    EmbeddedReport,
+    EmbeddedText,
+    FunctionCall,
+    TextReport,
+)
 from tests.coordinator.web.fake import NODES, PRICE_PER_PETAFLOP, START, Cluster, address, loss_at, signature
 
 
@@ -190,6 +200,11 @@ class Books:
         raise NotFoundError(f"job {job} has no round {number}", "round")
 
 
+def vector_of(text: EmbeddedText) -> bytes:
+    """Four numbers that tell texts apart."""
+    return struct.pack("<4f", len(text), float(bool(text) and text[0] == text[-1]), -1.0, 0.1)
+
+
 class Leavings:
     """``ports.OutputsPort`` over a cluster: checkpoints whose files are made up, a model that repeats its prompt."""
 
@@ -254,13 +269,22 @@ class Leavings:
         yield {"done": "length", "tokens": request.tokens}
 
     async def complete(
-        self, job: str, point: int | Literal["start"] | None, command: GenerateCommand
-    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        self, job: str, point: int | Literal["start"] | None, command: AskCommand
+    ) -> AsyncIterator[AnswerReport]:
         await self._known(job, None if point == "start" else point)
+        if isinstance(command, EmbedCommand):
+            for text in command.texts:
+                yield EmbeddedReport("1", (len(text),), (vector_of(text),))
+            yield AnsweredReport("1", "stop", sum(map(len, command.texts)), 0)
+            return
         said = str(command.messages[-1].get("content")) if command.messages else command.prompt
         if said == "fail":
             yield TextReport("1", "So")
             raise UnavailableError("the model failed")
+        if command.choice.forced:
+            called = FunctionCall(command.choice.name or "sum", '{"a": 3}')
+            yield AnsweredReport("1", "stop", 7, 9, (called,) * (2 if command.choice.several else 1))
+            return
         if said == "call sum" and command.tools:
             yield AnsweredReport("1", "stop", 7, 9, (FunctionCall("sum", '{"a": 2}'),))
             return

@@ -100,6 +100,7 @@ async def running_task(coordinator: Double, node: Program, script: str) -> tuple
     return assign, task.pid
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("script", ["checkpoint", "hanging"])
 async def test_a_stopped_agent_says_goodbye_and_leaves_no_process_behind(
     coordinator: Double, tmp_path: Path, script: str
@@ -116,6 +117,7 @@ async def test_a_stopped_agent_says_goodbye_and_leaves_no_process_behind(
         assert not list((node.home / "jobs").iterdir())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("script", ["checkpoint", "hanging"])
 async def test_the_worker_of_a_killed_agent_dies_with_it(coordinator: Double, tmp_path: Path, script: str) -> None:
     async with agent_program(tmp_path / "home", coordinator.url, "--sandbox", "process") as node:
@@ -183,6 +185,7 @@ async def test_without_an_engine_the_agent_refuses_to_run_jobs(coordinator: Doub
     assert not coordinator.hellos
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

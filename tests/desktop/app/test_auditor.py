@@ -212,6 +212,7 @@ async def test_it_comes_back_to_a_coordinator_that_was_away_and_keeps_its_lease(
         await coordinator.until(lambda: coordinator.bodies(AuditReport))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("retry", [0.2, None])
 async def test_a_refusal_is_said_and_it_knocks_again(coordinator: Double, tmp_path: Path, retry: float | None) -> None:
     coordinator.refusal = Refused("this auditor is not named here", retry)
@@ -255,6 +256,7 @@ async def test_a_second_one_with_the_same_data_is_told_whom_it_meets(coordinator
         assert len(coordinator.hellos) == 1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("words", "named"),
     [(("--threads", "-1"), "threads"), (("--memory-mb", "1"), "at least 512"), (("--gpu", "99"), "gpu")],

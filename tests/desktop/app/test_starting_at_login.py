@@ -115,6 +115,7 @@ async def test_an_agent_that_is_killed_comes_back_lending_and_one_that_is_stoppe
     assert manager.ctl("show", "--property=NRestarts", "--value", UNIT) == "0"
 
 
+@pytest.mark.long
 @needs_systemd
 async def test_an_agent_that_its_window_has_started_goes_on_as_the_unit(manager: UserSystemd, home: Home) -> None:
     window = await asyncio.to_thread(manager.begin, str(manager.home / "cottage-agent"), "run", "--stay")
@@ -136,6 +137,7 @@ async def test_an_agent_that_its_window_has_started_goes_on_as_the_unit(manager:
         window.wait()
 
 
+@pytest.mark.long
 @needs_systemd
 async def test_an_agent_in_whose_place_the_unit_does_not_start_goes_on_itself(manager: UserSystemd, home: Home) -> None:
     override = manager.home / f".config/systemd/user/{UNIT}.d/broken.conf"
@@ -157,6 +159,7 @@ async def test_an_agent_in_whose_place_the_unit_does_not_start_goes_on_itself(ma
         window.wait(PATIENCE_S)
 
 
+@pytest.mark.long
 @needs_systemd
 async def test_what_was_disabled_by_hand_is_never_enabled_again(manager: UserSystemd, home: Home) -> None:
     manager.ctl("start", UNIT)

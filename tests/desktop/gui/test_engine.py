@@ -330,6 +330,7 @@ def test_leave_that_is_not_given_leaves_a_sentence_and_the_button_and_a_second_t
     assert orders.count(("image", {})) == before, "who closed it is left alone"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("body", "says", "helps"),
     [

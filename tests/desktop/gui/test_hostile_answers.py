@@ -69,6 +69,7 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ANSWER_TIMEOUT_MS", 1000)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", BAD)
 def test_an_answer_that_cannot_be_used_is_told_and_nothing_freezes(
     open_desktop: Callable[..., Desktop], home: Path, kind: str

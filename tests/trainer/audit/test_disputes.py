@@ -156,6 +156,7 @@ def judged(arguments: list[str], code: int = 0) -> dict[str, Any]:
 # --- disputes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("family", "stage", "stride", "changes"),
     [
@@ -288,6 +289,7 @@ def forged(product: tuple[bytes, Any], **changes: Any) -> bytes:
     return write_inputs(msgspec.msgpack.encode(record), product[1])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -317,6 +319,7 @@ def test_hostile_records_are_refused(changes: dict[str, Any], product: tuple[byt
         judge(forged(product, **changes))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -45,6 +45,7 @@ def feeds_noughts(line: Pipeline, liar: Stage, step: Step, number: int, total: i
     return step(number, total)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("first_step", "changes"), [(0, {}), (30, {"activations": "int8"}), (30, {"activations": "int4", "clip_norm": 0.5})]
 )

@@ -77,6 +77,7 @@ def expected(tokenizer: Any, row: dict[str, Any]) -> tuple[list[int], list[int]]
     return made["input_ids"], made["assistant_masks"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("marks", [True, False], ids=["with marks", "without"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_tokens_and_masks_are_those_of_transformers(name: str, marks: bool, tokenizer: Tokenizer) -> None:
@@ -107,6 +108,7 @@ def _of_each_turn(template: str) -> str:
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "original", "training"),
     [

@@ -156,6 +156,7 @@ def test_a_field_of_another_case_is_offered_and_not_taken(form: str, tmp_path: P
 # --- JSON -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("orient", ["records", "index", "columns", "split", "table"])
 def test_all_ways_in_which_pandas_writes_a_table_with_names_are_read(

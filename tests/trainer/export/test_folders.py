@@ -57,6 +57,7 @@ def through(folder: Path, config: dict[str, Any], known: Known, made: Path) -> P
     return made / "model"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_a_folder_leaves_as_it_came(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -134,6 +135,7 @@ def test_ids_that_the_vocabulary_has_stay_where_others_beside_them_go(tmp_path: 
     assert (generation["eos_token_id"], generation["forced_eos_token_id"]) == ([2], None)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_a_dropout_that_nobody_named_is_the_familys_own(family: str, tmp_path: Path) -> None:
     known, hub = KNOWN["llama 2"], tmp_path / "hub"

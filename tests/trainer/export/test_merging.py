@@ -34,6 +34,7 @@ def adapter_of(
     return export(line, family, folder, lora), config
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_folder_computes_what_peft_does(family: str, tie: bool, tmp_path: Path, tokens: TokenFile) -> None:

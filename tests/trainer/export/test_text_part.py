@@ -141,6 +141,7 @@ def test_the_text_part_computes_the_same_alone_and_goes_back_to_its_place(
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_opens_in_peft_beside_the_whole_model_and_merges_into_it(
     kind: str, tmp_path: Path, tokens: TokenFile

@@ -269,6 +269,7 @@ def cell(case: tuple[str, str, Any]) -> str:
     return f"{family}-{key}-{str(value)[:40]}"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", every(3, taken_cases()), ids=cell)
 def test_what_is_taken_computes_as_transformers_does_when_it_comes_in_and_when_it_goes_out(
     case: tuple[str, str, Any], tmp_path: Path, tokenizer: Path
@@ -303,6 +304,7 @@ def test_what_is_taken_computes_as_transformers_does_when_it_comes_in_and_when_i
     assert shape.parameters == sum(parameter.numel() for parameter in module.parameters())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", FAMILY)
 def test_a_folder_that_save_pretrained_wrote_comes_back_as_it_was_after_no_step(
@@ -357,6 +359,7 @@ def test_what_is_called_harmless_changes_nothing_in_transformers_and_stays_in_th
     assert not {"_name_or_path", "unsloth_version", "torch_dtype"} & finished.keys()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILY)
 def test_a_fixed_key_is_taken_with_the_values_that_change_nothing_and_refused_with_others(family: str) -> None:
     base = of_family(family)
@@ -423,6 +426,7 @@ def test_what_older_versions_wrote_beside_is_taken_where_it_says_the_same() -> N
             resolve(ModelSpec(config=base | bad), VOCABULARY)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILY)
 def test_any_mixture_of_values_computes_as_transformers_does_or_is_refused(family: str) -> None:
     chance = random.Random(family)

@@ -59,6 +59,7 @@ def stages_from(weights: Path, family: str, tie: bool, stages: int = 3) -> list[
     return [Stage(config, cut, training(), weights) for cut in cuts(3, stages)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_three_stages_from_a_published_file_give_the_logits_of_transformers(

@@ -85,6 +85,7 @@ def rounds(aggregation: Aggregation = "mean", check_updates: bool = False) -> Tr
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("poison", ["sign-flipped", "scaled"])
 def test_a_poisoner_of_four_is_left_out_of_every_round(poison: str, runs: Runs) -> None:
     clean, bare, checked = (
@@ -96,6 +97,7 @@ def test_a_poisoner_of_four_is_left_out_of_every_round(poison: str, runs: Runs) 
     assert checked < clean + 0.05
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("aggregation", ["trimmed", "clipped"])
 def test_a_robust_mean_withstands_a_scaled_update_and_costs_an_honest_run_little(
     aggregation: Aggregation, runs: Runs

@@ -60,6 +60,7 @@ async def audit(router: Router, place: Place, round_index: int, step: int, **cha
     return report
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 async def test_replicas_stay_equal_to_the_bit_and_every_step_replays(method: str, routed: MakeRouter) -> None:
@@ -92,6 +93,7 @@ async def test_what_was_not_committed_to_in_the_round_before_is_found(method: st
         assert "carry into the next round" in promised.detail
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["streaming", "sparseloco", "gradients"])
 async def test_a_replica_that_begins_again_from_the_checkpoint_learns_on_with_the_others(

@@ -242,6 +242,7 @@ def test_muon_learns(tokens: TokenFile) -> None:
 # --- running again ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(f"{k}={v}" for k, v in kind.items()))
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_committed_step_runs_again_bit_for_bit(kind: dict[str, Any], stage: int, tokens: TokenFile) -> None:

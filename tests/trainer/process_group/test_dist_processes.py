@@ -70,6 +70,7 @@ def test_a_ddp_script_ends_with_gloo_s_parameters_to_the_last_bit(tmp_path: Path
         assert all(torch.equal(state[name], reference[name]) for name in reference)
 
 
+@pytest.mark.long
 def test_ddp_learns_as_with_gloo_and_nearly_so_with_gradients_in_4_bits() -> None:
     first, second = scenario(2, "gradients")
     assert first["plain"] == first["gloo"]
@@ -82,6 +83,7 @@ def test_ddp_learns_as_with_gloo_and_nearly_so_with_gradients_in_4_bits() -> Non
     assert sum(first["four bits"][last]) < 0.5 * sum(first["four bits"][:10])
 
 
+@pytest.mark.long
 def test_torch_s_pipelines_give_the_same_losses_and_parameters_as_over_gloo() -> None:
     for found in scenario(2, "pipeline"):
         for schedule, (ours, gloos) in found.items():
@@ -97,12 +99,14 @@ def test_a_killed_rank_is_named_to_all_others_long_before_the_timeout() -> None:
         assert "rank 2 is lost: no link to" in said["said"]
 
 
+@pytest.mark.long
 def test_a_script_that_ends_early_is_missed_at_once() -> None:
     ended = run(2, "-m", "tests.trainer.dist_program", "unfinished")
     assert [status for status, _ in ended] == [0, 0]
     assert json.loads(ended[0][1])["said"] == "rank 1 is lost: it left the group"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed: pip install torchft")
 def test_torchft_s_manager_commits_the_means_of_its_replicas() -> None:
     for found in scenario(2, "torchft"):

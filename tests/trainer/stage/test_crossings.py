@@ -116,6 +116,7 @@ def test_the_last_layer_is_free_since_nothing_crosses_a_link_behind_it() -> None
     assert torch.equal(drifted, stage.parameters + 1.0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("ways", WAYS, ids=lambda ways: "-".join(str(value) for value in ways.values()))
 @pytest.mark.parametrize("stage", [0, 1])
 def test_every_way_of_crossing_replays_bit_for_bit(

@@ -147,6 +147,7 @@ def test_positions_begin_anew_with_each_document() -> None:
     assert positions_of(np.arange(17)[None]) is None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize(
     "changes",

@@ -38,6 +38,7 @@ def test_two_devices_do_not_meet() -> None:
         assert dict(counted) == {"copied": 2, "waited": 1}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_every_family_computes_there_what_it_computes_here(family: str, tokens: TokenFile) -> None:
     same(family, {}, tokens)

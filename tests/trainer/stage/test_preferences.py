@@ -365,6 +365,7 @@ def judged(hub: Path, folder: Path, spec: TrainingSpec) -> OpeningReplayer:
     return OpeningReplayer(config_of("llama"), spec, folder / "train.bin", hub, ENV, "cpu")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("way", WAYS)
 def test_audited_steps_replay_bit_for_bit(stage: int, way: str, hub: Path, folder: Path, tokens: TokenFile) -> None:

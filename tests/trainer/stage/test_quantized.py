@@ -80,6 +80,7 @@ def test_noughts_one_value_and_great_differences_of_blocks(bits: Any) -> None:
     assert float((made[:BLOCK] - values[:BLOCK]).abs().max()) <= 100 / 250, "as coarse as a step of the group's scales"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_a_stage_computes_what_transformers_does_with_the_same_values(
@@ -129,6 +130,7 @@ def test_adapters_get_the_gradients_of_the_wide_model(tmp_path: Path, tokens: To
     assert torch.allclose(stage.gradients, other.gradients, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "changes",
     [

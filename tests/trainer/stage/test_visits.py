@@ -182,6 +182,7 @@ def test_every_window_comes_once_an_epoch_in_another_order(windows: int) -> None
     assert together == found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("windows", [1, 5, 8, 100, 1021])
 def test_replicas_together_read_the_data_once_with_tokens_for_one_pass(replicas: int, windows: int) -> None:

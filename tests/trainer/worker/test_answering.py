@@ -18,6 +18,9 @@ from protocol.serving import (
     AnsweredReport,
     CancelCommand,
     CheckedReport,
+    CheckEmbeddingsCommand,
+    EmbedCommand,
+    EmbeddedReport,
     EngineReport,
     GenerateCommand,
     ReadyReport,
@@ -130,6 +133,21 @@ async def test_a_worker_answers_two_at_once_and_goes_on_with_what_was_begun(star
             await worker.until(lambda: False)
         assert await worker.process.wait() == 0
         assert not is_over(worker.said["long"])
+
+
+async def test_a_worker_makes_embeddings_and_looks_at_others(start: Start) -> None:
+    command = EmbedCommand("texts", ("Say:", "Tell: " * 30))
+    async with start() as worker:
+        await worker.ask(command)
+        (said,) = await worker.over("texts")
+        made = tuple(vector for part in said if isinstance(part, EmbeddedReport) for vector in part.vectors)
+        for name, vectors in (("right", made), ("wrong", made[::-1])):
+            await worker.ask(CheckEmbeddingsCommand(name, command, (4, 180), vectors))
+        found = await worker.over("right", "wrong")
+        assert [bool(one.wrong) for (one,) in found if isinstance(one, CheckedReport)] == [False, True]
+        await worker.ask(EmbedCommand("long", ("x" * 257,)))
+        ((refused,),) = await worker.over("long")
+        assert refused == RefusedReport("long", "long-text", "text 1 of 1 has 257 tokens: give 1 to 256")
 
 
 def lines(worker: Answers) -> list[Any]:

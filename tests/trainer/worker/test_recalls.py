@@ -54,6 +54,7 @@ async def third_round(
         yield router, starts
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*METHODS, *OTHERS, *LEAN])
 async def test_what_comes_back_opens_to_the_bytes_that_memory_opens_to(method: str, routed: MakeRouter) -> None:

@@ -58,6 +58,7 @@ async def openings(router: Router, place: Place, rounds: list[int], *, ending: b
     return shown
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("method", [*METHODS, *OTHERS])
@@ -136,6 +137,7 @@ async def train_state(router: Router, stage: int) -> bytes:
     return router.artifacts[applied.checkpoint]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("spoil", ["cut", "longer", "another round's state", "no moments", "junk"])
 async def test_a_record_that_does_not_fit_restores_nothing(spoil: str, routed: MakeRouter) -> None:

@@ -208,6 +208,7 @@ async def test_of_float32_shards_give_the_bits_of_the_mesh(routed: MakeRouter) -
     assert len({*found[0]}) == 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",

@@ -74,6 +74,7 @@ async def lost_within(program: Program, begin: float) -> float:
             return float(event["at"] - begin)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("which", ["wan", pytest.param("lan", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("nat", "sender"),
@@ -141,6 +142,7 @@ async def test_a_relayed_transfer_moves_over_to_a_direct_way_that_opens(bed: Hom
         assert not [event for program in both for event in program.events if event.get("state") not in (None, "up")]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("nat", [Nat.PORT_CONE, Nat.SYMMETRIC], ids=["direct", "relayed"])
 async def test_a_killed_node_is_known_within_five_seconds(bed: Homes, nat: Nat) -> None:
     for home in (1, 2):
@@ -154,6 +156,7 @@ async def test_a_killed_node_is_known_within_five_seconds(bed: Homes, nat: Nat) 
     assert known < KNOWN_S
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("nat", [Nat.PORT_CONE, Nat.SYMMETRIC], ids=["direct", "relayed"])
 async def test_a_cut_cable_is_known_on_both_sides_within_five_seconds_and_healed_again(bed: Homes, nat: Nat) -> None:
     for home in (1, 2):

@@ -63,6 +63,7 @@ def legs(pair: str) -> int:
     return pair.split("/").count("relay")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("bed", [RelayProgram.COTURN], indirect=True)
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=lambda nat: nat.value)
 async def test_every_pair_of_nats_meets_directly_or_over_one_relay_leg(bed: Homes, first: Nat, second: Nat) -> None:
@@ -84,6 +85,7 @@ async def test_two_symmetric_nats_share_one_relay_leg_of_either_relay(bed: Homes
     assert [legs(pair) for pair in pairs] == [1, 1], pairs
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "bed", [RelayProgram.COTTAGE, pytest.param(RelayProgram.COTURN, marks=pytest.mark.long)], indirect=True, ids=str
 )
@@ -124,6 +126,7 @@ async def test_two_homes_with_ipv6_alone_meet_directly() -> None:
     assert all(set(pair.split("/")) <= {"host", "prflx"} for pair in pairs), pairs
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("nat", [Nat.PORT_CONE, Nat.SYMMETRIC, Nat.NO_UDP], ids=lambda nat: nat.value)
 @pytest.mark.parametrize("bed", [RelayProgram.COTURN], indirect=True)
 async def test_two_nodes_in_one_home_stay_on_its_lan(bed: Homes, nat: Nat) -> None:

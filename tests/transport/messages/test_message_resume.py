@@ -454,6 +454,7 @@ def test_the_game_can_tell_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(_play(script, None))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_two_gigabytes_pass_through_a_window_of_sixteen_megabytes() -> None:
     limits = PeerLimits()
@@ -479,6 +480,7 @@ async def test_two_gigabytes_pass_through_a_window_of_sixteen_megabytes() -> Non
     assert wire.is_empty()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_message_of_two_gigabytes_is_put_together_where_there_is_memory() -> None:
     limits = PeerLimits()

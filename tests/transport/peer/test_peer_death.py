@@ -169,6 +169,7 @@ async def test_with_the_usual_limits_a_killed_peer_is_noticed_within_five_second
         assert 0.8 < time.monotonic() - start < 5, "a killed peer is known by ten probes without an answer"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_sixty_four_megabytes_between_two_processes(switchboard: Switchboard) -> None:
     async with two_processes(switchboard, PeerLimits(), offers_here=True) as other:

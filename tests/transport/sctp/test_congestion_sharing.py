@@ -32,6 +32,7 @@ def evenness(rates: list[float]) -> float:
     return sum(rates) ** 2 / (len(rates) * sum(rate * rate for rate in rates))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("buffers", [1.0, 3.0])
@@ -43,6 +44,7 @@ def test_a_download_and_we_get_between_a_third_and_two_thirds(rtt: float, buffer
     assert 1 / 3 <= share <= 2 / 3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("rtt", [0.02, 0.05])
 def test_who_comes_to_a_line_that_a_download_fills_gets_a_third(rtt: float) -> None:
@@ -87,6 +89,7 @@ def test_when_the_download_ends_the_queue_goes() -> None:
     assert flow.mean_rtt(22, 28) <= 1.25 * line.rtt
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_flows_of_our_kind_even_out(count: int) -> None:
@@ -98,6 +101,7 @@ def test_flows_of_our_kind_even_out(count: int) -> None:
     assert max(flow.mean_rtt(25, 45) for flow in flows) <= 1.5 * line.rtt
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("count", [2, 4])

@@ -137,7 +137,7 @@ def check_a_good_message_passes(path: DataPath, owner: Owner, framer: Framer) ->
     raise AssertionError("a good message does not pass")
 
 
-@pytest.mark.parametrize("seed", seeds(2, of=PARTS))
+@pytest.mark.parametrize("seed", seeds(1, of=PARTS))
 async def test_the_data_path_takes_anything(seed: int) -> None:
     chance, owner, framer = random.Random(seed), Owner(), Framer(5000, 5000, TAG)
     fuzzer, path, ended, before = Fuzzer(seed, framer), data_path(owner, random.Random(seed)), 0, 0

@@ -9,7 +9,7 @@ import pytest
 from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.serving.engines import Engines
 from protocol.ids import Digest
-from protocol.serving import AnsweredReport, GenerateCommand, TextReport
+from protocol.serving import AnswerReport, AskCommand
 from tests.coordinator.serving.small_model import pack_into, small_model
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake_services import Leavings
@@ -23,8 +23,8 @@ async def answering(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     engines = Engines(TrainerTools(house.artifacts, tmp_path / "scratch", 120.0, 8_192).served)
 
     async def complete(
-        _self: Leavings, _job: str, _point: int | Literal["start"] | None, command: GenerateCommand
-    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        _self: Leavings, _job: str, _point: int | Literal["start"] | None, command: AskCommand
+    ) -> AsyncIterator[AnswerReport]:
         async for report in engines.generate(Digest(archive), command, 120.0):
             yield report
 

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from coordinator.errors import UnavailableError
 from protocol.codec import decode_json
 from protocol.rest.completions import ChatCompletionRequest, CompletionRequest
-from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
+from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport, ToolChoice
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake_services import Leavings
 from tests.coordinator.web.test_life import started
@@ -23,6 +23,10 @@ HI: Any = [{"role": "user", "content": "to be or not"}]
 
 
 SUM: Any = {"type": "function", "function": {"name": "sum", "parameters": {"type": "object"}}}
+
+
+def named(function: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function}}
 
 
 def client_of(house: House, key: str = "none") -> AsyncOpenAI:
@@ -93,6 +97,33 @@ async def test_a_function_that_the_model_asks_for_is_a_call(house: House, client
     assert plain.choices[0].message.content == " call sum"
 
 
+@pytest.mark.parametrize(
+    ("choice", "parallel", "calls"),
+    [
+        ("required", None, 2),
+        ("required", True, 2),
+        ("required", False, 1),
+        (named("sum"), False, 1),
+        ("auto", False, 0),
+    ],
+)
+async def test_a_call_that_is_forced_is_the_answer(
+    choice: Any, parallel: bool | None, calls: int, house: House, client: AsyncOpenAI
+) -> None:
+    job = await started(house)
+    more: Any = {} if parallel is None else {"parallel_tool_calls": parallel}
+    asked: Any = {"model": job, "messages": HI, "tools": [SUM], "tool_choice": choice, **more}
+    whole = await client.chat.completions.create(**asked)
+    (answer,) = whole.choices
+    assert len(answer.message.tool_calls or ()) == calls
+    assert answer.finish_reason == ("tool_calls" if calls else "stop")
+    stream = await client.chat.completions.create(**asked, stream=True)
+    told = [one for chunk in [chunk async for chunk in stream] for one in chunk.choices[0].delta.tool_calls or ()]
+    assert [(one.index, one.function.name if one.function else "") for one in told] == [
+        (number, "sum") for number in range(calls)
+    ]
+
+
 async def test_a_text_is_gone_on_with_whole_and_in_pieces(house: House, client: AsyncOpenAI) -> None:
     job = await started(house)
     whole = await client.completions.create(model=job, prompt="to be or not", max_tokens=3)
@@ -118,7 +149,10 @@ async def test_a_text_is_gone_on_with_whole_and_in_pieces(house: House, client: 
             "response_format.type",
             "is 'xml': it is one of json_object, json_schema, text",
         ),
-        ({"tools": [SUM], "tool_choice": "required"}, "tool_choice", "tool_choice is not supported here"),
+        ({"tool_choice": "required"}, "tool_choice", "tool_choice forces a call, and there are no tools: name them"),
+        ({"tools": [SUM], "tool_choice": named("now")}, "tool_choice", "the function 'now', which is not among tools"),
+        ({"tools": [SUM], "tool_choice": "any"}, "tool_choice", "is 'any': it is one of auto, none, required"),
+        ({"tools": [SUM], "tool_choice": {"type": "custom"}}, "tool_choice.type", "is 'custom'"),
         ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty is not supported here"),
         ({"messages": []}, "messages", "must not be empty"),
         ({"max_tokens": 0}, "max_tokens", "is 0, and must be at least 1"),
@@ -291,13 +325,21 @@ def test_a_request_becomes_what_a_model_is_asked() -> None:
     ):
         body = json.dumps({"model": "m", "messages": HI, "response_format": given}).encode()
         assert decode_json(body, ChatCompletionRequest).command(1).schema == wanted
+    for given, wanted_choice in (
+        ({}, ToolChoice()),
+        ({"tool_choice": "auto", "parallel_tool_calls": False}, ToolChoice(several=False)),
+        ({"tool_choice": "required"}, ToolChoice(True)),
+        ({"tool_choice": named("sum"), "parallel_tool_calls": False}, ToolChoice(True, "sum", several=False)),
+    ):
+        asked = {"model": "m", "messages": HI, "tools": [SUM], "response_format": {"type": "json_object"}} | given
+        command = decode_json(json.dumps(asked).encode(), ChatCompletionRequest).command(1)
+        assert (command.choice, command.tools) == (wanted_choice, (SUM,))
+        assert (command.schema is None) is wanted_choice.forced, "a call has the form of its function alone"
     text = CompletionRequest(model="m", prompt="a", temperature=0)
     assert text.command(5) == GenerateCommand("1", "a", tokens=16, sampling=Sampling(0, seed=5))
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_no_model_here_can_do_is_told_in_words(stream: bool, house: House, client: AsyncOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no model here has embeddings; models answer at /v1/chat/comp"):
-        await client.embeddings.create(model="x", input="y")
     with pytest.raises(openai.NotFoundError, match="there is no POST /v1/responses: it is not among what is answered"):
         await client.responses.create(model="x", input="y", stream=stream)

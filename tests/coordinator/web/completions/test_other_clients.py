@@ -43,3 +43,24 @@ async def test_langchain_is_answered(house: House) -> None:
     answer = await model.ainvoke("to be or not")
     assert (answer.content, answer.usage_metadata["total_tokens"]) == (" to be or not", 11)
     assert "".join([piece.content async for piece in model.astream("to be")]) == " to be"
+
+
+async def test_langchain_has_answers_in_a_form_that_is_a_call(house: House) -> None:
+    chat_openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed").ChatOpenAI
+    job = await started(house)
+    model = chat_openai(base_url=f"{house.url}/v1", api_key="none", model=job, max_retries=0)
+    form = {"title": "sum", "description": "Adds.", "type": "object", "properties": {"a": {"type": "integer"}}}
+    assert await model.with_structured_output(form, method="function_calling").ainvoke("Any.") == {"a": 3}
+    asked = await model.bind_tools([form], tool_choice="required", parallel_tool_calls=False).ainvoke("Any.")
+    assert [(call["name"], call["args"]) for call in asked.tool_calls] == [("sum", {"a": 3})]
+
+
+async def test_langchain_has_embeddings(house: House) -> None:
+    kind = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed").OpenAIEmbeddings
+    job = await started(house)
+    # Otherwise it sends tokens of OpenAI's own models.
+    model = kind(base_url=f"{house.url}/v1", api_key="none", model=job, check_embedding_ctx_length=False)
+    texts = [f"{'x' * number}!" for number in range(30)]
+    made = await model.aembed_documents(texts, chunk_size=8)
+    assert [round(one[0]) for one in made] == [len(text) for text in texts]
+    assert round((await model.aembed_query("four"))[0]) == 4

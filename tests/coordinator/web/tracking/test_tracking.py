@@ -182,6 +182,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_the_command_tells_a_server_of_mlflow_that_the_environment_names(
     house: House, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
