@@ -1,6 +1,5 @@
 """The last stage's part: the next tokens of each request, by its own temperature, seed and form."""
 
-import json
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +45,7 @@ class TokenDraws:
             self._requests.pop(closed.number, None)
         for opened in header.opened:
             try:
-                form = None if opened.schema is None else self._forms.of(json.loads(opened.schema), 0)
+                form = None if opened.grammar is None else self._forms.of(opened.grammar, 0)
                 if form is not None:
                     form.begin(opened.begun)
             except (DataError, ValueError, TypeError, RecursionError) as error:

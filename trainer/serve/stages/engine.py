@@ -18,7 +18,14 @@ from torch import Tensor
 
 from protocol.codec import MessageError
 from protocol.plan import Plan
-from protocol.serving import CancelCommand, EngineCommand, EngineReport, GenerateCommand, RefusedReport
+from protocol.serving import (
+    CancelCommand,
+    EmbedCommand,
+    EngineCommand,
+    EngineReport,
+    GenerateCommand,
+    RefusedReport,
+)
 from protocol.worker import PeerSend, Setup, TensorName
 from trainer.audit.environment import configure
 from trainer.errors import DataError, WeightsError
@@ -126,6 +133,9 @@ class StageEngine:
                 self._inbox.put(lambda: lead.cancel(command.id))
             case CancelCommand():
                 pass
+            case EmbedCommand():
+                detail = "nodes that hold a model together make no embeddings: deploy it on nodes that hold it whole"
+                self._say(RefusedReport(command.id, "no-embeddings", detail))
             case _:
                 detail = "the first of the nodes that hold a model together answers, and none of them checks"
                 self._say(RefusedReport(command.id, "failed", detail))
