@@ -196,6 +196,7 @@ def told(engine: Engine, check: CheckCommand, tokens: Sequence[int]) -> CheckCom
     return msgspec.structs.replace(check, tokens=tuple(tokens), text=text.add(tokens), reason=text.reason or "length")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", ["drawn", "top_k", "top_p", "both"])
 @pytest.mark.parametrize("other", [{"sampling": GREEDY}, {"sampling": Sampling(seed=9)}, {"prompt": "Sing of it:"}])
 async def test_an_answer_to_something_else_is_found(
@@ -245,6 +246,7 @@ async def test_a_token_outside_the_schema_is_found(asking: tuple[Asking, Engine]
     assert (found.wrong, found.worst) == ("token 2 of 3 does not keep to the schema", MOST)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["greedy", "drawn", "both", "schema"])
 async def test_another_model_of_the_same_shape_is_found(
     asking: tuple[Asking, Engine],

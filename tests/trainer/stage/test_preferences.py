@@ -276,6 +276,7 @@ def test_adapters_change_and_the_reference_does_not(hub: Path, tokens: TokenFile
     assert all(torch.equal(value, frozen[name]) for name, value in stage.module.named_parameters() if name in frozen)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "changes", [{}, {"memory": "lean", "precision": "bf16"}, {"lora": LoraSpec(4, 8.0, quantize="nf4")}], ids=str
 )
