@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
