@@ -162,6 +162,7 @@ def plain_dpo(model: PeftModel, windows: Windows) -> torch.Tensor:
     return -functional.logsigmoid(plain_margins(model, windows)).mean()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_losses_and_gradients_are_those_of_plain_torch_and_peft_over_some_steps(
     stages: int, hub: Path, tokens: TokenFile
