@@ -6,9 +6,9 @@ after the other, ``--runs`` times, and of each figure the median counts.
 
     python -m benchmarks.serving.stages --model FOLDER [--tokens 48] [--runs 3] [--trip 0.05] [--mbit 20]
 
-``bound``: tokens a second of one answer if nothing but a round trip and the whole model's computing took time. ``repeats``: a
-text that repeats itself, where drafts come true, beside one that does not. ``cache``: memory that both workers grew by while 16
-answers were under way, beside the pages that their tokens lie in. Writes build/bench/stages.json.
+``whole``, ``single`` and ``repeats``: tokens a second of one answer, behind the first. ``bound``: if nothing but a round trip and
+the whole model's computing took time. ``repeats``: of a text that repeats itself, where drafts come true. ``cache``: memory that
+both workers grew by while 16 answers were under way, beside the pages that their tokens lie in. Writes build/bench/stages.json.
 """
 
 import argparse
@@ -96,7 +96,7 @@ class Workers:
         tasks = []
         for stage in range(len(plan.layers)):
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "trainer", "worker"),
+                *(sys.executable, "-m", "trainer", "worker", "--stdio"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -106,6 +106,8 @@ class Workers:
             tasks.append(asyncio.create_task(self._read(stage), name=f"stage {stage}"))
         for ready in self._ready:
             await ready.wait()
+        if self.failed:
+            raise SystemExit(self.failed)
         for stage in range(len(plan.layers)):
             await self._write(stage, WorkerCommand(JoinStages(plan)))
         return tasks
@@ -169,6 +171,8 @@ class Workers:
                 self._ready[stage].set()
             case TaskFailed(reason=reason):
                 self.failed = str(reason)
+                for one in self._ready:
+                    one.set()
             case ModelSaid(reports=reports) if answering is not None:
                 for one in reports:
                     if isinstance(one, TextReport):
@@ -212,6 +216,11 @@ async def cache_memory(workers: Workers, prompt: str, each: int, tokens: int) ->
     return {"grown_mb": (after - before) / 1e6, "planned_mb": planned / 1e6, "ratio": (after - before) / planned}
 
 
+def going_on(first: float, rate: float, tokens: int) -> float:
+    """Tokens a second behind the first one, of one answer with so many tokens."""
+    return (tokens - 1) / (tokens / rate - first)
+
+
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     plain = Plain(options.model, 1)
@@ -228,8 +237,11 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
     async with two_stages(options, config.num_hidden_layers) as workers:
         for run in range(options.runs + 1):  # The first one warms all up.
             whole_first, whole = await served.answer(prompts, options.tokens)
+            whole = going_on(whole_first, whole, options.tokens)
             first, single, _ = await workers.answer(prompts, options.tokens, FREE)
-            _, again, _ = await workers.answer(repeated, options.tokens, GREEDY)
+            single = going_on(first, single, options.tokens)
+            behind, again, _ = await workers.answer(repeated, options.tokens, GREEDY)
+            again = going_on(behind, again, options.tokens)
             _, whole_many = await served.answer(several, options.tokens)
             _, many, _ = await workers.answer(several, options.tokens, FREE)
             generate = await asyncio.to_thread(plain.answer, prompts, options.tokens)
