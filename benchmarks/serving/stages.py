@@ -186,9 +186,12 @@ class Workers:
 
 
 @contextlib.asynccontextmanager
-async def two_stages(options: argparse.Namespace, layers: int) -> AsyncIterator[Workers]:
-    """Both workers, joined by the line."""
-    cut = layers // 2
+async def two_stages(options: argparse.Namespace, config: Any) -> AsyncIterator[Workers]:
+    """Both workers, joined by the line. The head counts as the layers that weigh as much, as the planner has it."""
+    layers = config.num_hidden_layers
+    width = config.hidden_size
+    layer = 2 * width * width * (1 + config.num_key_value_heads / config.num_attention_heads)
+    cut = round((layers + config.vocab_size * width / (layer + 3 * width * config.intermediate_size)) / 2)
     plan = Plan(1, (Layers(0, cut), Layers(cut, layers)), tuple(Member(stage, 0, "1" * 32) for stage in range(2)))
     rate = options.mbit * 1e6 / 8
     workers = Workers([Line(options.trip / 2, rate), Line(options.trip / 2, rate)])
@@ -234,7 +237,11 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
         for name, value in found.items():
             rows.setdefault(name, []).append(value)
 
-    async with two_stages(options, config.num_hidden_layers) as workers:
+    heads = config.num_key_value_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    each = 2 * config.num_hidden_layers * heads * size * 4
+    async with two_stages(options, config) as workers:
+        cache = await cache_memory(workers, REPEATED * 6, each, 8)  # While no page was ever used.
         for run in range(options.runs + 1):  # The first one warms all up.
             whole_first, whole = await served.answer(prompts, options.tokens)
             whole = going_on(whole_first, whole, options.tokens)
@@ -243,16 +250,12 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
             behind, again, _ = await workers.answer(repeated, options.tokens, GREEDY)
             again = going_on(behind, again, options.tokens)
             _, whole_many = await served.answer(several, options.tokens)
-            _, many, _ = await workers.answer(several, options.tokens, FREE)
+            _, many, _ = await workers.answer(several, options.tokens, GREEDY)
             generate = await asyncio.to_thread(plain.answer, prompts, options.tokens)
             generate_many = await asyncio.to_thread(plain.answer, several, options.tokens)
             if run:
                 note(whole=whole, single=single, repeats=again, whole_16=whole_many, stages_16=many)
                 note(whole_first=whole_first, first=first, generate=generate, generate_16=generate_many)
-        heads = config.num_key_value_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        each = 2 * config.num_hidden_layers * heads * width * 4
-        cache = await cache_memory(workers, REPEATED * 6, each, 8)
     await served.end()
     medians = {name: statistics.median(values) for name, values in rows.items()}
     bound = 1 / (options.trip + 1 / medians["whole"])
