@@ -91,7 +91,7 @@ class StageEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.layers = StageLayers(share, size, self._tell)
         self._lead = (
-            PassLead(Requests(share.words, size.longest), share.words.ends, size, self._tell) if self.leads else None
+            PassLead(Requests(share.tokens, size.longest), share.tokens.ends, size, self._tell) if self.leads else None
         )
         self._draws = TokenDraws(share) if cut.is_last else None
         self._room = PayloadRoom((count + 2) * longest_payload(self._hidden))
@@ -137,7 +137,7 @@ class StageEngine:
                 detail = "nodes that hold a model together make no embeddings: deploy it on nodes that hold it whole"
                 self._say(RefusedReport(command.id, "no-embeddings", detail))
             case _:
-                detail = "the first of the nodes that hold a model together answers, and none of them checks"
+                detail = "of the nodes that hold a model together the first one answers, and none does anything else"
                 self._say(RefusedReport(command.id, "failed", detail))
 
     def join(self, plan: Plan) -> None:

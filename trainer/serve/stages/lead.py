@@ -29,7 +29,6 @@ from trainer.serve.stages.passes import (
 from trainer.serve.stages.share import SEATS, CacheSize
 
 MAX_OPENED = 1 << 19  # Characters of grammars beyond which a pass opens no further request.
-GUESSED = 16  # Tokens of a pass up to which drafts fill it: beyond it a pass takes longer with every token.
 MAX_DETAIL = 500  # Characters of what went wrong.
 
 
@@ -204,7 +203,10 @@ class PassLead:
             self._changes.opened.append(opened)
 
     def _rows(self) -> tuple[list[PassRow], list[int], list[DrawingRow]]:
-        """Rows for a pass: answers that wait longest, then parts of prompts while there is room."""
+        """Rows for a pass: answers that wait longest, then parts of prompts while there is room.
+
+        Drafts are for few answers, which wait for lines. With many, stages are busy, and a draft takes the time of a token.
+        """
         ready = [one for one in self._running.values() if one.left and not one.drawing]
         going = sorted((one for one in ready if one.goes_on), key=lambda one: one.since)
         share = -(-sum(one.drawing or one.goes_on for one in self._running.values()) // self._most_under_way)
@@ -215,8 +217,7 @@ class PassLead:
                 continue
             count = min(answer.left, room)
             draws = count == answer.left
-            spare = (GUESSED - len(tokens)) // (min(share, len(going)) - len(rows)) - 1 if answer.goes_on else 0
-            drafts = self._drafts(answer, min(spare, room - count))
+            drafts = self._drafts(answer, room - count) if share == 1 else ()
             if not self._reach(answer, count + len(drafts), rows):
                 continue  # Others go on meanwhile, and leave pages.
             rows.append(PassRow(answer.number, answer.fed, count + len(drafts), draws, drafts))
