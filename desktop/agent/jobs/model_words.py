@@ -16,7 +16,7 @@ PACKET_BYTES = 64 << 10
 WAITING = (4 << 20, 16_384)  # Bytes and reports; then the worker's next one waits in its socket.
 
 
-class ModelWords:
+class ModelReports:
     """Of one lease. What comes while a packet waits for its turn goes with the next one."""
 
     def __init__(self, send: Callable[[ModelSaid, bool], Awaitable[None]]) -> None:

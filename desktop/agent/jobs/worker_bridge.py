@@ -18,7 +18,7 @@ from desktop.agent.base.payloads import Payload, SmallPayload, pieces_of
 from desktop.agent.errors import ArtifactError, PeerStateError, UnwantedError, WorkerError, WorkerProtocolError
 from desktop.agent.jobs.crash_records import RecalledPart, RoundStart, RoundStarts
 from desktop.agent.jobs.handed_over import HandedOver
-from desktop.agent.jobs.model_words import ModelWords
+from desktop.agent.jobs.model_words import ModelReports
 from desktop.agent.jobs.routing import Plans, RoutingVerdict
 from desktop.agent.jobs.spool import Spool, digest_of
 from desktop.agent.jobs.weights import StageWeights
@@ -171,7 +171,7 @@ class Bridge:
         self._unsent = ByteBudget(*UNSENT)
         self._undelivered = ByteBudget(*UNDELIVERED)
         self._asked = ByteBudget(*ASKED)
-        self._words = ModelWords(self.outside.report)
+        self._words = ModelReports(self.outside.report)
         self._handed = HandedOver(self.outside.spool, self._bounds)
 
     def neighbours(self) -> set[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.services.artifacts.model_archives import pack
 from desktop.agent.coordinator.report_outbox import REPORTS_BURST
-from desktop.agent.jobs.model_words import PACKET_BYTES, ModelWords
+from desktop.agent.jobs.model_words import PACKET_BYTES, ModelReports
 from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.process import ProcessSandbox
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ServeSpec
@@ -145,7 +145,7 @@ async def test_packets_are_as_large_as_a_frame_bears() -> None:
         if sum(len(one.reports) for one in sent) == 303:
             raise EOFError
 
-    words = ModelWords(send)
+    words = ModelReports(send)
     small = tuple(TextReport("1", "", (number,)) for number in range(300))
     await words.put(ModelSaid(small[:200]))
     await words.put(ModelSaid(small[200:]))
