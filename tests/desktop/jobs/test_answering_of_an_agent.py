@@ -16,6 +16,8 @@ from protocol.serving import (
     MODEL_ARCHIVE,
     AnsweredReport,
     CheckedReport,
+    EmbedCommand,
+    EmbeddedReport,
     EngineReport,
     GenerateCommand,
     ReadyReport,
@@ -65,9 +67,14 @@ async def test_a_node_answers_goes_on_and_checks(
         first = said(coordinator, "first")
         assert end_of(first).tokens == len(tokens_of(first)) == 30
         begun = GenerateCommand("on", "Say:", tokens=30, sampling=Sampling(seed=1), begun=tokens_of(first)[:9])
-        for ask in (begun, check_of(command, first)):
+        texts = EmbedCommand("texts", ("Say:", "Tell:"))
+        for ask in (begun, check_of(command, first), texts):
             await coordinator.command(node.address, assign, AskModel(ask))
-        await coordinator.until(lambda: all(is_over(said(coordinator, one)) for one in ("on", "check")), LOADS_S)
+        asked = ("on", "check", "texts")
+        await coordinator.until(lambda: all(is_over(said(coordinator, one)) for one in asked), LOADS_S)
+        embedded, end = said(coordinator, "texts")
+        assert isinstance(embedded, EmbeddedReport)
+        assert (embedded.tokens, len(set(embedded.vectors)), end) == ((4, 5), 2, AnsweredReport("texts", "stop", 9, 0))
         assert text_of(first).endswith(text_of(said(coordinator, "on")))
         [checked] = said(coordinator, "check")
         assert isinstance(checked, CheckedReport)
