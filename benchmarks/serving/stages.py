@@ -6,9 +6,9 @@ after the other, ``--runs`` times, and of each figure the median counts.
 
     python -m benchmarks.serving.stages --model FOLDER [--tokens 48] [--runs 3] [--trip 0.05] [--mbit 20]
 
-``bound``: tokens a second of one answer if nothing but a round trip and the whole model's computing took time. ``repeats``: a
-text that repeats itself, where drafts come true, beside one that does not. ``cache``: memory that both workers grew by while 16
-answers were under way, beside the pages that their tokens lie in. Writes build/bench/stages.json.
+``whole``, ``single`` and ``repeats``: tokens a second of one answer, behind the first. ``bound``: if nothing but a round trip and
+the whole model's computing took time. ``repeats``: of a text that repeats itself, where drafts come true. ``cache``: memory that
+both workers grew by while 16 answers were under way, beside the pages that their tokens lie in. Writes build/bench/stages.json.
 """
 
 import argparse
@@ -96,7 +96,7 @@ class Workers:
         tasks = []
         for stage in range(len(plan.layers)):
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "trainer", "worker"),
+                *(sys.executable, "-m", "trainer", "worker", "--stdio"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -106,6 +106,8 @@ class Workers:
             tasks.append(asyncio.create_task(self._read(stage), name=f"stage {stage}"))
         for ready in self._ready:
             await ready.wait()
+        if self.failed:
+            raise SystemExit(self.failed)
         for stage in range(len(plan.layers)):
             await self._write(stage, WorkerCommand(JoinStages(plan)))
         return tasks
@@ -169,6 +171,8 @@ class Workers:
                 self._ready[stage].set()
             case TaskFailed(reason=reason):
                 self.failed = str(reason)
+                for one in self._ready:
+                    one.set()
             case ModelSaid(reports=reports) if answering is not None:
                 for one in reports:
                     if isinstance(one, TextReport):
@@ -182,9 +186,12 @@ class Workers:
 
 
 @contextlib.asynccontextmanager
-async def two_stages(options: argparse.Namespace, layers: int) -> AsyncIterator[Workers]:
-    """Both workers, joined by the line."""
-    cut = layers // 2
+async def two_stages(options: argparse.Namespace, config: Any) -> AsyncIterator[Workers]:
+    """Both workers, joined by the line. The head counts as the layers that weigh as much, as the planner has it."""
+    layers = config.num_hidden_layers
+    width = config.hidden_size
+    layer = 2 * width * width * (1 + config.num_key_value_heads / config.num_attention_heads)
+    cut = round((layers + config.vocab_size * width / (layer + 3 * width * config.intermediate_size)) / 2)
     plan = Plan(1, (Layers(0, cut), Layers(cut, layers)), tuple(Member(stage, 0, "1" * 32) for stage in range(2)))
     rate = options.mbit * 1e6 / 8
     workers = Workers([Line(options.trip / 2, rate), Line(options.trip / 2, rate)])
@@ -212,6 +219,11 @@ async def cache_memory(workers: Workers, prompt: str, each: int, tokens: int) ->
     return {"grown_mb": (after - before) / 1e6, "planned_mb": planned / 1e6, "ratio": (after - before) / planned}
 
 
+def going_on(first: float, rate: float, tokens: int) -> float:
+    """Tokens a second behind the first one, of one answer with so many tokens."""
+    return (tokens - 1) / (tokens / rate - first)
+
+
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     plain = Plain(options.model, 1)
@@ -225,22 +237,25 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
         for name, value in found.items():
             rows.setdefault(name, []).append(value)
 
-    async with two_stages(options, config.num_hidden_layers) as workers:
+    heads = config.num_key_value_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    each = 2 * config.num_hidden_layers * heads * size * 4
+    async with two_stages(options, config) as workers:
+        cache = await cache_memory(workers, REPEATED * 6, each, 8)  # While no page was ever used.
         for run in range(options.runs + 1):  # The first one warms all up.
             whole_first, whole = await served.answer(prompts, options.tokens)
+            whole = going_on(whole_first, whole, options.tokens)
             first, single, _ = await workers.answer(prompts, options.tokens, FREE)
-            _, again, _ = await workers.answer(repeated, options.tokens, GREEDY)
+            single = going_on(first, single, options.tokens)
+            behind, again, _ = await workers.answer(repeated, options.tokens, GREEDY)
+            again = going_on(behind, again, options.tokens)
             _, whole_many = await served.answer(several, options.tokens)
-            _, many, _ = await workers.answer(several, options.tokens, FREE)
+            _, many, _ = await workers.answer(several, options.tokens, GREEDY)
             generate = await asyncio.to_thread(plain.answer, prompts, options.tokens)
             generate_many = await asyncio.to_thread(plain.answer, several, options.tokens)
             if run:
                 note(whole=whole, single=single, repeats=again, whole_16=whole_many, stages_16=many)
                 note(whole_first=whole_first, first=first, generate=generate, generate_16=generate_many)
-        heads = config.num_key_value_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        each = 2 * config.num_hidden_layers * heads * width * 4
-        cache = await cache_memory(workers, REPEATED * 6, each, 8)
     await served.end()
     medians = {name: statistics.median(values) for name, values in rows.items()}
     bound = 1 / (options.trip + 1 / medians["whole"])

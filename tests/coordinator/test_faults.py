@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
@@ -56,6 +57,7 @@ async def test_a_killed_node_is_replaced_by_a_spare_and_the_job_completes(config
         assert part[victim.key.address].verified <= view.quote.price // 2
 
 
+@pytest.mark.long
 async def test_without_a_spare_the_other_replica_finishes_and_what_was_not_done_is_refunded(config: Config) -> None:
     async with opened(quick(config), FakeChain()) as house, nodes(house, 4) as made:
         job = await start(house)
@@ -70,6 +72,7 @@ async def test_without_a_spare_the_other_replica_finishes_and_what_was_not_done_
         assert any(len(c) == 1 for c in contributors)
 
 
+@pytest.mark.long
 async def test_a_node_that_says_goodbye_is_replaced_at_once(house: House) -> None:
     async with nodes(house, 5) as made:
         job = await start(house)
@@ -104,6 +107,7 @@ async def reasons(house: House, job: str) -> list[str]:
         return [lease.reason for lease in await tx.find(Lease, col(Lease.job).equals(job))]
 
 
+@pytest.mark.long
 async def test_an_agent_that_comes_back_without_its_task_has_lost_it(house: House) -> None:
     async with nodes(house, 4) as made:
         job = await start(house)

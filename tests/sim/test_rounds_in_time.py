@@ -176,7 +176,7 @@ class Course:
         return len({m.leaves for m in self.members.values() if m.seat.replica == replica}) > 1
 
 
-@pytest.mark.parametrize("seed", seeds(3, of=40))
+@pytest.mark.parametrize("seed", seeds(2, of=40))
 def test_whatever_happens_a_round_ends_and_everybody_agrees(seed: int) -> None:
     for number in range(SCHEDULES):
         course = Course(seed * 1_000 + number)

@@ -11,4 +11,5 @@ calls        of functions, among what is said
 embeddings   texts as vectors
 checking     whether the model says what somebody says that it says
 loop         commands in, reports out
+stages/      one stage of a model that several machines hold together
 """

@@ -56,9 +56,9 @@ class AnswerForms:
         """The form of one answer. ``grammar``: see ``grammar_of``.
 
         Raises:
-            DataError: nobody can keep to it, or the model ends no answer.
+            DataError: nobody can keep to it, the model ends no answer, or the library is not here.
         """
-        from llguidance import LLMatcher
+        matcher_of = _library()
         from llguidance.hf import from_tokenizer
 
         if not self._ends:
@@ -66,7 +66,7 @@ class AnswerForms:
         if self._made is None:
             self._made = from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=self._ends)
         try:
-            matcher = LLMatcher(self._made, grammar)
+            matcher = matcher_of(self._made, grammar)
         except ValueError as error:
             raise DataError("bad-schema", f"the schema cannot be kept to: {str(error)[:MAX_COMPLAINT]}") from error
         if matcher.is_error():
@@ -82,16 +82,22 @@ def grammar_of(command: GenerateCommand) -> str | None:
     """
     if command.schema is None and not command.choice.forced:
         return None
+    library = _library()
+    try:
+        if command.choice.forced:
+            return str(library.grammar_from_lark(_calls(command)))
+        return str(library.grammar_from_json_schema(json.dumps(command.schema), defaults=_DEFAULTS))
+    except ValueError as error:
+        raise DataError("bad-schema", f"the schema cannot be kept to: {str(error)[:MAX_COMPLAINT]}") from error
+
+
+def _library() -> Any:
+    """``LLMatcher``; raises DataError where it is not installed."""
     try:
         from llguidance import LLMatcher
     except ImportError as error:
         raise DataError("bad-schema", "answers in a form need llguidance, which is not installed here") from error
-    try:
-        if command.choice.forced:
-            return LLMatcher.grammar_from_lark(_calls(command))
-        return LLMatcher.grammar_from_json_schema(json.dumps(command.schema), defaults=_DEFAULTS)
-    except ValueError as error:
-        raise DataError("bad-schema", f"the schema cannot be kept to: {str(error)[:MAX_COMPLAINT]}") from error
+    return LLMatcher
 
 
 def _calls(command: GenerateCommand) -> str:

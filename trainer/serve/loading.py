@@ -28,7 +28,7 @@ SHOWN = 300  # Characters of what the library says.
 
 
 @dataclass(frozen=True)
-class ModelWords:
+class ModelTokens:
     """What is known of a model without its weights.
 
     Attributes:
@@ -42,7 +42,7 @@ class ModelWords:
 
 
 @dataclass(frozen=True)
-class LoadedModel(ModelWords):
+class LoadedModel(ModelTokens):
     """A model with its tokenizer. ``config``: of the part that writes."""
 
     model: Any
@@ -86,7 +86,7 @@ def load(folder: Path, device: str, weights: Mapping[str, Any] | None = None) ->
     return LoadedModel(tokenizer, int(text.vocab_size), ends, model.to(device), text)
 
 
-def load_words(folder: Path) -> ModelWords:
+def load_tokens(folder: Path) -> ModelTokens:
     """What is known of a folder's model without its weights.
 
     Raises:
@@ -101,7 +101,7 @@ def load_words(folder: Path) -> ModelWords:
         if lacks_memory(error):
             raise
         raise WeightsError("bad-model", f"the model cannot be loaded: {str(error)[:SHOWN]}") from error
-    return ModelWords(tokenizer, int(config.get_text_config().vocab_size), _ends(made, tokenizer))
+    return ModelTokens(tokenizer, int(config.get_text_config().vocab_size), _ends(made, tokenizer))
 
 
 def _class_of(config: Any) -> Any:

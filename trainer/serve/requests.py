@@ -12,7 +12,7 @@ from trainer.formats.talk import ChatMessages
 from trainer.serve.answer_text import AnswerText
 from trainer.serve.grammar import AnswerForm, AnswerForms, grammar_of
 from trainer.serve.likelihoods import TokenLikelihoods
-from trainer.serve.loading import ModelWords
+from trainer.serve.loading import ModelTokens
 
 
 @dataclass
@@ -29,7 +29,7 @@ class AskedAnswer:
 class Requests:
     """Reads those of one model."""
 
-    def __init__(self, loaded: ModelWords, longest: int) -> None:
+    def __init__(self, loaded: ModelTokens, longest: int) -> None:
         """``longest``: tokens of a prompt with its answer."""
         made, self._longest, self._ends = loaded.tokenizer, longest, loaded.ends
         self.tokenizer, self._encode, self._vocabulary = made.backend_tokenizer, made, loaded.vocabulary

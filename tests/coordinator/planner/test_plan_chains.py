@@ -113,6 +113,7 @@ def test_the_start_for_unequal_nodes_is_proven_where_either_end_would_take_a_nod
     assert beat(fleet, load, stages, start) == pytest.approx(best, rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("uneven", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_where_the_whole_problem_is_too_large_seats_alone_prove_the_plan(uneven: bool) -> None:
     pytest.importorskip("ortools")

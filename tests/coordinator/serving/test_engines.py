@@ -204,6 +204,7 @@ async def test_a_model_that_nobody_asks_makes_room_for_another(folder: Path, tmp
     await hall.engines.close()
 
 
+@pytest.mark.long
 async def test_a_model_goes_when_it_was_not_asked_for_a_while(folder: Path, tmp_path: Path) -> None:
     hall = Hall(tmp_path, idle_s=0.2)
     archive = await hall.archive(folder, tmp_path / "model.zip")

@@ -178,6 +178,7 @@ async def test_a_second_signal_does_not_wait(coordinator: Double, tmp_path: Path
         assert coordinator.goodbyes == ["the auditor was stopped"]
 
 
+@pytest.mark.long
 async def test_however_many_steps_are_asked_for_each_is_run_again_once(coordinator: Double, tmp_path: Path) -> None:
     count = 100  # A worker takes 64.
     async with auditor(tmp_path, coordinator.url) as program:
@@ -246,6 +247,7 @@ async def test_a_worker_that_fails_is_told_and_the_next_lease_waits_a_little(
         await lease_of(coordinator, program)
 
 
+@pytest.mark.long
 async def test_a_second_one_with_the_same_data_is_told_whom_it_meets(coordinator: Double, tmp_path: Path) -> None:
     async with auditor(tmp_path, coordinator.url) as program:
         await coordinator.until(lambda: coordinator.nodes)

@@ -127,6 +127,7 @@ def test_every_read_names_the_operation_that_wrote_it_and_its_digest(folder: Pat
                 assert records[piece.operation].writes[piece.output].digest == piece.digest.hex()
 
 
+@pytest.mark.long
 def test_another_process_records_the_same_bytes(folder: Path, tokens: TokenFile, tmp_path: Path) -> None:
     done = committed(tokens, 0)
     leaf = leaves_of(side(done, folder), 1)[100]
@@ -274,6 +275,7 @@ def product(folder: Path, tokens: TokenFile) -> tuple[bytes, dict[tuple[int, int
     return leaf, {source: caught[source] for source in sources_of(leaf)}
 
 
+@pytest.mark.long
 def test_the_command_judges_and_refuses(product: tuple[bytes, Any], tmp_path: Path) -> None:
     (tmp_path / "inputs").write_bytes(write_inputs(*product))
     said = record_of(product[0]).writes[0]

@@ -57,6 +57,7 @@ def test_a_conversation_is_shown_as_the_model_meets_it(tokenizer: Path, tmp_path
     assert not kinds(report) & {"cut", "unlearnt", "leak", "tiny", "thoughts", "refused"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("learn", ["answers", "all"])
 @pytest.mark.parametrize("template", ["chatml", "llama 3", "qwen 3"])
 def test_the_check_counts_what_is_prepared(template: str, learn: str, tokenizer: Path, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_a_whole_update_one_round_late_without_momentum_converges() -> None:
     assert whole_updates(0.0, late=1) < 0.01
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("momentum", [0.5, 0.9])
 @pytest.mark.parametrize("mixing", [0.0, 0.5])
 def test_fragments_converge_in_time_and_late_with_the_momentum_that_whole_updates_cannot_have(

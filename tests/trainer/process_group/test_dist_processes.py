@@ -53,6 +53,7 @@ def scenario(size: int, name: str) -> list[Any]:
     return [json.loads(output) for _, output in ended]
 
 
+@pytest.mark.long
 def test_every_collective_gives_what_gloo_gives() -> None:
     for found in scenario(3, "collectives"):
         assert all(found.values()), found

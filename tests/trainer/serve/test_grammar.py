@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from protocol.job.job import TokenizerSpec
 from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, Sampling, TextReport
 from tests.trainer.small import FAMILY_CONFIGS
 from trainer.data.prepare import BYTE_SPECIALS, make_tokenizer
+from trainer.errors import DataError
 from trainer.serve.engine import Engine
+from trainer.serve.grammar import AnswerForms
 
 PLACE = {
     "type": "object",
@@ -78,6 +81,19 @@ async def test_answers_keep_to_their_schemas_beside_one_that_is_free(folder: Pat
     assert len({text for text, _ in found.values()}) > 4
     with pytest.raises(ValueError, match="Expecting value"):
         json.loads(found["free"][0])
+
+
+async def test_without_the_library_only_answers_in_a_form_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    formed, free = GenerateCommand("1", "Say:", schema=PLACE), GenerateCommand("2", "Say:", tokens=2)
+    found = await asked(folder, formed, free)
+    refused = RefusedReport("1", "bad-schema", "answers in a form need llguidance, which is not installed here")
+    assert found["1"][1] == refused
+    assert isinstance(found["2"][1], AnsweredReport)
+    with pytest.raises(DataError, match="need llguidance"):
+        AnswerForms(None, 300, [256]).of("{}", 0)
 
 
 async def test_a_schema_that_nobody_can_keep_to_is_told(folder: Path) -> None:

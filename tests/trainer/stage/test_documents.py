@@ -63,6 +63,7 @@ def windows_of(marked: list[int]) -> Windows:
     return np.array(rows, dtype=np.int64)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", sorted(FAMILY_CONFIGS))
 def test_each_document_computes_as_if_it_were_alone(family: str) -> None:
     windows = windows_of(packed(1))

@@ -44,6 +44,7 @@ def test_every_family_computes_there_what_it_computes_here(family: str, tokens: 
     same(family, {}, tokens)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_kind_of_step_does(kind: dict[str, Any], tokens: TokenFile) -> None:
     same("llama", kind, tokens)

@@ -162,6 +162,7 @@ def plain_dpo(model: PeftModel, windows: Windows) -> torch.Tensor:
     return -functional.logsigmoid(plain_margins(model, windows)).mean()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_losses_and_gradients_are_those_of_plain_torch_and_peft_over_some_steps(
     stages: int, hub: Path, tokens: TokenFile
@@ -276,6 +277,7 @@ def test_adapters_change_and_the_reference_does_not(hub: Path, tokens: TokenFile
     assert all(torch.equal(value, frozen[name]) for name, value in stage.module.named_parameters() if name in frozen)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "changes", [{}, {"memory": "lean", "precision": "bf16"}, {"lora": LoraSpec(4, 8.0, quantize="nf4")}], ids=str
 )

@@ -89,6 +89,7 @@ def test_a_broken_checkpoint_is_refused(how: str) -> None:
     assert caught.value.code == code
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 @pytest.mark.parametrize("stages", [1, 3])
 def test_the_folder_opens_and_its_loss_is_the_validation_loss(

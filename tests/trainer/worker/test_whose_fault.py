@@ -67,6 +67,7 @@ def test_weights_that_are_numbers_and_overflow_are_no_machines_fault(tmp_path: P
     assert cause_of(failed.value) == "numbers"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scale", [1e12, 1e15, 1e30], ids=["too large to be told", "larger", "not finite"])
 def test_a_loss_that_no_message_can_carry_is_no_machines_fault(scale: float, tmp_path: Path) -> None:
     config = resolve(ModelSpec(config=LLAMA | {"vocab_size": VOCABULARY}, weights="0" * 64), 259)

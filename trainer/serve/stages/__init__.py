@@ -11,4 +11,5 @@ attention  of a pass over those pages
 passes     what goes between stages
 order      payloads in order, of the epoch that is on
 sketches   what crossed a boundary, in few numbers
+blame      whose fault a wrong answer is, by sketches
 """

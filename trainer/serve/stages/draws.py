@@ -1,6 +1,5 @@
 """The last stage's part: the next tokens of each request, by its own temperature, seed and form."""
 
-import json
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +29,8 @@ class TokenDraws:
 
     def __init__(self, share: ModelShare) -> None:
         """``share``: the last one."""
-        self._share, words = share, share.words
-        self._forms = AnswerForms(words.tokenizer, words.vocabulary, words.ends)
+        self._share, known = share, share.tokens
+        self._forms = AnswerForms(known.tokenizer, known.vocabulary, known.ends)
         self._requests: dict[int, DrawingRequest] = {}
 
     def forget(self) -> None:
@@ -46,7 +45,7 @@ class TokenDraws:
             self._requests.pop(closed.number, None)
         for opened in header.opened:
             try:
-                form = None if opened.schema is None else self._forms.of(json.loads(opened.schema), 0)
+                form = None if opened.grammar is None else self._forms.of(opened.grammar, 0)
                 if form is not None:
                     form.begin(opened.begun)
             except (DataError, ValueError, TypeError, RecursionError) as error:
@@ -87,7 +86,7 @@ class TokenDraws:
                 one.said.append(tokens[-1])
             if own is not None:
                 noted.append(_noted(own, tokens[-1], one.opened.likeliest or 0))
-            if tokens[-1] in self._share.words.ends or tokens[-1] != (*row.drafts, -1)[step]:
+            if tokens[-1] in self._share.tokens.ends or tokens[-1] != (*row.drafts, -1)[step]:
                 break
         return DrawnRow(row.number, tuple(tokens), tuple(noted))
 

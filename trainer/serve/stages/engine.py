@@ -18,7 +18,14 @@ from torch import Tensor
 
 from protocol.codec import MessageError
 from protocol.plan import Plan
-from protocol.serving import CancelCommand, EngineCommand, EngineReport, GenerateCommand, RefusedReport
+from protocol.serving import (
+    CancelCommand,
+    EmbedCommand,
+    EngineCommand,
+    EngineReport,
+    GenerateCommand,
+    RefusedReport,
+)
 from protocol.worker import PeerSend, Setup, TensorName
 from trainer.audit.environment import configure
 from trainer.errors import DataError, WeightsError
@@ -84,7 +91,7 @@ class StageEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.layers = StageLayers(share, size, self._tell)
         self._lead = (
-            PassLead(Requests(share.words, size.longest), share.words.ends, size, self._tell) if self.leads else None
+            PassLead(Requests(share.tokens, size.longest), share.tokens.ends, size, self._tell) if self.leads else None
         )
         self._draws = TokenDraws(share) if cut.is_last else None
         self._room = PayloadRoom((count + 2) * longest_payload(self._hidden))
@@ -126,8 +133,11 @@ class StageEngine:
                 self._inbox.put(lambda: lead.cancel(command.id))
             case CancelCommand():
                 pass
+            case EmbedCommand():
+                detail = "nodes that hold a model together make no embeddings: deploy it on nodes that hold it whole"
+                self._say(RefusedReport(command.id, "no-embeddings", detail))
             case _:
-                detail = "the first of the nodes that hold a model together answers, and none of them checks"
+                detail = "of the nodes that hold a model together the first one answers, and none does anything else"
                 self._say(RefusedReport(command.id, "failed", detail))
 
     def join(self, plan: Plan) -> None:

@@ -46,7 +46,8 @@ class StageLayers:
         self._share, self._size, self._say = share, size, say
         shape, cut = share.shape, share.cut
         self.cache = LayerCache(cut.last - cut.first, size.pages, shape.kv_heads, shape.head_dim, share.device)
-        self._sides: list[Side] = ["got"] * (not cut.is_first) + ["sent"] * (not cut.is_last)
+        ends: tuple[tuple[Side, bool], ...] = ("got", cut.is_first), ("sent", cut.is_last)
+        self._sides = [side for side, is_the_model_s in ends if not is_the_model_s]
         self.requests: dict[int, StageRequest] = {}
         self.passes = self.opened = 0
 

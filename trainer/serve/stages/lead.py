@@ -9,11 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from protocol.codec import MessageError
 from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, TextReport, TokenLogprob
 from trainer.errors import DataError
+from trainer.serve.grammar import grammar_of
 from trainer.serve.requests import AskedAnswer, Requests
 from trainer.serve.stages.drafts import DraftedAnswer
 from trainer.serve.stages.pages import pages_of
@@ -29,8 +28,7 @@ from trainer.serve.stages.passes import (
 )
 from trainer.serve.stages.share import SEATS, CacheSize
 
-MAX_OPENED = 1 << 19  # Bytes of schemas beyond which a pass opens no further request.
-GUESSED = 16  # Tokens of a pass up to which drafts fill it: beyond it a pass takes longer with every token.
+MAX_OPENED = 1 << 19  # Characters of grammars beyond which a pass opens no further request.
 MAX_DETAIL = 500  # Characters of what went wrong.
 
 
@@ -201,11 +199,14 @@ class PassLead:
             self._numbers += 1
             self._running[answer.number] = answer
             opened = _opened(answer, answer.number)
-            said += len(opened.schema or b"") + 5 * len(opened.begun)
+            said += len(opened.grammar or "") + 5 * len(opened.begun)
             self._changes.opened.append(opened)
 
     def _rows(self) -> tuple[list[PassRow], list[int], list[DrawingRow]]:
-        """Rows for a pass: answers that wait longest, then parts of prompts while there is room."""
+        """Rows for a pass: answers that wait longest, then parts of prompts while there is room.
+
+        Drafts are for few answers, which wait for lines. With many, stages are busy, and a draft takes the time of a token.
+        """
         ready = [one for one in self._running.values() if one.left and not one.drawing]
         going = sorted((one for one in ready if one.goes_on), key=lambda one: one.since)
         share = -(-sum(one.drawing or one.goes_on for one in self._running.values()) // self._most_under_way)
@@ -216,8 +217,7 @@ class PassLead:
                 continue
             count = min(answer.left, room)
             draws = count == answer.left
-            spare = (GUESSED - len(tokens)) // (min(share, len(going)) - len(rows)) - 1 if answer.goes_on else 0
-            drafts = self._drafts(answer, min(spare, room - count))
+            drafts = self._drafts(answer, room - count) if share == 1 else ()
             if not self._reach(answer, count + len(drafts), rows):
                 continue  # Others go on meanwhile, and leave pages.
             rows.append(PassRow(answer.number, answer.fed, count + len(drafts), draws, drafts))
@@ -308,7 +308,8 @@ def _opened(answer: LedAnswer, number: int) -> OpenedRequest:
     """What the stages have to know of an answer."""
     asked, prompt = answer.command, len(answer.asked.prompt)
     said = (number, asked.id, prompt, asked.sampling)
-    if asked.schema is None:
+    grammar = grammar_of(asked)
+    if grammar is None:
         return OpenedRequest(*said, likeliest=asked.likeliest)
     begun = tuple(answer.so_far.tokens[prompt:])
-    return OpenedRequest(*said, begun, msgspec.json.encode(asked.schema), asked.likeliest)
+    return OpenedRequest(*said, begun, grammar, asked.likeliest)

@@ -18,7 +18,7 @@ from trainer.files.tensors import bytes_of
 
 BATCH = 512  # Tokens of a pass: a long prompt comes in parts, so that answers under way go on.
 DRAFTS = 8  # Tokens behind a row's own that its answer may go on with.
-MAX_HEADER = 2 * MAX_MESSAGE  # A schema, and the tokens that an answer has begun with.
+MAX_HEADER = 2 * MAX_MESSAGE  # A grammar, and the tokens that an answer has begun with.
 MAX_CHANGED = 1024  # Requests that a pass opens or closes.
 _LENGTH = struct.Struct("<I")
 _FLOAT32 = 4
@@ -33,7 +33,7 @@ class OpenedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """A request whose rows follow. It has a new ``number`` whenever its keys and values are made anew.
 
     Attributes:
-        prompt: how many tokens its prompt has; ``begun``: of its answer, where it has a ``schema``.
+        prompt: how many tokens its prompt has. ``grammar``: what its answer keeps to (``trainer.serve.grammar``), ``begun`` too.
         likeliest: as ``GenerateCommand.likeliest``.
     """
 
@@ -42,7 +42,7 @@ class OpenedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     prompt: Place
     sampling: Sampling
     begun: Tokens = ()
-    schema: Annotated[bytes, Meta(max_length=MAX_HEADER)] | None = None
+    grammar: Annotated[str, Meta(max_length=MAX_HEADER)] | None = None
     likeliest: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
 
 

@@ -15,7 +15,7 @@ from protocol.models.model import STARTS_TIED, ModelConfigError, ModelShape, res
 from protocol.models.tensor_names import way_in
 from protocol.serving import CACHE_BYTES, LONGEST
 from trainer.errors import WeightsError
-from trainer.serve.loading import load_words
+from trainer.serve.loading import load_tokens
 from trainer.serve.stages.attention import paged_attention
 from trainer.serve.stages.pages import PAGE, PassPlaces
 from trainer.stage.model import Cut, build_module, check_finite, full_name, head
@@ -55,7 +55,7 @@ class ModelShare:
     Attributes:
         cut: which they are.
         shape: of the whole model.
-        words: its tokenizer, vocabulary and ends.
+        tokens: its tokenizer, vocabulary and ends.
         parameters: of this share.
     """
 
@@ -73,7 +73,7 @@ class ModelShare:
             module, self.shape = build_module(config, cut)
         except (ModelConfigError, ValueError, KeyError) as error:
             raise WeightsError("bad-model", f"this model cannot be cut into stages: {error}") from error
-        self.cut, self.words = cut, load_words(folder)
+        self.cut, self.tokens = cut, load_tokens(folder)
         _fill(module, cut, config, weights, device)
         self.parameters = sum(one.numel() for one in module.parameters())
         cast(Any, module).config._attn_implementation = ATTENTION

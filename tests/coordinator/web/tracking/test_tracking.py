@@ -209,6 +209,7 @@ def stored(folder: Path, job: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_rounds_are_in_offline_runs_of_wandb_once_each_after_two_watches(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feeds: list[Any]

@@ -7,11 +7,21 @@ import msgspec
 import pytest
 
 from protocol.codec import MessageError
-from protocol.serving import SKETCH_BYTES, AnsweredReport, CancelCommand, GenerateCommand, RefusedReport, Sampling
+from protocol.serving import (
+    SKETCH_BYTES,
+    AnsweredReport,
+    CancelCommand,
+    EmbedCommand,
+    GenerateCommand,
+    RefusedReport,
+    Sampling,
+)
 from protocol.worker import PeerSend
 from tests.trainer.router import make_plan
 from tests.trainer.serve.answering import GREEDY, Asking, Reports, end_of, is_over, text_of, tokens_of
 from tests.trainer.serve.stages.ring import ring
+from tests.trainer.serve.test_calls import TEMPLATE, with_template
+from tests.trainer.serve.test_forced_calls import calls_of, command_of
 from tests.trainer.serve.test_grammar import PLACE, folder  # noqa: F401 - a fixture
 from trainer.serve.engine import Engine
 from trainer.serve.stages import drafts, lead, share
@@ -49,6 +59,23 @@ async def test_each_kind_of_request_has_the_answer_of_the_whole_model(folder: Pa
         assert tokens_of(found[one.id]) == tokens_of(expected[one.id]), one.id
         assert text_of(found[one.id]) == text_of(expected[one.id])
         assert end_of(found[one.id]) == end_of(expected[one.id])
+
+
+async def test_a_forced_call_is_drawn_by_the_last_stage_and_embeddings_are_refused(
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    folder = with_template(folder, TEMPLATE, tmp_path / "here")
+    commands = [command_of(0, several=False), command_of(3, name="lämp", several=False)]
+    expected = await alone(folder, *commands)
+    async with ring(folder, 2) as here:
+        found = await here.over(*commands, EmbedCommand("texts", ("a fox",)))
+    for one in commands:
+        assert tokens_of(found[one.id]) == tokens_of(expected[one.id])
+    assert calls_of(found["3"]) == ["lämp"]
+    [refused] = found["texts"]
+    assert isinstance(refused, RefusedReport)
+    assert refused.code == "no-embeddings", "which is no fault of a node"
 
 
 async def test_sixteen_at_once_are_answered_as_alone(folder: Path) -> None:  # noqa: F811
