@@ -18,6 +18,8 @@ from protocol.plan import Layers, Member, Plan
 from protocol.serving import (
     MODEL_ARCHIVE,
     SKETCH_BYTES,
+    BoundarySketches,
+    CheckedReport,
     EngineCommand,
     EngineReport,
     GenerateCommand,
@@ -28,7 +30,7 @@ from protocol.task import AskModel, JoinStages, ModelSaid, TaskFailed, TaskReady
 from tests.desktop.conftest import JOB, Running, StartAgent
 from tests.desktop.coordinator_double import Double
 from tests.e2e.smollm2 import smollm2  # noqa: F401 - a fixture
-from tests.trainer.serve.answering import GREEDY, Asking, end_of, is_over, text_of, tokens_of
+from tests.trainer.serve.answering import GREEDY, Asking, check_of, end_of, is_over, text_of, tokens_of
 from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
 from trainer.serve.engine import Engine
 
@@ -80,7 +82,30 @@ class Seats:
         return [one for one in reports if isinstance(one, SketchReport) == sketches]
 
 
-async def alone(model: Path, *commands: GenerateCommand) -> dict[str, list[EngineReport]]:
+async def check_again(model: Path, said: list[EngineReport], sent: bytes, got: bytes) -> None:
+    """What two homes said, held against the whole model as a coordinator does: right, drawn otherwise, with other sketches."""
+    cut = plan_for(model, (), 0).layers[1].first
+    right = check_of(ASKED[1], said)
+    right = msgspec.structs.replace(right, id="right", boundaries=(BoundarySketches(cut, 0, sent, got),))
+    other = msgspec.structs.replace(right.asked, sampling=Sampling(seed=6))
+    drawn = msgspec.structs.replace(right, id="drawn", asked=other)
+    nothing = bytes(len(got))
+    got_otherwise, sent_otherwise = (
+        msgspec.structs.replace(drawn, id=name, boundaries=(BoundarySketches(cut, 0, *sides),))
+        for name, sides in (("got", (sent, nothing)), ("sent", (nothing, got)))
+    )
+    found = await alone(model, right, drawn, got_otherwise, sent_otherwise)
+    verdicts = {name: reports[-1] for name, reports in found.items()}
+    assert all(isinstance(one, CheckedReport) for one in verdicts.values())
+    assert {name: (bool(one.wrong), one.stages) for name, one in verdicts.items()} == {
+        "right": (False, ()),
+        "drawn": (True, (1,)),
+        "got": (True, (0, 1)),
+        "sent": (True, (0,)),
+    }
+
+
+async def alone(model: Path, *commands: EngineCommand) -> dict[str, list[EngineReport]]:
     """What one process with the whole model says."""
     asking = Asking()
     async with Engine(model, 1, asking.say, context=CONTEXT) as engine:
@@ -118,6 +143,7 @@ async def two_homes_and_a_third(model: Path, coordinator: Double, start_agent: S
         end = end_of(seats.said("seeded"))
         assert len(sent.values) // SKETCH_BYTES == end.prompt + end.tokens - 1, "all but the last token are passed on"
 
+        await check_again(model, seats.said("seeded"), sent.values, got.values)
         heir = [pair[0], here[2]]
         await seats.give(heir, 1, 2)
         await seats.join(heir, 3)
