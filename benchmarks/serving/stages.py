@@ -171,8 +171,8 @@ class Workers:
                 self._ready[stage].set()
             case TaskFailed(reason=reason):
                 self.failed = str(reason)
-                for one in self._ready:
-                    one.set()
+                for ready in self._ready:
+                    ready.set()
             case ModelSaid(reports=reports) if answering is not None:
                 for one in reports:
                     if isinstance(one, TextReport):

@@ -17,7 +17,7 @@ class DraftedAnswer:
         """``tokens``: of the prompt, and of the answer where it has begun."""
         self.tokens: list[int] = []
         self._seen: dict[tuple[int, ...], int] = {}
-        self._most = DRAFTS
+        self._most, self._shortest = DRAFTS, GRAMS[-1]
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -32,7 +32,8 @@ class DraftedAnswer:
     def drafts(self, most: int) -> tuple[int, ...]:
         """What may follow, ``most`` tokens at most."""
         count = min(most, self._most)
-        found = (self._seen.get(tuple(self.tokens[-size:])) for size in GRAMS if len(self.tokens) >= size)
+        sizes = (size for size in GRAMS if self._shortest <= size <= len(self.tokens))
+        found = (self._seen.get(tuple(self.tokens[-size:])) for size in sizes)
         at = next((one for one in found if one is not None), None)
         if at is None or count < 1:
             return ()
@@ -40,6 +41,7 @@ class DraftedAnswer:
         return tuple(self.tokens[at + step % period] for step in range(count))
 
     def learn(self, drafted: int, agreed: int) -> None:
-        """How many of the last drafts came true."""
+        """How many of the last drafts came true. Where none did, the next ones need better grounds."""
         if drafted:
+            self._shortest = GRAMS[-1] if agreed else GRAMS[0]
             self._most = min(2 * max(agreed, 1), DRAFTS) if agreed < drafted else min(2 * self._most, DRAFTS)

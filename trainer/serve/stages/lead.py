@@ -106,7 +106,7 @@ class PassLead:
         self._running: dict[int, LedAnswer] = {}
         self._answers: dict[str, LedAnswer] = {}
         self._changes = PassChanges()
-        self._most_under_way = 0
+        self._groups = self._most_under_way = 0
         self._passes = 0
         self._numbers = 0
         self.under_way: dict[int, tuple[DrawingRow, ...]] = {}
@@ -115,7 +115,8 @@ class PassLead:
         """Begin anew with so many stages; every answer under way has failed."""
         self.fail("the nodes that hold the model together have changed")
         self._changes, self._passes = PassChanges(), 0
-        self._most_under_way = stages + 1
+        # A group for each stage to compute. More would hide more of the lines, but small passes cost nearly what large ones do.
+        self._groups, self._most_under_way = stages, stages + 1
 
     def fail(self, detail: str) -> None:
         """Every answer under way has failed; the next pass has the stages forget them."""
@@ -209,7 +210,7 @@ class PassLead:
         """
         ready = [one for one in self._running.values() if one.left and not one.drawing]
         going = sorted((one for one in ready if one.goes_on), key=lambda one: one.since)
-        share = -(-sum(one.drawing or one.goes_on for one in self._running.values()) // self._most_under_way)
+        share = -(-sum(one.drawing or one.goes_on for one in self._running.values()) // self._groups)
         rows, tokens, drawing = list[PassRow](), list[int](), list[DrawingRow]()
         for answer in (*going, *(one for one in ready if not one.goes_on)):
             room = BATCH - len(tokens)

@@ -100,11 +100,15 @@ class LayerCache:
     """Keys and values of some layers."""
 
     def __init__(self, layers: int, pages: int, heads: int, width: int, device: torch.device) -> None:
-        """Room for ``pages`` of ``heads`` keys and values of ``width`` numbers. Zeros, of which a masked one does no harm."""
+        """Room for ``pages`` of ``heads`` keys and values of ``width`` numbers.
+
+        A page is zeroed when it is first given, so that a masked place does no harm and an unused one takes no memory.
+        """
         self.tables = PageTables(pages)
+        self._zeroed = 0
         size = (pages * PAGE, heads, width)
-        self.keys = [torch.zeros(size, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(size, device=device) for _ in range(layers)]
+        self.keys = [torch.empty(size, device=device) for _ in range(layers)]
+        self.values = [torch.empty(size, device=device) for _ in range(layers)]
 
     @property
     def bytes_used(self) -> int:
@@ -114,9 +118,14 @@ class LayerCache:
 
     def clear(self) -> None:
         """Forget everything, also what was not finite."""
-        for one in (*self.keys, *self.values):
-            one[: self.tables.highest * PAGE].zero_()
-        self.tables = PageTables(len(self.keys[0]) // PAGE)
+        self.tables, self._zeroed = PageTables(len(self.keys[0]) // PAGE), 0
+
+    def _zero(self) -> None:
+        """Zero the pages that were given for the first time."""
+        if self.tables.highest > self._zeroed:
+            for one in (*self.keys, *self.values):
+                one[self._zeroed * PAGE : self.tables.highest * PAGE].zero_()
+            self._zeroed = self.tables.highest
 
     def places(self, rows: Sequence[tuple[int, int, int]]) -> PassPlaces:
         """Where the rows of a pass belong: (owner, first place, tokens) of each.
@@ -124,11 +133,14 @@ class LayerCache:
         Raises:
             NoPagesError: there is not so much room.
         """
+        for owner, first, count in rows:
+            self.tables.reach(owner, first + count)
+        self._zero()
         device, alike, begin = self.keys[0].device, dict[tuple[int, int], list[tuple[int, int, list[int]]]](), 0
         positions: list[int] = []
         written: list[int] = []
         for owner, first, count in rows:
-            held = self.tables.reach(owner, first + count)[: pages_of(first + count)]
+            held = self.tables.held(owner)[: pages_of(first + count)]
             alike.setdefault((count, len(held)), []).append((begin, first, held))
             positions += range(first, first + count)
             written += [held[place // PAGE] * PAGE + place % PAGE for place in range(first, first + count)]

@@ -38,3 +38,12 @@ def test_tokens_that_are_added_are_looked_up_too() -> None:
     answer = DraftedAnswer([1, 2, 3])
     answer.extend([4, 1, 2])
     assert answer.drafts(2) == (3, 4)
+
+
+def test_after_a_miss_more_tokens_must_be_alike() -> None:
+    answer = DraftedAnswer([5, 6, 1, 9, 5, 6])
+    assert answer.drafts(1) == (1,)
+    answer.learn(1, 0)
+    assert answer.drafts(1) == ()
+    answer.extend([1, 9])
+    assert answer.drafts(1) == (5,)
