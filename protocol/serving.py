@@ -111,17 +111,20 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: Annotated[str, Meta(max_length=MAX_LINE)]
 
 
+SketchKey = Annotated[bytes, Meta(max_length=32)]
 Sketches = Annotated[bytes, Meta(max_length=SKETCH_BYTES * MAX_TOKENS)]
 
 
 class BoundarySketches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What two neighbours say crossed between them, in front of layer ``layer``: ``SKETCH_BYTES`` for each token from place
-    ``first`` on, by who ``sent`` it and by who ``got`` it; empty: that one says nothing."""
+    ``first`` on, by who ``sent`` it and by who ``got`` it; empty: that one says nothing. Each has a key of its own."""
 
     layer: Annotated[int, Meta(ge=1, le=10_000)]
     first: Annotated[int, Meta(ge=0, lt=2**31)]
     sent: Sketches = b""
     got: Sketches = b""
+    sent_key: SketchKey = b""
+    got_key: SketchKey = b""
 
 
 class CheckCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check"):

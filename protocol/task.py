@@ -61,7 +61,7 @@ from protocol.ids import (
     StepIndex,
 )
 from protocol.plan import MAX_MEMBERS, MAX_REPLICAS, MAX_STAGES, Layers, Member, Plan
-from protocol.serving import MAX_SAID, EngineCommand, EngineReport
+from protocol.serving import MAX_SAID, EngineCommand, EngineReport, SketchKey
 
 __all__ = [
     "MAX_MEMBERS",
@@ -206,9 +206,10 @@ class AskModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask
 
 class JoinStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="join_stages"):
     """To each node of a replica that several hold together: who they are from now on. Answers under way are over, and what is of
-    an earlier epoch is dropped."""
+    an earlier epoch is dropped. ``key``: of this node's sketches alone, or a neighbour could send what they do not see."""
 
     plan: Plan
+    key: SketchKey = b""
 
 
 class StopTask(Told, frozen=True, forbid_unknown_fields=True, tag="stop"):

@@ -7,6 +7,7 @@ computed together, so it counts as ``ANSWER_PASSES``. A second of being ready co
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
 from typing import Literal
 
 import msgspec
@@ -200,6 +201,11 @@ class Join(msgspec.Struct, frozen=True):
 
     epoch: int
     leases: tuple[str, ...]
+
+
+def sketch_key(secret: str, lease: str) -> bytes:
+    """What the holder of a lease makes its sketches with, and no other node knows. ``secret``: the run's."""
+    return blake2b(lease.encode(), key=bytes.fromhex(secret), digest_size=16).digest()
 
 
 def answering(

@@ -116,8 +116,8 @@ async def _read(reader: asyncio.StreamReader, engine: Engines) -> None:
             match message:
                 case WorkerCommand(body=AskModel(body=command)):
                     engine.ask(command)
-                case WorkerCommand(body=JoinStages(plan=plan)) if isinstance(engine, StageEngine):
-                    engine.join(plan)
+                case WorkerCommand(body=JoinStages(plan=plan, key=key)) if isinstance(engine, StageEngine):
+                    engine.join(plan, key)
                 case PeerDeliver(stage=stage, replica=replica, name=name) if isinstance(engine, StageEngine):
                     if wanted:
                         engine.deliver(name, stage, replica, payload)

@@ -101,7 +101,8 @@ class Run(msgspec.Struct, frozen=True):
         shares: replicas that windows are dealt to, of jobs that read in epochs; None: each replica reads them all.
         crossing: what the plan settled for a job that left it open, fixed for the job: a step is re-run as it was made.
         served: of a job that answers, which has periods of pay in place of rounds.
-        joins: of such a job in several stages, the replicas that are whole, by number.
+        joins: of such a job in several stages, the replicas that are whole, by number. ``secret``: that keys of sketches are made
+            of, in hexadecimal.
         apart: pairs of nodes that said different things of what crossed between them: they share no replica any more.
     """
 
@@ -143,6 +144,7 @@ class Run(msgspec.Struct, frozen=True):
     asked_from: int = 0
     served: Served = Served()
     joins: dict[int, Join] = {}
+    secret: str = ""
     apart: tuple[tuple[NodeAddress, NodeAddress], ...] = ()
 
     @property

@@ -22,6 +22,7 @@ from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease, LeaseEnd
 from coordinator.domain.rounds import round as rounds
 from coordinator.domain.rounds.run import Run
+from coordinator.domain.serving import sketch_key
 from coordinator.errors import NotFoundError
 from coordinator.services.core import notifications
 from coordinator.services.core.context import Context
@@ -223,7 +224,7 @@ class UnitOfWork:
             return []
         nodes = [self.leases[member].node for member in join.leases]
         members = tuple(Member(stage, number or 0, node) for stage, node in enumerate(nodes))
-        return [JoinStages(Plan(join.epoch, self.run.layers, members))]
+        return [JoinStages(Plan(join.epoch, self.run.layers, members), sketch_key(self.run.secret, lease))]
 
     def _expected(self, lease: str, newcomers: Mapping[int, frozenset[str]]) -> tuple[ExpectPeers, ...]:
         """Who comes to this seat's stage, where that fetches weights: its peers have them."""

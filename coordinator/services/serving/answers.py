@@ -28,6 +28,7 @@ class AnsweringReplica:
 
     Attributes:
         name: another one whenever its seats change. ``seats``: its leases by stage; the first one is asked, and says what comes.
+        keys: of their sketches, by stage.
         counted: until when it was counted. ``usage``, ``leaves``: since then; the digests of its answers.
         unpaid: leases that get nothing for what was not counted yet.
         silent: since when it has let an answer wait and said nothing. ``heard``: when it said something last.
@@ -38,6 +39,7 @@ class AnsweringReplica:
     name: str
     seats: tuple[Lease, ...]
     layers: tuple[Layers, ...]
+    keys: tuple[bytes, ...]
     counted: float
     asked: float
     heard: float

@@ -169,7 +169,8 @@ class Deployments:
         if work.run is not None:
             stages, leases = len(work.run.layers), list(work.leases.values())
             epoch, joins = rules.joined(stages, work.run.epoch, work.run.joins, leases)
-            work.change_run(epoch=epoch, joins=joins)
+            secret = work.run.secret or (self._context.entropy(16).hex() if joins else "")
+            work.change_run(epoch=epoch, joins=joins, secret=secret)
         ready = work.run is not None and bool(rules.answering(work.run.layers, work.run.joins, work.leases))
         if ready and work.job.state is JobState.PLANNED:
             work.advance(JobState.RUNNING, "the model answers")

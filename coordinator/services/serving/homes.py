@@ -288,7 +288,7 @@ class Homes:
         part = AnswerPart(home, request, answer.done, answer.limit + ROOM)
         self._parts[home.lease.id, part.request] = part
         if home.staged:
-            self._sketches.expect(request, home.seats, answer.context)
+            self._sketches.expect(request, home.seats, home.keys, answer.context)
         command = answer.asks(part.request)
         home.asked = self._context.clock.now()
         session = self._nodes.session(home.lease.node)
@@ -382,7 +382,8 @@ class Homes:
         for name, seats in whole.items():
             if name not in self._homes and work.run is not None:
                 now = self._context.clock.now()
-                home = AnsweringReplica(name, seats, work.run.layers, now, now - rules.PROBE_S, now)
+                keys = tuple(rules.sketch_key(work.run.secret, seat.id) for seat in seats)
+                home = AnsweringReplica(name, seats, work.run.layers, keys, now, now - rules.PROBE_S, now)
                 self._homes[name] = self._leads[home.lease.id] = home
                 self._wake(work.job.id)
         if work.job.state not in _AT_WORK or work.job.wish is not Wish.NONE:

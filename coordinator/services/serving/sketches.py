@@ -17,9 +17,10 @@ Side = Literal["got", "sent"]
 
 @dataclass
 class _Expected:
-    """Of one answer. ``most``: tokens that it can have, its prompt among them."""
+    """Of one answer. ``most``: tokens that it can have, its prompt among them; ``keys``: of its stages' sketches."""
 
     stages: dict[str, int]
+    keys: Sequence[bytes]
     most: int
     said: dict[tuple[int, Side], SketchReport] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,9 +44,9 @@ class AnswerSketches:
         """Bytes of all answers."""
         return self._kept
 
-    def expect(self, request: str, seats: Sequence[Lease], most: int) -> None:
+    def expect(self, request: str, seats: Sequence[Lease], keys: Sequence[bytes], most: int) -> None:
         """An answer begins; ``most``: tokens of its prompt and its answer, at most."""
-        self._expected[request] = _Expected({seat.id: stage for stage, seat in enumerate(seats)}, most)
+        self._expected[request] = _Expected({seat.id: stage for stage, seat in enumerate(seats)}, keys, most)
 
     def take(self, lease: str, report: SketchReport) -> None:
         """Keep what a stage says, where it is expected: of all tokens from the first on, or it could leave out what tells."""
@@ -107,4 +108,11 @@ def _sides(stages: int) -> list[tuple[int, Side]]:
 def _boundary(found: _Expected, stage: int, layer: int) -> BoundarySketches:
     """What the two sides of the cut in front of a stage say."""
     sent, got = found.said.get((stage - 1, "sent")), found.said.get((stage, "got"))
-    return BoundarySketches(layer, 0, sent.values if sent else b"", got.values if got else b"")
+    return BoundarySketches(
+        layer,
+        0,
+        sent.values if sent else b"",
+        got.values if got else b"",
+        found.keys[stage - 1],
+        found.keys[stage],
+    )

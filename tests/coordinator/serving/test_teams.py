@@ -24,6 +24,8 @@ SHAPE = inspect_config(resolve(ModelSpec("tiny-llama"), 2048))  # Of four layers
 CONTEXT = 1024
 HALF, QUARTER, WHOLE = 1_150, 1_000, 1_300  # MB that hold so much of it.
 
+KEYS = (b"a", b"b", b"c")
+
 
 def node(name: str, memory_mb: int = HALF, flops: float = 1e9, owner: str = "") -> Candidate:
     return Candidate(name, owner or f"owner of {name}", memory_mb, flops, "cpu")
@@ -136,7 +138,7 @@ async def test_sketches_are_kept_in_bounds_from_whom_they_are_expected_and_late_
     clock = VirtualClock()
     book, seats = AnswerSketches(clock), [lease("a", 0, 0), lease("b", 1, 0), lease("c", 2, 0)]
     layers = (Layers(0, 1), Layers(1, 3), Layers(3, 4))
-    book.expect("one", seats, 10)
+    book.expect("one", seats, KEYS, 10)
     book.take("a", SketchReport("one", "sent", 0, b"12345678" * 10))
     book.take("b", SketchReport("one", "got", 0, b"abcdefgh" * 8))
     kept = book.kept
@@ -160,12 +162,12 @@ async def test_sketches_are_kept_in_bounds_from_whom_they_are_expected_and_late_
     await clock.advance(2.0)
     boundaries, silent = await waiting
     assert boundaries == (
-        BoundarySketches(1, 0, b"12345678" * 10, b"abcdefgh" * 8),
-        BoundarySketches(3, 0, b"ABCDEFGH" * 10, b""),
+        BoundarySketches(1, 0, b"12345678" * 10, b"abcdefgh" * 8, *KEYS[:2]),
+        BoundarySketches(3, 0, b"ABCDEFGH" * 10, b"", *KEYS[1:]),
     )
     assert silent == (1, 2), "one says nothing, and one less than the others"
     assert book.kept == 0
-    book.expect("two", seats[:2], 10)
+    book.expect("two", seats[:2], KEYS[:2], 10)
     book.take("a", SketchReport("two", "sent", 0, b"12345678"))
     book.drop("two")
     assert book.kept == 0

@@ -26,16 +26,17 @@ Numbers = npt.NDArray[np.float32]
 
 @dataclass
 class OwnSketches:
-    """Of a pass of one's own at a boundary: ``values`` ``[places, NUMBERS]``, and how large they are, ``sizes`` ``[places]``."""
+    """Of a pass of one's own at a boundary, with the vectors of one side: ``values`` ``[places, NUMBERS]``, and how large states
+    are, ``sizes`` ``[places]``."""
 
     values: Numbers
     sizes: Numbers
 
-    def off(self, one: Numbers, other: Numbers, first: int) -> bool:
-        """Whether two sketches of the same places, from ``first`` on, are of different states."""
-        sizes = np.maximum(self.sizes[first : first + len(one)], np.finfo(np.float32).tiny)
+    def off(self, told: Numbers) -> bool:
+        """Whether sketches of these places are of other states."""
+        sizes = np.maximum(self.sizes, np.finfo(np.float32).tiny)
         with np.errstate(invalid="ignore", over="ignore"):
-            apart = np.clip(one, -_MOST_HALF, _MOST_HALF) - np.clip(other, -_MOST_HALF, _MOST_HALF)
+            apart = np.clip(told, -_MOST_HALF, _MOST_HALF) - np.clip(self.values, -_MOST_HALF, _MOST_HALF)
             shares = np.sqrt((apart**2).mean(1)) / sizes
             return not (bool((shares <= AT_ONE).all()) and float(np.sqrt((shares**2).mean())) <= AT_ALL)
 
@@ -47,7 +48,6 @@ class BoundaryWatch:
         """``request``: whose vectors are used."""
         self._layers = next(one for one in model.get_decoder().children() if isinstance(one, nn.ModuleList))
         self._request, self._boundaries = request, boundaries
-        self._vectors: Tensor | None = None
         self._seen: list[list[tuple[Numbers, Numbers]]] = [[] for _ in boundaries]
 
     @contextmanager
@@ -56,7 +56,7 @@ class BoundaryWatch:
         hooks = []
         for boundary, seen in zip(self._boundaries, self._seen, strict=True):
             if boundary.layer < len(self._layers):
-                hook = self._hook(seen)
+                hook = self._hook(boundary, seen)
                 hooks.append(self._layers[boundary.layer].register_forward_pre_hook(hook, with_kwargs=True))
         try:
             yield
@@ -71,27 +71,32 @@ class BoundaryWatch:
                 return found
         return (len(self._boundaries),)
 
-    def _hook(self, seen: list[tuple[Numbers, Numbers]]) -> Any:
+    def _hook(self, boundary: BoundarySketches, seen: list[tuple[Numbers, Numbers]]) -> Any:
+        made: list[Tensor] = []
+
         def note(_layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
             states = (args[0] if args else named["hidden_states"])[0].float()
-            if self._vectors is None:
-                self._vectors = sketch_vectors(self._request, states.shape[-1]).to(states.device)
+            if not made:
+                sides = (boundary.sent_key, boundary.got_key)
+                both = torch.cat([sketch_vectors(self._request, states.shape[-1], key) for key in sides], 1)
+                made.append(both.to(states.device))
             sizes = torch.linalg.vector_norm(states, dim=1) / states.shape[-1] ** 0.5
-            seen.append(((states @ self._vectors).cpu().numpy(), sizes.cpu().numpy()))
+            seen.append(((states @ made[0]).cpu().numpy(), sizes.cpu().numpy()))
 
         return note
 
 
 def _at(boundary: BoundarySketches, seen: list[tuple[Numbers, Numbers]], before: int) -> tuple[int, ...]:
-    """Who made what is wrong at a boundary behind stage ``before``; nobody, where nothing is."""
-    own = OwnSketches(
-        np.concatenate([np.zeros((0, NUMBERS), np.float32), *(one[0] for one in seen)]),
-        np.concatenate([np.zeros(0, np.float32), *(one[1] for one in seen)]),
-    )
-    right = own.values[boundary.first :]
-    sent, got = (read_sketches(one)[: len(right)] for one in (boundary.sent, boundary.got))
-    if len(sent) < len(right) or own.off(sent, right, boundary.first):
+    """Who made what is wrong at a boundary behind stage ``before``; nobody, where nothing is.
+
+    What was sent is right and what was got is not: one of the two lies, or the sender sent what its own sketches do not see.
+    """
+    values = np.concatenate([np.zeros((0, 2 * NUMBERS), np.float32), *(one[0] for one in seen)])[boundary.first :]
+    sizes = np.concatenate([np.zeros(0, np.float32), *(one[1] for one in seen)])[boundary.first :]
+    own = OwnSketches(values[:, :NUMBERS], sizes), OwnSketches(values[:, NUMBERS:], sizes)
+    sent, got = (read_sketches(one)[: len(sizes)] for one in (boundary.sent, boundary.got))
+    if len(sent) < len(sizes) or own[0].off(sent):
         return (before,)
-    if len(got) < len(right):
+    if len(got) < len(sizes):
         return (before + 1,)
-    return (before, before + 1) if own.off(got, sent, boundary.first) else ()
+    return (before, before + 1) if own[1].off(got) else ()

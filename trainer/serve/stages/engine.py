@@ -140,9 +140,9 @@ class StageEngine:
                 detail = "of the nodes that hold a model together the first one answers, and none does anything else"
                 self._say(RefusedReport(command.id, "failed", detail))
 
-    def join(self, plan: Plan) -> None:
-        """Go over to a plan's epoch: what is under way is dropped."""
-        self._inbox.put(lambda: self._join(plan))
+    def join(self, plan: Plan, key: bytes = b"") -> None:
+        """Go over to a plan's epoch: what is under way is dropped. ``key``: of sketches."""
+        self._inbox.put(lambda: self._join(plan, key))
 
     def takes(self, name: TensorName, stage: int, replica: int, size: int) -> bool:
         """Whether such a payload of a neighbour is worth being read: it is the right one's, and not too long."""
@@ -181,13 +181,14 @@ class StageEngine:
             if not self._ended.done():
                 self._ended.set_result(None)
 
-    def _join(self, plan: Plan) -> None:
+    def _join(self, plan: Plan, key: bytes) -> None:
         if self._epoch is not None and plan.epoch <= self._epoch:
             return
         if plan.layers != self._layers_of:
             raise MessageError("the stages are cut at other layers than this one was loaded for")
         self._epoch, self._broken = plan.epoch, ""
         self._forget()
+        self.layers.key = key
         self._order.join(plan.epoch)
         if self._lead is not None:
             self._lead.join(len(plan.layers))

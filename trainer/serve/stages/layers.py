@@ -39,6 +39,7 @@ class StageLayers:
     Attributes:
         passes: how many were computed; ``opened``: how many requests were opened.
         requests: those that are open, by number.
+        key: of the sketches of requests that are opened from now on.
     """
 
     def __init__(self, share: ModelShare, size: CacheSize, say: Callable[[SketchReport], None]) -> None:
@@ -49,6 +50,7 @@ class StageLayers:
         ends: tuple[tuple[Side, bool], ...] = ("got", cut.is_first), ("sent", cut.is_last)
         self._sides = [side for side, is_the_model_s in ends if not is_the_model_s]
         self.requests: dict[int, StageRequest] = {}
+        self.key = b""
         self.passes = self.opened = 0
 
     def forget(self) -> None:
@@ -94,7 +96,7 @@ class StageLayers:
     def _open(self, opened: OpenedRequest) -> None:
         if opened.number in self.requests or len(self.requests) >= MAX_CHANGED:
             raise MessageError(f"request {opened.number} is open already, or one too many")
-        vectors = sketch_vectors(opened.id, self._share.shape.hidden).to(self._share.device)
+        vectors = sketch_vectors(opened.id, self._share.shape.hidden, self.key).to(self._share.device)
         self.opened += 1
         self.requests[opened.number] = StageRequest(opened, vectors, {side: SketchBook() for side in self._sides})
 

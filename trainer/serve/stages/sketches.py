@@ -1,7 +1,7 @@
 """What crossed a boundary between two stages, in four numbers a token: enough to see later who computed otherwise.
 
-A sketch is a hidden state's product with vectors that hang on the request's id. Its numbers are about as large as the state's
-own, and off by about as much as the state is: by a share of its length.
+A sketch is a hidden state's product with vectors that hang on the request's id, and on a key that only this stage has. Its
+numbers are about as large as the state's own, and off by about as much as the state is: by a share of its length.
 """
 
 import hashlib
@@ -20,13 +20,16 @@ _GROWN = 64
 Sketched = npt.NDArray[np.float16]
 
 
-def sketch_vectors(request: str, hidden: int) -> Tensor:
+def sketch_vectors(request: str, hidden: int, key: bytes) -> Tensor:
     """``[hidden, NUMBERS]``, float32, the same on every machine: even numbers with a variance of ``1 / hidden``.
+
+    Args:
+        key: of the stage that sketches. Who does not have it cannot make a state that differs where no sketch sees it.
 
     Source: Philox (Salmon and others, 2011), of which NumPy promises that its numbers stay.
     """
-    key = hashlib.blake2b(f"sketch:{request}".encode(), digest_size=16).digest()
-    raw = np.random.Philox(key=int.from_bytes(key)).random_raw(hidden * NUMBERS)
+    seed = hashlib.blake2b(f"sketch:{request}".encode(), key=key, digest_size=16).digest()
+    raw = np.random.Philox(key=int.from_bytes(seed)).random_raw(hidden * NUMBERS)
     evenly = ((raw >> np.uint64(11)) + 0.5) * 2.0**-52 - 1.0
     return torch.from_numpy((evenly * np.sqrt(3.0 / hidden)).astype(np.float32).reshape(hidden, NUMBERS))
 

@@ -27,6 +27,11 @@ Change = Callable[[int, PeerSend, bytes], bytes]
 Sketched = dict[tuple[str, int, str], SketchReport]
 
 
+def key_of(stage: int) -> bytes:
+    """Of a stage's sketches."""
+    return bytes([stage]) * 16
+
+
 def tensors_of(folder: Path) -> dict[str, Any]:
     """All tensors of a folder, by name."""
     return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
@@ -72,8 +77,8 @@ class Ring:
     def join(self, epoch: int) -> None:
         """Tell every stage of a new epoch."""
         self.plan = msgspec.structs.replace(self.plan, epoch=epoch)
-        for one in self.stages:
-            one.join(self.plan)
+        for stage, one in enumerate(self.stages):
+            one.join(self.plan, key_of(stage))
 
     async def over(self, *commands: EngineCommand) -> Reports:
         """All that comes of these; raises what ended a stage."""

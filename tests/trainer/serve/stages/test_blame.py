@@ -14,15 +14,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from protocol.serving import BoundarySketches, CheckCommand, CheckedReport, GenerateCommand, Sampling
 from protocol.worker import PeerSend
 from tests.trainer.serve.answering import Asking, Reports, check_of
-from tests.trainer.serve.stages.ring import CUTS, Ring, Sketched, ring, tensors_of
+from tests.trainer.serve.stages.ring import CUTS, Ring, Sketched, key_of, ring, tensors_of
 from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
 from tests.trainer.small import FAMILY_CONFIGS
 from trainer.serve import checking
 from trainer.serve.engine import Engine
 from trainer.serve.stages import draws
+from trainer.serve.stages.passes import pack_pass, unpack_pass
 from trainer.serve.stages.sketches import sketch_vectors
 
 STAGES = 3
+HIDDEN = int(FAMILY_CONFIGS["llama"]["hidden_size"])
 SHARP = 1e-6  # Nats: every draw that falls out otherwise is wrong.
 ASKED = GenerateCommand("told", "A quick brown fox", tokens=200, sampling=Sampling(seed=4))
 Tensors = dict[str, Any]
@@ -50,7 +52,7 @@ def boundaries(sketched: Sketched, cuts: list[tuple[int, int]]) -> tuple[Boundar
         return sketched[ASKED.id, stage, side].values if (ASKED.id, stage, side) in sketched else b""
 
     return tuple(
-        BoundarySketches(first, 0, values(stage, "sent"), values(stage + 1, "got"))
+        BoundarySketches(first, 0, values(stage, "sent"), values(stage + 1, "got"), key_of(stage), key_of(stage + 1))
         for stage, (first, _) in enumerate(cuts[1:])
     )
 
@@ -199,9 +201,34 @@ async def test_a_state_that_was_changed_on_its_way_is_between_its_neighbours(
     assert report.stages == (0, 1)
 
 
+async def test_who_sends_what_its_own_sketches_do_not_see_puts_it_on_nobody_else_alone(
+    sharp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = sketch_vectors(ASKED.id, HIDDEN, key_of(0))
+    chance = torch.Generator().manual_seed(7)
+    unseen = torch.randn(HIDDEN, generator=chance) * 0.3
+    unseen -= vectors @ torch.linalg.lstsq(vectors, unseen[:, None]).solution[:, 0]
+    assert float((unseen @ vectors).abs().max()) < 1e-5
+
+    def change(stage: int, name: PeerSend, payload: bytes) -> bytes:
+        header, states = unpack_pass(payload, HIDDEN) if stage == 0 else (None, None)
+        if header is None or states is None or not len(states):
+            return payload
+        return b"".join(bytes(piece) for piece in pack_pass(header, states + unseen))
+
+    monkeypatch.setattr(checking, "TOLERANCE", SHARP)
+    async with ring(sharp, STAGES) as here:
+        here.change = change
+        record = await told(here)
+    report = await judged(sharp, record)
+    assert report.wrong
+    assert report.stages == (0, 1)
+
+
 def test_vectors_are_the_same_for_ever_and_of_the_size_that_is_said() -> None:
-    vectors = sketch_vectors("abc", 10_000)
+    vectors = sketch_vectors("abc", 10_000, b"")
     first = [-0.0105147, 0.00216668, -0.00419668, -0.00116765, 0.01547983, 0.01046983, 0.01624934, 0.00515703]
     assert vectors[:2].flatten().tolist() == pytest.approx(first, abs=1e-7)
     assert vectors.square().sum(0).tolist() == pytest.approx([1, 1, 1, 1], abs=0.05)
-    assert not torch.equal(vectors, sketch_vectors("abd", 10_000))
+    assert not torch.equal(vectors, sketch_vectors("abd", 10_000, b""))
+    assert not torch.equal(vectors, sketch_vectors("abc", 10_000, b"k"))
