@@ -164,6 +164,7 @@ async def test_two_homes_answer_as_one_process_does_and_a_third_goes_on_for_one_
     await two_homes_and_a_third(folder, coordinator, start_agent, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_the_same_with_a_model_that_people_use(
