@@ -11,6 +11,8 @@ from coordinator.domain.job import Job
 from protocol.artifacts import inputs_answer, state_answer
 from protocol.audit import AskInputs
 from protocol.ids import Digest
+from protocol.models.weights import WEIGHT_INDEX
+from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE
 from protocol.task import (
     AbandonRound,
     ApplyRound,
@@ -50,8 +52,24 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 def inputs_of(job: Job) -> frozenset[Digest]:
-    """What everybody who holds a lease in the job may read, whatever it does: files of its folder, weights to start from."""
+    """What everybody who holds a lease in the job may read, whatever it does: files of its folder, weights to start from.
+
+    Ranges of a model's archive are read by nodes that are not given it whole.
+    """
     return frozenset((*job.files.values(), *job.spec.model.weight_files))
+
+
+def folder_of(job: Job, stages: int) -> dict[str, Digest]:
+    """The files that a node is given, by name.
+
+    Where a deployment is cut into ``stages``, the index of weights is there in place of the whole model: each node fetches those
+    of its own layers.
+    """
+    of_stages = job.files.keys() & {WEIGHT_INDEX, SMALL_ARCHIVE}
+    if MODEL_ARCHIVE not in job.files or not of_stages:
+        return job.files
+    left_out = {MODEL_ARCHIVE} if stages > 1 else of_stages
+    return {name: digest for name, digest in job.files.items() if name not in left_out}
 
 
 def named_by(command: TaskCommand) -> tuple[Digest, ...]:

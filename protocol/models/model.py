@@ -204,6 +204,11 @@ class ModelShape(Sizes):
             )
 
 
+def resolve_finished(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a finished folder's ``config.json``, whose weights are beside it; raises as ``resolve``."""
+    return resolve(ModelSpec(config=dict(config), weights="0" * 64), 1)
+
+
 def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
     """The config that is trained: checked key by key, vocabulary set to the tokenizer's, head untied.
 

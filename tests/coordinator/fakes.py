@@ -28,8 +28,9 @@ from ledger.states import Asked, DisputeState, EscrowState, PreparedTransaction,
 from protocol.identity import NodeKey
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 from protocol.models.model import resolve
+from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import NodeProfile
-from protocol.serving import MODEL_ARCHIVE
+from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE
 from protocol.task import (
     OuterRecord,
 )
@@ -93,6 +94,9 @@ class FakeModels:
 
     async def published(self, spec: JobSpec, config: Mapping[str, object]) -> Prepared:
         return Prepared({MODEL_ARCHIVE: digest("published"), "config.json": digest("config")}, dict(config))
+
+    async def stage_files(self, archive: str) -> dict[str, str]:
+        return {name: digest(name, archive) for name in (SMALL_ARCHIVE, WEIGHT_INDEX)}
 
     async def merge(self, job: Job, adapter: str) -> str:
         return digest("merged", job.id)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from common.encrypted_files import SealedFile
 from common.errors import SealedFileError
+from protocol.serving import SMALL_FILES
 from trainer.errors import DataError
 from trainer.files.inputs import InputFile
 from trainer.files.tensors import Source, TensorFile, tensors_of
@@ -24,7 +25,6 @@ from trainer.files.tensors import Source, TensorFile, tensors_of
 MAX_FILES = 1000  # The largest public models have 191 files of weights.
 MAX_NAME = 200
 MAX_SMALL = 96 << 20  # Bytes of all small files, which lie in memory in a container; the longest tokenizers have 40 MB.
-SMALL = frozenset({".json", ".txt", ".model", ".jinja"})
 WEIGHTS = ".safetensors"
 NEEDED = ("config.json", "tokenizer_config.json")
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_. -]*/)*[A-Za-z0-9_][A-Za-z0-9_. -]*")
@@ -114,6 +114,30 @@ class LazyTensor:
         return self._file.get_tensor(self._name)
 
 
+def stage_tensors(file: InputFile) -> Mapping[str, LazyTensor]:
+    """All tensors of a safetensors file by name, none of them read yet.
+
+    Raises:
+        DataError: it is broken, or was changed.
+    """
+    try:
+        return _lazily(_opened(file), file.name)
+    except (OSError, SealedFileError) as error:
+        raise DataError("changed-file", f"{file.name} cannot be read: {error}") from error
+
+
+def _opened(file: InputFile) -> Source:
+    return file if isinstance(file, SealedFile) else _Plain(file)
+
+
+def _lazily(source: Source, name: str) -> dict[str, LazyTensor]:
+    try:
+        file = tensors_of(source)
+    except (SafetensorError, SealedFileError, OSError) as error:
+        raise DataError("bad-archive", f"{name} cannot be read: {error}") from error
+    return {key: LazyTensor(file, key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+
+
 class ModelArchive:
     """One archive, whose names and sizes were looked at."""
 
@@ -124,7 +148,7 @@ class ModelArchive:
             DataError: it is no archive of a model, or reaches out of its folder.
         """
         try:
-            self._source: Source = file if isinstance(file, SealedFile) else _Plain(file)
+            self._source = _opened(file)
             with zipfile.ZipFile(io.BufferedReader(_Stream(self._source), 1 << 16)) as packed:
                 entries = packed.infolist()
         except (OSError, SealedFileError) as error:
@@ -142,7 +166,7 @@ class ModelArchive:
         Raises:
             DataError: they are too large, or were changed. OSError: the folder has no room.
         """
-        small = [one for one in self._entries.values() if Path(one.filename).suffix in SMALL]
+        small = [one for one in self._entries.values() if Path(one.filename).suffix in SMALL_FILES]
         if (size := sum(one.file_size for one in small)) > MAX_SMALL:
             raise DataError("bad-archive", f"the model's small files have {size:,} bytes: {MAX_SMALL:,} at most")
         for entry in small:
@@ -160,14 +184,10 @@ class ModelArchive:
         for entry in self._entries.values():
             if "/" in entry.filename or Path(entry.filename).suffix != WEIGHTS:
                 continue
-            try:
-                file = tensors_of(self._part(entry))
-            except (SafetensorError, SealedFileError, OSError) as error:
-                raise DataError("bad-archive", f"{entry.filename} cannot be read: {error}") from error
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+            for name, tensor in _lazily(self._part(entry), entry.filename).items():
                 if name in found:
                     raise DataError("bad-archive", f"two files of the model have the tensor {name[:MAX_NAME]}")
-                found[name] = LazyTensor(file, name)
+                found[name] = tensor
         if not found:
             raise DataError("bad-archive", "the model's archive has no weights")
         return found

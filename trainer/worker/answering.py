@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from protocol.codec import MessageError
 from protocol.serving import (
     MAX_SAID,
     MODEL_ARCHIVE,
+    SMALL_ARCHIVE,
     EngineReport,
     ReadyReport,
     RefusedReport,
@@ -19,7 +21,7 @@ from protocol.serving import (
 from protocol.task import AskModel, JoinStages, ModelSaid, StopTask, TaskReady
 from protocol.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_exactly, read_head
 from trainer.audit.environment import env_class
-from trainer.files.archives import ModelArchive
+from trainer.files.archives import LazyTensor, ModelArchive, stage_tensors
 from trainer.files.inputs import InputFolder
 from trainer.serve.engine import Engine, Say
 from trainer.serve.stages.engine import StageEngine
@@ -89,15 +91,23 @@ async def answer(setup: Setup, reader: asyncio.StreamReader, outbox: WorkerOutbo
 
 
 def _load(setup: Setup, say: Say, outbox: WorkerOutbox) -> Engines:
-    archive = ModelArchive(InputFolder(Path(setup.folder), setup.keys).file(MODEL_ARCHIVE))
     assert setup.spec.serve is not None
+    files = InputFolder(Path(setup.folder), setup.keys, setup.weights_key)
+    cut = files.has(SMALL_ARCHIVE)  # Else the whole model is here, also where this is one of several stages.
+    archive = ModelArchive(files.file(SMALL_ARCHIVE if cut else MODEL_ARCHIVE))
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         archive.unpack_small(folder)
-        weights = archive.tensors()
+        weights = _tensors_of_stage(setup, files) if cut else archive.tensors()
         if len(setup.plan.layers) > 1:
             return StageEngine(folder, setup, say, lambda name, pieces: outbox.put(name, *pieces), weights)
         return Engine(folder, setup.threads, say, setup.device, setup.spec.serve.context, weights=weights)
+
+
+def _tensors_of_stage(setup: Setup, files: InputFolder) -> Mapping[str, LazyTensor]:
+    """What the agent fetched for this seat."""
+    assert setup.stage is not None
+    return stage_tensors(files.weights_of(setup.plan.layers[setup.stage]))
 
 
 def _fail(error: BaseException) -> None:

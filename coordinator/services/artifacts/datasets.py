@@ -121,19 +121,23 @@ def check_weights(path: Path, name: str = NAMELESS_WEIGHTS) -> dict[str, StoredT
     return found
 
 
-def read_safetensors(path: Path, name: str = NAMELESS_WEIGHTS) -> tuple[int, dict[str, StoredTensor]]:
-    """Where the data of a safetensors file begin, and its tensors: of known types, in place, none overlapping or missing.
+def read_safetensors(
+    path: Path, name: str = NAMELESS_WEIGHTS, within: tuple[int, int] | None = None
+) -> tuple[int, dict[str, StoredTensor]]:
+    """Where the data of a safetensors file begin in ``path``, and its tensors: of known types, none overlapping or missing.
 
     Args:
         name: what its owner calls the file, for messages.
+        within: first byte and size of the safetensors file, where it is a part of ``path``.
     Raises:
         InvalidError: the header or a tensor in it does not describe the file.
     """
-    size = path.stat().st_size
+    start, size = within or (0, path.stat().st_size)
     with path.open("rb") as file:
+        file.seek(start)
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_SAFETENSORS_HEADER):
-            file.seek(0)
+            file.seek(start)
             what = _otherwise(file.read(LOOKED_AT), size)
             raise InvalidError(f"{name} is no safetensors file: {what}", "weights")
         header = file.read(length)
@@ -147,7 +151,7 @@ def read_safetensors(path: Path, name: str = NAMELESS_WEIGHTS) -> tuple[int, dic
         _check_layout(tensors, size - 8 - length)
     except InvalidError as error:
         raise InvalidError(f"{name}: {error.detail}", error.field) from error
-    return 8 + length, tensors
+    return start + 8 + length, tensors
 
 
 def _otherwise(begin: bytes, size: int) -> str:

@@ -18,33 +18,31 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from coordinator.client.text import amount
 from coordinator.config import OfferedTasks
 from coordinator.domain.audits.dispute import Dispute
 from coordinator.domain.job import Job
 from coordinator.errors import CottageError, FullError, InvalidError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES, Room
-from coordinator.services.artifacts.model_archives import pack, unpack
+from coordinator.services.artifacts.model_archives import make_stage_files, pack, unpack
+from coordinator.services.artifacts.model_cards import card_facts, small_files
 from coordinator.services.artifacts.weight_index import index_weights
 from coordinator.store.records import RoundRecord
 from protocol.audit import MAX_RECORD_BYTES
 from protocol.evaluation import EvaluationSpec
 from protocol.ids import Digest
 from protocol.job.end_tokens import ends_of
-from protocol.job.job import BesideDataset, JobSpec, TokenizerSpec, datasets_of, without_settings
+from protocol.job.job import BesideDataset, JobSpec, TokenizerSpec, datasets_of
 from protocol.models.model import ENDS_WITH, ModelConfigError, keeps_embedding, resolve
 from protocol.models.text_part import AROUND
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.rest.dataset import CheckRequest, DatasetReport
 from protocol.serving import MAX_LINE, MODEL_ARCHIVE
-from protocol.task import PreferenceScore
 
 MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
 MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
@@ -104,6 +102,9 @@ class ModelWorkshop(Protocol):
 
     async def published(self, spec: JobSpec, config: Mapping[str, object]) -> Prepared:
         """Make the archive of the model whose files a document names, as it is; ``config``: its resolved one."""
+
+    async def stage_files(self, archive: Digest) -> dict[str, Digest]:
+        """Make what nodes of a stage fetch in place of a whole model's archive, by name; nothing where it cannot be cut."""
 
 
 class TrainerTools:
@@ -191,8 +192,8 @@ class TrainerTools:
         named = (job.files["config.json"], job.files["tokenizer.json"], *checkpoints, *started)
         async with self._artifacts.files(*named) as (config, tokenizer, *parts), self._folder() as folder:
             out, card, beside = (Path(folder) / name for name in ("model", "card.json", "beside.json"))
-            card.write_bytes(msgspec.json.encode(_card(job, rounds) | {"data": described}))
-            beside.write_bytes(msgspec.json.encode(_beside(job.spec)))
+            card.write_bytes(msgspec.json.encode(card_facts(job, rounds) | {"data": described}))
+            beside.write_bytes(msgspec.json.encode(small_files(job.spec)))
             arguments = ["assemble"]
             for number, part in enumerate(parts):
                 arguments += ["--checkpoint" if number < len(checkpoints) else "--weights", str(part)]
@@ -249,13 +250,27 @@ class TrainerTools:
         named = (files["config.json"], files["tokenizer.json"], *spec.model.weight_files)
         async with self._artifacts.files(*named) as (config, tokenizer, *weights), self._folder() as folder:
             out, archive, beside = (Path(folder) / name for name in ("model", "model.zip", "beside.json"))
-            beside.write_bytes(msgspec.json.encode(_beside(spec)))
+            beside.write_bytes(msgspec.json.encode(small_files(spec)))
             arguments = ["start", "--config", str(config), "--tokenizer", str(tokenizer), "--beside", str(beside)]
             for path in weights:
                 arguments += ["--weights", str(path)]
             await self._run([*arguments, "--out", str(out)])
             await asyncio.to_thread(pack, out, archive)
             return await self._artifacts.put_file(archive)
+
+    async def stage_files(self, archive: Digest) -> dict[str, Digest]:
+        """As ``ModelWorkshop.stage_files``: of a model that cannot be cut a node fetches everything, and says why.
+
+        Raises:
+            NotFoundError: the archive is not here.
+        """
+        async with self._artifacts.files(archive) as (packed,), self._folder() as folder:
+            try:
+                made = await asyncio.to_thread(make_stage_files, archive, packed, Path(folder))
+            except (ModelConfigError, InvalidError) as error:
+                LOG.warning("the model %s cannot be cut into stages: %s", archive, error)
+                return {}
+            return {path.name: await self._artifacts.put_file(path) for path in made}
 
     async def forge(self, opening: Digest, leaves: int, step: int) -> tuple[Digest, Digest]:
         """Make a true opening false in what only re-running shows; its artifact and the root that it is under.
@@ -566,40 +581,3 @@ def _complaint(text: bytes) -> str:
         LOG.error("a tool refused its input without a reason: %s", "\n".join(lines))
         detail = "the data cannot be used"
     return str(detail)[:2000]
-
-
-def _card(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
-    """What the model's card tells about the run."""
-    done = accumulate(r.tokens for r in rounds)  # Those after a round: a curve is drawn over them.
-    # A round measures what the one before it came to.
-    measured = [(r.validation_loss, r.preference) for r in rounds[1:]] + [(job.validation_loss, job.preference)]
-    curve: list[dict[str, Any]] = [
-        {"round": r.number, "tokens": tokens, "train_loss": r.train_loss, "validation_loss": loss}
-        | ({"time": r.ended} if r.ended is not None else {})
-        | _score(score)
-        for r, tokens, (loss, score) in zip(rounds, done, measured, strict=False)
-    ]
-    return {
-        "job": job.id,
-        "submitter": job.submitter,
-        "name": job.name,
-        "loss_before": job.first_validation_loss,
-        "loss_after": job.validation_loss,
-        **_score(job.preference),
-        "tokens": job.tokens_done,
-        "rounds": curve,
-        "audits": job.audits,
-        "paid": f"{amount(job.paid)} tokens",
-        "escrow": f"{amount(job.escrow)} tokens",
-        "spec": msgspec.to_builtins(without_settings(job.spec)),
-    }
-
-
-def _score(found: PreferenceScore | None) -> dict[str, float]:
-    return {} if found is None else {"accuracy": found.accuracy, "margin": found.margin}
-
-
-def _beside(spec: JobSpec) -> dict[str, Any]:
-    """Small files of the folder that the model came from, by name."""
-    files = {"tokenizer_config.json": spec.tokenizer.settings, "generation_config.json": spec.model.generation}
-    return {name: content for name, content in files.items() if content is not None}

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from coordinator.services.artifacts.datasets import (
     check_weights,
     read_safetensors,
 )
+from protocol.ids import Digest
 from protocol.models.families import FAMILY
 from protocol.models.model import STARTS_TIED, tensors_of
 from protocol.models.tensor_names import HEAD, Part, way_in
@@ -175,22 +176,52 @@ def index_weights(
         InvalidError: a header does not describe its file, two files have a tensor of the same name, or one is not finite.
     """
     called = called or {}
-    headers = [read_safetensors(path, called.get(digest) or NAMELESS_WEIGHTS) for digest, path in files]
+    parts = [
+        _IndexedFile(number, path, called.get(digest) or NAMELESS_WEIGHTS)
+        for number, (digest, path) in enumerate(files)
+    ]
+    return _index([digest for digest, _ in files], parts, config)
+
+
+def index_archive(archive: Digest, path: Path, weights: Iterable[tuple[int, int]], config: Mapping[str, Any]) -> bytes:
+    """The same of weights that lie within an archive, whose bytes the index names: one file, whatever is packed in it.
+
+    Args:
+        archive: its digest.
+        path: its place.
+        weights: first byte and size of each safetensors file in it.
+        config: the model's, resolved.
+    Raises:
+        InvalidError: as ``index_weights``.
+    """
+    return _index([archive], [_IndexedFile(0, path, NAMELESS_WEIGHTS, within) for within in weights], config)
+
+
+class _IndexedFile(NamedTuple):
+    """A safetensors file: its number in the index, where it lies, and what its owner calls it."""
+
+    number: int
+    path: Path
+    called: str
+    within: tuple[int, int] | None = None
+
+
+def _index(digests: Sequence[Digest], files: Sequence[_IndexedFile], config: Mapping[str, Any]) -> bytes:
+    headers = [read_safetensors(one.path, one.called, one.within) for one in files]
     names = Counter(name for _, found in headers for name in found)
     if twice := next((name for name, count in names.items() if count > 1), None):
         raise InvalidError(f"tensor {twice[:80]!r} is in two of the files: give each shard once", "weights")
     wanted = {part.key for _, _, parts in _stored(config, names) for part in parts or ()}
     tensors: dict[str, IndexedTensor] = {}
-    for number, ((digest, path), (begins, found)) in enumerate(zip(files, headers, strict=True)):
-        with path.open("rb") as file:
+    for one, (begins, found) in zip(files, headers, strict=True):
+        with one.path.open("rb") as file:
             for name in sorted(found.keys() & wanted, key=lambda name: found[name].data_offsets):
                 tensor = found[name]
                 begin, end = (begins + offset for offset in tensor.data_offsets)
                 file.seek(begin)
-                what = f"tensor {name} of {called.get(digest) or NAMELESS_WEIGHTS}"
-                told = _digest(file, end - begin, tensor, what)
-                tensors[name] = IndexedTensor(number, begin, end, tensor.dtype, tuple(tensor.shape), told)
-    made = msgspec.json.encode(WeightIndex(tuple(digest for digest, _ in files), tensors))
+                told = _digest(file, end - begin, tensor, f"tensor {name} of {one.called}")
+                tensors[name] = IndexedTensor(one.number, begin, end, tensor.dtype, tuple(tensor.shape), told)
+    made = msgspec.json.encode(WeightIndex(tuple(digests), tensors))
     if len(made) > MAX_INDEX_BYTES:
         raise InvalidError(
             f"{len(tensors):,} tensors: an index of at most {MAX_INDEX_BYTES:,} bytes is kept", "weights"

@@ -227,9 +227,9 @@ class UnitOfWork:
         return [JoinStages(Plan(join.epoch, self.run.layers, members), sketch_key(self.run.secret, lease))]
 
     def _expected(self, lease: str, newcomers: Mapping[int, frozenset[str]]) -> tuple[ExpectPeers, ...]:
-        """Who comes to this seat's stage, where that fetches weights: its peers have them."""
+        """Who comes to this seat's stage, where that fetches weights: its peers have them. Deployments have no such peers."""
         held = self.leases.get(lease)
-        if held is None or held.stage is None or WEIGHT_INDEX not in self.job.files:
+        if self.job.spec.serve is not None or held is None or held.stage is None or WEIGHT_INDEX not in self.job.files:
             return ()
         return (ExpectPeers(tuple(sorted(newcomers.get(held.stage, frozenset()) - {held.node}))),)
 

@@ -11,6 +11,7 @@ from coordinator.domain.lease import TAKES_ANY, Lease
 from coordinator.domain.placement import MEGABYTE
 from coordinator.domain.rounds.round import Round
 from coordinator.domain.rounds.run import training_of
+from coordinator.domain.wanted import folder_of
 from coordinator.errors import StoreAwayError
 from coordinator.services.accounts.throttle import Throttle
 from coordinator.services.artifacts.access import ArtifactAccess
@@ -498,6 +499,7 @@ def _operations(work: UnitOfWork, stage: int, leaves: int) -> float:
 
 def _assignment(work: UnitOfWork, lease: Lease) -> Assign:
     spec = without_settings(work.job.spec)
+    plan = work.plan(None if spec.serve is None else lease.replica)
     return Assign(
         lease=lease.id,
         fence=lease.fence,
@@ -505,6 +507,6 @@ def _assignment(work: UnitOfWork, lease: Lease) -> Assign:
         spec=msgspec.structs.replace(spec, training=training_of(work.run, spec.training)),
         stage=lease.stage,
         replica=lease.replica,
-        plan=work.plan(None if spec.serve is None else lease.replica),
-        files=work.job.files,
+        plan=plan,
+        files=folder_of(work.job, len(plan.layers)),
     )

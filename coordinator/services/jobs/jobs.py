@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -59,6 +60,7 @@ from protocol.ids import Digest
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec, TokenizerSpec, datasets_of
 from protocol.models.model import ENDS_WITH, ModelConfigError, inspect_config
 from protocol.rest import api
+from protocol.serving import MODEL_ARCHIVE
 
 _OfJob = TypeVar("_OfJob", bound=RoundRecord | CommitRecord | Audit | OutboxRecord | MetricRecord | EventRecord)
 FUND_S = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
@@ -162,6 +164,9 @@ class JobService:
                 model = await self._model_files.of(spec, None, await self._weight_names(spec, account_id))
                 found = await self._models.published(spec, {**model.config, ENDS_WITH: model.end})
                 tokenizer = spec.tokenizer
+            if serve.stages != 1:
+                of_stages = await self._models.stage_files(found.files[MODEL_ARCHIVE])
+                found = replace(found, files=found.files | of_stages)
         context = context_of(inspect_config(found.config), serve.context)
         serve = msgspec.structs.replace(serve, context=context)
         spec = msgspec.structs.replace(spec, serve=serve, tokenizer=tokenizer)

@@ -69,7 +69,7 @@ class StageEngine:
             setup: says which stage of what plan this is; ``serve.context`` bounds ``longest``.
             say: takes what comes of requests, on the loop's thread.
             send: takes what goes to a neighbour, on the thread that computes.
-            weights: of the whole model, see ``ModelShare``.
+            weights: of this stage at least, see ``ModelShare``.
         Raises:
             WeightsError: the model cannot be cut so, or is not whole.
         """

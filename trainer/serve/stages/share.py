@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from protocol.job.job import ModelSpec
-from protocol.models.model import STARTS_TIED, ModelConfigError, ModelShape, resolve
+from protocol.models.model import STARTS_TIED, ModelConfigError, ModelShape, resolve_finished
 from protocol.models.tensor_names import way_in
 from protocol.serving import CACHE_BYTES, LONGEST
 from trainer.errors import WeightsError
@@ -23,7 +22,6 @@ from trainer.stage.model import Cut, build_module, check_finite, full_name, head
 ATTENTION = "cottage_pages"
 SEATS = 64  # Answers under way.
 _FLOAT32 = 4
-_ANY_DIGEST = "0" * 64
 
 AttentionInterface.register(ATTENTION, paged_attention)
 
@@ -103,7 +101,7 @@ def _config(folder: Path) -> dict[str, Any]:
     """The model's config as training has it, of the part that writes."""
     try:
         given = json.loads((folder / "config.json").read_text())
-        return resolve(ModelSpec(config=given, weights=_ANY_DIGEST), 1)
+        return resolve_finished(given)
     except (OSError, ValueError) as error:
         raise WeightsError("bad-model", f"this model cannot be cut into stages: {error}") from error
 

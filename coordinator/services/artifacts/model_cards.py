@@ -1,0 +1,50 @@
+"""What stands beside a finished model's weights: its card's facts, and small files of the folder that it came from."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from coordinator.client.text import amount
+from coordinator.domain.job import Job
+from coordinator.store.records import RoundRecord
+from protocol.job.job import JobSpec, without_settings
+from protocol.task import PreferenceScore
+
+
+def card_facts(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """What the model's card tells about the run."""
+    done = accumulate(r.tokens for r in rounds)  # Those after a round: a curve is drawn over them.
+    # A round measures what the one before it came to.
+    measured = [(r.validation_loss, r.preference) for r in rounds[1:]] + [(job.validation_loss, job.preference)]
+    curve: list[dict[str, Any]] = [
+        {"round": r.number, "tokens": tokens, "train_loss": r.train_loss, "validation_loss": loss}
+        | ({"time": r.ended} if r.ended is not None else {})
+        | _score(score)
+        for r, tokens, (loss, score) in zip(rounds, done, measured, strict=False)
+    ]
+    return {
+        "job": job.id,
+        "submitter": job.submitter,
+        "name": job.name,
+        "loss_before": job.first_validation_loss,
+        "loss_after": job.validation_loss,
+        **_score(job.preference),
+        "tokens": job.tokens_done,
+        "rounds": curve,
+        "audits": job.audits,
+        "paid": f"{amount(job.paid)} tokens",
+        "escrow": f"{amount(job.escrow)} tokens",
+        "spec": msgspec.to_builtins(without_settings(job.spec)),
+    }
+
+
+def _score(found: PreferenceScore | None) -> dict[str, float]:
+    return {} if found is None else {"accuracy": found.accuracy, "margin": found.margin}
+
+
+def small_files(spec: JobSpec) -> dict[str, Any]:
+    """Small files of the folder that the model came from, by name."""
+    files = {"tokenizer_config.json": spec.tokenizer.settings, "generation_config.json": spec.model.generation}
+    return {name: content for name, content in files.items() if content is not None}
