@@ -11,8 +11,9 @@ from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.model_files import ModelFiles
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ServeSpec, TokenizerSpec
+from protocol.models.weights import WEIGHT_INDEX, WeightIndex
 from protocol.rest.api import JobView, NewJob
-from protocol.serving import MODEL_ARCHIVE
+from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE
 from tests.coordinator.fakes import digest
 from tests.coordinator.serving.deployed import Deployed, Home
 from tests.coordinator.serving.small_model import small_model
@@ -58,6 +59,11 @@ async def test_uploaded_files_answer_as_the_folder_does_that_they_are_of(folder:
     await bench.turn(job)
     assert home.lease is not None, "a node holds it"
     archive = home.lease.files[MODEL_ARCHIVE]
+    assert home.lease.files.keys() == {MODEL_ARCHIVE, "config.json"}, "all of it, and nothing that only stages need"
+    files = (await bench.stored(job)).files
+    index = msgspec.json.decode(hall.artifacts.path(files[WEIGHT_INDEX]).read_bytes(), type=WeightIndex)
+    assert index.files == (archive,)
+    assert await hall.artifacts.size(files[SMALL_ARCHIVE]) < await hall.artifacts.size(archive) / 2
     whole = await hall.archive(folder, tmp_path / "model.zip")
     for prompt in ("def function_", "def f"):
         command = ask(prompt, tokens=12, sampling=GREEDY)

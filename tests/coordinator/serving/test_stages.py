@@ -12,8 +12,11 @@ from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, EventRecord, RoundRecord
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.models.model import inspect_config
+from protocol.models.weights import WEIGHT_INDEX
+from protocol.node import Command
 from protocol.rest.api import NewJob
-from protocol.serving import GenerateCommand
+from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE, GenerateCommand
+from protocol.task import ExpectPeers
 from tests.coordinator.fakes import BUDGET
 from tests.coordinator.serving.deployed import HALF_MB, Deployed, Home
 from tests.coordinator.serving.test_deployments import count, shares
@@ -53,6 +56,11 @@ async def test_a_model_that_no_node_holds_is_cut_for_two_that_are_joined_asked_a
     assert first.plan is not None
     assert [(member.stage, member.node) for member in first.plan.members] == [(0, first.node), (1, last.node)]
     assert (first.plan.layers[0].last, first.plan.layers[1].last) == (2, 4)
+    for home in (first, last):
+        assert home.lease is not None
+        assert home.lease.files.keys() == {"config.json", SMALL_ARCHIVE, WEIGHT_INDEX}, "no whole model is fetched"
+        for digest in stored.files.values():  # Ranges of the whole one among them.
+            await bench.parts.doors.check_read(home.node, digest)
     last.late = 2.0
     async with bench.checking():
         asked = bench.ask(stored)
@@ -277,6 +285,51 @@ async def test_who_does_not_say_what_crossed_loses_its_seat_and_no_standing() ->
     assert last.lease is None
     assert first.lease is not None
     assert "has not said what crossed" in " ".join(await notes(bench, job))
+
+
+async def test_nodes_of_two_replicas_fetch_their_weights_from_the_coordinator_and_expect_no_peers() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3, 4)
+    job = await bench.deploy(replicas=2)
+    assert sorted((home.lease.stage, home.lease.replica) for home in homes if home.lease) == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert WEIGHT_INDEX in (await bench.stored(job)).files
+    told = [message.body for home in homes for message in bench.sent[home.node] if isinstance(message, Command)]
+    assert told
+    assert not [body for body in told if isinstance(body, ExpectPeers)]
+
+
+@pytest.mark.parametrize("stages", [1, None])
+async def test_a_node_that_holds_a_whole_model_is_given_its_archive_alone(stages: int | None) -> None:
+    bench = Deployed()
+    home = await bench.come(1)
+    job = await bench.deploy(stages=stages)
+    assert home.lease is not None
+    assert home.lease.files.keys() == {"config.json", MODEL_ARCHIVE}
+    may_be_cut = {SMALL_ARCHIVE, WEIGHT_INDEX} if stages is None else set()
+    assert (await bench.stored(job)).files.keys() == home.lease.files.keys() | may_be_cut
+
+
+async def test_stages_of_a_deployment_from_before_there_were_indexes_are_given_the_whole_model() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2, 3)
+    job = await bench.deploy()
+    _, last = by_stage(homes)
+    [spare] = [home for home in homes if home.lease is None]
+    async with bench.desk(job) as work:
+        files = {name: digest for name, digest in work.job.files.items() if name in ("config.json", MODEL_ARCHIVE)}
+        work.change(files=files)
+    await last.vanish()
+    assert last.lease is not None
+    async with bench.desk(job) as work:
+        work.end(last.lease.lease, "expired", "it is gone")
+    await bench.turn(job)
+    assert spare.lease is not None
+    assert (spare.lease.stage, spare.lease.files) == (1, files)
 
 
 async def test_what_was_joined_stays_joined_when_the_coordinator_begins_anew() -> None:

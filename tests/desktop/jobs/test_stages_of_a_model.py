@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.services.artifacts.model_archives import pack
 from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.process import ProcessSandbox
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign
 from protocol.plan import Layers, Member, Plan
 from protocol.serving import (
-    MODEL_ARCHIVE,
     SKETCH_BYTES,
+    SMALL_ARCHIVE,
     BoundarySketches,
     CheckedReport,
     EngineCommand,
@@ -31,6 +31,7 @@ from tests.desktop.conftest import JOB, Running, StartAgent
 from tests.desktop.coordinator_double import Double
 from tests.e2e.smollm2 import smollm2  # noqa: F401 - a fixture
 from tests.trainer.serve.answering import GREEDY, Asking, check_of, end_of, is_over, text_of, tokens_of
+from tests.trainer.serve.stages.stage_files import CutModel
 from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
 from trainer.serve.engine import Engine
 
@@ -51,11 +52,13 @@ def plan_for(model: Path, nodes: Sequence[Running], epoch: int) -> Plan:
 class Seats:
     """Two nodes that hold a model, as a coordinator has them."""
 
-    def __init__(self, coordinator: Double, model: Path, archive: Path) -> None:
-        self.coordinator, self.model = coordinator, model
+    def __init__(self, coordinator: Double, model: Path, made: CutModel) -> None:
+        self.coordinator, self.model, self.made = coordinator, model, made
+        self.archive = coordinator.store(made.archive.read_bytes())
         self.files = {
             "config.json": coordinator.store((model / "config.json").read_bytes()),
-            MODEL_ARCHIVE: coordinator.store(archive.read_bytes()),
+            SMALL_ARCHIVE: coordinator.store(made.small.read_bytes()),
+            WEIGHT_INDEX: coordinator.store(msgspec.json.encode(made.index)),
         }
         self.held: dict[int, tuple[Running, Assign]] = {}
 
@@ -67,6 +70,18 @@ class Seats:
         before = len(self.coordinator.bodies(TaskReady))
         await self.coordinator.assign(nodes[stage].address, assign)
         await self.coordinator.until(lambda: len(self.coordinator.bodies(TaskReady)) > before, WAITS_S)
+
+    def fetched(self) -> int:
+        """Bytes of the archive that were asked for."""
+        ranges = [asked for _, digest, asked in self.coordinator.requests if digest == self.archive]
+        assert all(ranges), "never all of it"
+        return sum(int(b) + 1 - int(a) for a, b in (one.removeprefix("bytes=").split("-") for one in ranges))
+
+    def needed(self, stage: int) -> int:
+        """Bytes of weights that a stage holds."""
+        cut = plan_for(self.model, (), 0).layers
+        names = self.made.names(cut[stage], cut[-1].last)
+        return sum(tensor.end - tensor.begin for name, tensor in self.made.index.tensors.items() if name in names)
 
     async def join(self, nodes: Sequence[Running], epoch: int) -> None:
         for node, assign in self.held.values():
@@ -114,8 +129,7 @@ async def alone(model: Path, *commands: EngineCommand) -> dict[str, list[EngineR
 
 async def two_homes_and_a_third(model: Path, coordinator: Double, start_agent: StartAgent, tmp_path: Path) -> None:
     right = await alone(model, *ASKED)
-    pack(model, tmp_path / "packed")
-    seats = Seats(coordinator, model, tmp_path / "packed")
+    seats = Seats(coordinator, model, CutModel.of(model, tmp_path / "made"))
     async with AsyncExitStack() as stack:
         here = [
             await stack.enter_async_context(start_agent(name, sandbox=ProcessSandbox(SandboxLimits(4096, 1))))
@@ -123,7 +137,10 @@ async def two_homes_and_a_third(model: Path, coordinator: Double, start_agent: S
         ]
         pair = here[:2]
         for stage in (0, 1):
+            before = seats.fetched()
             await seats.give(pair, stage, 0)
+            assert seats.fetched() - before == seats.needed(stage), "its own tensors, each of them once"
+        assert max(map(seats.needed, (0, 1))) < seats.made.archive.stat().st_size * 2 / 3
         await seats.join(pair, 1)
         for command in ASKED:
             await seats.ask(command)
@@ -145,7 +162,9 @@ async def two_homes_and_a_third(model: Path, coordinator: Double, start_agent: S
 
         await check_again(model, seats.said("seeded"), sent.values, got.values)
         heir = [pair[0], here[2]]
+        before = seats.fetched()
         await seats.give(heir, 1, 2)
+        assert seats.fetched() - before == seats.needed(1)
         await seats.join(heir, 3)
         whole = tokens_of(right["seeded"])
         half = len(whole) // 2

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from common.encrypted_files import fresh_key, seal
-from coordinator.services.artifacts.model_archives import pack
+from protocol.models.weights import weights_name
 from protocol.plan import Plan
 from protocol.serving import (
     MODEL_ARCHIVE,
+    SMALL_ARCHIVE,
     EngineCommand,
     GenerateCommand,
     ReadyReport,
@@ -33,6 +34,7 @@ from protocol.worker import (
 )
 from tests.trainer.router import Handle, make_plan, start_process
 from tests.trainer.serve.answering import Asking, Reports, end_of, is_over, text_of, tokens_of
+from tests.trainer.serve.stages.stage_files import CutModel
 from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
 from tests.trainer.worker.test_answering import SPEC
 from trainer.serve.engine import Engine
@@ -92,13 +94,29 @@ class Replica:
         return told()
 
 
-@pytest.fixture
-async def replica(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Replica]:  # noqa: F811
+def laid_out(made: CutModel, into: Path, whole: bool) -> list[Setup]:
+    """What each stage begins with: the weights of its layers, or the whole model where a deployment has no index of them."""
+    setups, plan = [], make_plan(CUTS, [0])
+    for stage, layers in enumerate(plan.layers):
+        key, weights_key, here = fresh_key(), fresh_key(), into / f"job-{stage}"
+        here.mkdir()
+        name, source = (MODEL_ARCHIVE, made.archive) if whole else (SMALL_ARCHIVE, made.small)
+        seal(here / name, key, source.read_bytes())
+        if not whole:
+            seal(here / weights_name(layers), weights_key, made.weights(layers, CUTS[-1][1]))
+        setups.append(Setup(SPEC, plan, stage, 0, str(here), 1, keys={name: key}, weights_key=weights_key))
+    return setups
+
+
+@pytest.fixture(params=["own weights"])
+async def replica(
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> AsyncIterator[Replica]:
     sockets = tmp_path_factory.mktemp("s")
-    pack(folder, tmp_path / "packed")
-    key = fresh_key()
-    (tmp_path / "job").mkdir()
-    seal(tmp_path / "job" / MODEL_ARCHIVE, key, (tmp_path / "packed").read_bytes())
+    setups = laid_out(CutModel.of(folder, tmp_path / "made"), tmp_path, whole=request.param == "whole model")
     here, reading = Replica(), list[asyncio.Task[None]]()
     try:
         for stage in range(2):
@@ -109,8 +127,7 @@ async def replica(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPat
             async with asyncio.timeout(SECONDS):
                 here.workers.append(Handle(process, *await connected))
             server.close()
-            setup = Setup(SPEC, make_plan(CUTS, [0]), stage, 0, str(tmp_path / "job"), 1, keys={MODEL_ARCHIVE: key})
-            await write_frame(here.workers[stage].writer, setup)
+            await write_frame(here.workers[stage].writer, setups[stage])
             reading.append(asyncio.ensure_future(here.read(stage)))
         yield here
     finally:
@@ -120,6 +137,7 @@ async def replica(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPat
         await asyncio.gather(*reading)
 
 
+@pytest.mark.parametrize("replica", ["own weights", "whole model"], indirect=True)
 async def test_two_workers_answer_together_and_end_when_they_are_told(folder: Path, replica: Replica) -> None:  # noqa: F811
     await replica.until(lambda: all(replica.has(TaskReady)))
     await replica.until(lambda: "" in replica.said[0])
