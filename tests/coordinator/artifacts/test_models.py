@@ -23,7 +23,8 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership, sources
 from coordinator.services.artifacts.model_archives import pack
-from coordinator.services.artifacts.models import TrainerTools, _card
+from coordinator.services.artifacts.model_cards import card_facts
+from coordinator.services.artifacts.models import TrainerTools
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import RoundRecord
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
@@ -55,7 +56,7 @@ def test_the_curve_of_a_finished_model_lies_over_all_tokens_until_each_round(tmp
     rounds = [
         msgspec.structs.replace(first, number=number, tokens=tokens) for number, tokens in enumerate((40, 40, 20))
     ]
-    told = _card(JOB, rounds)["rounds"]
+    told = card_facts(JOB, rounds)["rounds"]
     assert [row["tokens"] for row in told] == [40, 80, 100]
     write_curve(told, tmp_path)
     read = EventAccumulator(str(tmp_path / "logs")).Reload()
@@ -66,7 +67,7 @@ def test_the_curve_of_a_finished_model_lies_over_all_tokens_until_each_round(tmp
 def test_a_finished_model_says_how_it_tells_held_out_answers_apart(tmp_path: Path) -> None:
     score = PreferenceScore(0.875, 1.25)
     over = RoundRecord(JOB.id, 1, 0, "complete", None, 0, 1, 2, 0.0, ended=1.0, tokens=40, preference=score)  # type: ignore[arg-type]
-    told = _card(msgspec.structs.replace(JOB, preference=score), [over])
+    told = card_facts(msgspec.structs.replace(JOB, preference=score), [over])
     assert (told["accuracy"], told["margin"]) == (0.875, 1.25)
     write_curve(told["rounds"], tmp_path, answers=True)
     row = json.loads((tmp_path / "metrics.jsonl").read_text())

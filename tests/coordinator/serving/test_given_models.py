@@ -1,6 +1,7 @@
 """A model that no job made: its files are uploaded, and nodes answer with it as it is."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,21 @@ async def test_files_that_are_not_here_or_do_not_fit_are_refused_before_anything
     config = {**(spec.model.config or {}), "num_hidden_layers": 9}
     with pytest.raises(InvalidError, match="layers"):
         await made(hall, await asked_for(hall.artifacts, folder, config=config))
+
+
+async def test_a_model_that_cannot_be_cut_has_no_files_for_stages(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hall, odd = Hall(tmp_path), tmp_path / "odd"
+    shutil.copytree(folder, odd)
+    config = json.loads((odd / "config.json").read_text())
+    (odd / "config.json").write_text(json.dumps(config | {"rope_theta": "soon"}))
+    archive = await hall.archive(odd, tmp_path / "odd.zip")
+    assert await hall.tools.stage_files(archive) == {}
+    assert "cannot be cut into stages: " in caplog.text
+    assert not list(hall.scratch.iterdir())
+    whole = await hall.tools.stage_files(await hall.archive(folder, tmp_path / "model.zip"))
+    assert whole.keys() == {SMALL_ARCHIVE, WEIGHT_INDEX}
 
 
 def document(**fields: Any) -> dict[str, Any]:
