@@ -207,4 +207,4 @@ async def test_who_waits_for_a_model_is_told_and_a_long_queue_is_refused() -> No
     assert (await trial(trials, job))[-1] == {"done": "length", "tokens": 1}
     assert echo.archives[-1] == digest("merged", job), "an adapter speaks with the model that it adapts"
     await trial(trials, job, start=True)
-    assert echo.archives[-1] == digest("start", job)
+    assert echo.archives[-1] == digest("start", work.job.files["config.json"])

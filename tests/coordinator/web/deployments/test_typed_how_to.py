@@ -11,7 +11,7 @@ import pytest
 from cottage.cli import main
 from tests.coordinator.conftest import BUSY_S
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.deployments.conftest import deployed, finished
+from tests.coordinator.web.deployments.conftest import deployed, finished, model_folder
 from tests.cottage.test_commands_in_docs import commands
 
 PAGE = Path(__file__).parents[4] / "docs/how-to/serve-at-homes.md"
@@ -30,7 +30,9 @@ async def loaded(house: House) -> None:
     house.cluster.step(jobs[0].id)
 
 
-async def test_every_command_of_the_page_is_typed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_command_of_the_page_is_typed(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COTTAGE_SERVER", house.url)
     job = await finished(house)
     seen = set()
@@ -39,7 +41,7 @@ async def test_every_command_of_the_page_is_typed(house: House, monkeypatch: pyt
         if words[0] in ELSEWHERE or (len(words) == 1 and words[0] != "jobs"):
             continue
         seen.add(words[0])
-        stands = {"JOB": job}
+        stands = {"JOB": job, "FOLDER": str(model_folder(tmp_path / "cow"))}
         if "DEPLOYMENT" in words:
             stands["DEPLOYMENT"] = made = await deployed(house, 1, of=job)
             found = house.cluster._find(made)
