@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.client.line import HttpLine
+from coordinator.client.line import HttpLine, place
 from protocol.rest import api
 from protocol.rest.account import AccountView, KeyView, SessionView, TrailView
 
@@ -34,7 +34,7 @@ class AccountCalls:
 
     async def revoke_key(self, key: str) -> None:
         """End an API key at once."""
-        await self._line.change("DELETE", f"account/keys/{key}", None)
+        await self._line.change("DELETE", place("account/key", key), None)
 
     async def sessions(self) -> Sequence[SessionView]:
         """Browsers that are signed in."""
@@ -42,7 +42,7 @@ class AccountCalls:
 
     async def end_session(self, session: str) -> None:
         """Sign a browser out."""
-        await self._line.change("DELETE", f"account/sessions/{session}", None)
+        await self._line.change("DELETE", place("account/session", session), None)
 
     async def trail(self, limit: int | None = None, everybody: bool = False) -> Sequence[TrailView]:
         """What was done with the account, newest first; ``everybody``: all accounts', for operators."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import urlencode
 
-from coordinator.client.line import HttpLine
+from coordinator.client.line import HttpLine, place
 from protocol.disputes import DisputeDetail, DisputeView
 from protocol.evidence import RoundEvidence
 from protocol.rest import ledger
@@ -53,7 +53,7 @@ class PublicCalls:
 
     async def job_ledger(self, job: str) -> ledger.JobLedger:
         """The job's escrow, as the ledger has it."""
-        return await self._line.get(f"jobs/{job}/ledger", ledger.JobLedger)
+        return await self._line.get(f"{place('job', job)}/ledger", ledger.JobLedger)
 
     async def disputes(self, job: str | None = None) -> Sequence[DisputeView]:
         """All disputes, or those of one job, newest first."""
@@ -61,19 +61,19 @@ class PublicCalls:
 
     async def dispute(self, audit: str) -> DisputeDetail:
         """A dispute, with every answer once it is over."""
-        return await self._line.get(f"disputes/{audit}", DisputeDetail)
+        return await self._line.get(place("dispute", audit), DisputeDetail)
 
     async def promise(self, job: str) -> ledger.PromiseView:
         """What the job's payees can claim from the ledger."""
-        return await self._line.get(f"jobs/{job}/promise", ledger.PromiseView)
+        return await self._line.get(f"{place('job', job)}/promise", ledger.PromiseView)
 
     async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
         """What is published about a round (counted from 0): once for each time that it was completed."""
-        return await self._line.get(f"jobs/{job}/rounds/{number}/evidence", tuple[RoundEvidence, ...])
+        return await self._line.get(f"{place('job', job)}/rounds/{number}/evidence", tuple[RoundEvidence, ...])
 
     async def node_account(self, node: str) -> ledger.NodeAccount:
         """A node's stake, audits and earnings."""
-        return await self._line.get(f"nodes/{node}", ledger.NodeAccount)
+        return await self._line.get(place("node", node), ledger.NodeAccount)
 
 
 def _asked(path: str, **wanted: str | None) -> str:

@@ -25,7 +25,7 @@ from coordinator.client.deployments import (
 )
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
-from coordinator.client.line import ATTEMPTS, CHANGE_S, WORK_S, HttpLine, Sleep, decode, is_passing
+from coordinator.client.line import ATTEMPTS, CHANGE_S, WORK_S, HttpLine, Sleep, decode, is_passing, place
 from coordinator.client.operation import OperatorCalls
 from protocol.job.job import DatasetFormat, JobSpec
 from protocol.rest import api
@@ -209,67 +209,67 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
 
     async def funding(self, job: str) -> api.Funding:
         """What the submitter's wallet must put into escrow, and where."""
-        return await self._line.get(f"jobs/{job}/funding", api.Funding)
+        return await self._line.get(f"{place('job', job)}/funding", api.Funding)
 
     async def fund(self, job: str) -> api.JobView:
         """Have the coordinator look for the escrow; with its test wallet, open it first."""
-        return await self._line.change("POST", f"jobs/{job}/fund", api.JobView, seconds=WORK_S)
+        return await self._line.change("POST", f"{place('job', job)}/fund", api.JobView, seconds=WORK_S)
 
     async def cancel(self, job: str) -> api.JobView:
         """Stop the job: verified work is paid, the rest refunded."""
-        return await self._line.change("POST", f"jobs/{job}/cancel", api.JobView)
+        return await self._line.change("POST", f"{place('job', job)}/cancel", api.JobView)
 
     async def pause(self, job: str) -> api.JobView:
         """Pause it once the round in flight is complete, stored and audited."""
-        return await self._line.change("POST", f"jobs/{job}/pause", api.JobView)
+        return await self._line.change("POST", f"{place('job', job)}/pause", api.JobView)
 
     async def resume(self, job: str) -> api.JobView:
         """Go on where it was paused."""
-        return await self._line.change("POST", f"jobs/{job}/resume", api.JobView)
+        return await self._line.change("POST", f"{place('job', job)}/resume", api.JobView)
 
     async def stop(self, job: str) -> api.JobView:
         """End it now and keep the model of its newest verified checkpoint."""
-        return await self._line.change("POST", f"jobs/{job}/stop", api.JobView)
+        return await self._line.change("POST", f"{place('job', job)}/stop", api.JobView)
 
     async def add_budget(self, job: str, amount: int) -> api.JobView:
         """Raise its cap by ``amount`` millionths."""
-        return await self._line.change("POST", f"jobs/{job}/budget", api.JobView, api.AddBudget(amount))
+        return await self._line.change("POST", f"{place('job', job)}/budget", api.JobView, api.AddBudget(amount))
 
     async def share(self, job: str, shared: bool = True) -> api.JobView:
         """Let everybody look at it, or nobody else."""
-        return await self._line.change("PUT", f"jobs/{job}/share", api.JobView, api.Share(shared))
+        return await self._line.change("PUT", f"{place('job', job)}/share", api.JobView, api.Share(shared))
 
     async def output(self, job: str) -> api.OutputView:
         """The bucket of one's own that its model goes to."""
-        return await self._line.get(f"jobs/{job}/output", api.OutputView)
+        return await self._line.get(f"{place('job', job)}/output", api.OutputView)
 
     async def set_output(self, job: str, output: api.NewOutput) -> api.OutputView:
         """Name that bucket, or another one."""
-        return await self._line.change("PUT", f"jobs/{job}/output", api.OutputView, output)
+        return await self._line.change("PUT", f"{place('job', job)}/output", api.OutputView, output)
 
     async def remove_output(self, job: str) -> None:
         """Send nothing more there."""
-        await self._line.change("DELETE", f"jobs/{job}/output", None)
+        await self._line.change("DELETE", f"{place('job', job)}/output", None)
 
     async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
         """Its newest stored states, newest first."""
-        return await self._line.list(f"jobs/{job}/checkpoints", api.CheckpointView)
+        return await self._line.list(f"{place('job', job)}/checkpoints", api.CheckpointView)
 
     async def download_stage(
         self, job: str, round_: int, stage: int, target: Path, progress: Progress | None = None
     ) -> Path:
         """Fetch one stage's file of a checkpoint (safetensors), check its SHA-256, and return where it lies: ``target``."""
-        path = f"jobs/{job}/checkpoints/{round_}/stages/{stage}"
+        path = f"{place('job', job)}/checkpoints/{round_}/stages/{stage}"
         return await download_file(self._line, path, await digest_of(self._line, path), target, progress or _quiet)
 
     async def download_checkpoint(self, job: str, round_: int, archive: Path, progress: Progress | None = None) -> Path:
         """Fetch the model of a checkpoint as a zip archive, made when it is first asked for."""
-        path = f"jobs/{job}/checkpoints/{round_}/model.zip"
+        path = f"{place('job', job)}/checkpoints/{round_}/model.zip"
         return await download_file(self._line, path, await digest_of(self._line, path), archive, progress or _quiet)
 
     async def download_merged_archive(self, job: str, archive: Path, progress: Progress | None = None) -> Path:
         """Fetch the newest model as a whole as a zip archive: an adapter is merged into the weights that it adapts."""
-        path = f"jobs/{job}/merged.zip"
+        path = f"{place('job', job)}/merged.zip"
         return await download_file(self._line, path, await digest_of(self._line, path), archive, progress or _quiet)
 
     async def download_merged(self, job: str, folder: Path, progress: Progress | None = None) -> Path:
@@ -282,11 +282,11 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
 
     async def records(self, job: str, audit: str) -> AuditRecords:
         """What an audited step was opened with; its files come with ``download_record``."""
-        return await self._line.get(f"jobs/{job}/audits/{audit}/records", AuditRecords)
+        return await self._line.get(f"{place('job', job)}/audits/{audit}/records", AuditRecords)
 
     async def download_record(self, records: AuditRecords, name: str, folder: Path) -> Path:
         """Fetch one of the files that the records name into a folder."""
-        path = f"jobs/{records.job}/audits/{records.audit}/records/{name}"
+        path = f"{place('job', records.job)}/audits/{records.audit}/records/{name}"
         return await download_file(self._line, path, records.files[name], folder / name, _quiet)
 
     async def logs(
@@ -300,7 +300,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
     ) -> Sequence[api.LogLine]:
         """Lines of its log after an id, or the newest; ``search``: text that is in them."""
         query = urlencode({"after": after, "search": search, "level": level, "limit": limit})
-        return await self._line.get(f"jobs/{job}/logs?{query}", tuple[api.LogLine, ...], attempts)
+        return await self._line.get(f"{place('job', job)}/logs?{query}", tuple[api.LogLine, ...], attempts)
 
     async def follow_logs(
         self, job: str, search: str = "", level: str = "info", limit: int = 200
@@ -308,7 +308,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
         """The newest ``limit`` lines of its log, oldest first, then every line as it comes, until the job is over."""
         after, most = 0, limit
         while True:
-            over = (await self._line.get(f"jobs/{job}", api.JobView, ATTEMPTS)).state in _TERMINAL
+            over = (await self._line.get(place("job", job), api.JobView, ATTEMPTS)).state in _TERMINAL
             while lines := await self.logs(job, after, search, level, most, ATTEMPTS):
                 for line in lines:
                     yield line
@@ -331,7 +331,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
             ProblemError: what the coordinator says is wrong, also in the middle.
         """
         await self.get(job)  # Whoever says nothing is found out soon; making the text may take long.
-        path = f"jobs/{job}/generate" + ("" if round_ is None else f"?round={round_}")
+        path = f"{place('job', job)}/generate" + ("" if round_ is None else f"?round={round_}")
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         body = msgspec.json.encode(request)
         async with self._line.request("POST", path, data=body, headers=headers, timeout=WORK_S) as response:
@@ -347,7 +347,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
 
     async def get(self, job: str) -> api.JobView:
         """The job as it is."""
-        return await self._line.get(f"jobs/{job}", api.JobView)
+        return await self._line.get(place("job", job), api.JobView)
 
     async def jobs(self, limit: int = 50) -> Sequence[api.JobView]:
         """The newest jobs, newest first."""
@@ -355,37 +355,37 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]:
         """Each node's part in the job."""
-        return await self._line.list(f"jobs/{job}/nodes", api.JobNode)
+        return await self._line.list(f"{place('job', job)}/nodes", api.JobNode)
 
     async def rounds(self, job: str) -> Sequence[api.RoundView]:
         """The job's outer rounds."""
-        return await self._line.list(f"jobs/{job}/rounds", api.RoundView)
+        return await self._line.list(f"{place('job', job)}/rounds", api.RoundView)
 
     async def commits(self, job: str) -> Sequence[api.CommitView]:
         """The nodes' commitments and what each brought."""
-        return await self._line.list(f"jobs/{job}/commits", api.CommitView)
+        return await self._line.list(f"{place('job', job)}/commits", api.CommitView)
 
     async def audits(self, job: str) -> Sequence[api.AuditView]:
         """Audits, drawn and concluded."""
-        return await self._line.list(f"jobs/{job}/audits", api.AuditView)
+        return await self._line.list(f"{place('job', job)}/audits", api.AuditView)
 
     async def receipts(self, job: str) -> Sequence[api.Receipt]:
         """The job's ledger transactions."""
-        return await self._line.list(f"jobs/{job}/receipts", api.Receipt)
+        return await self._line.list(f"{place('job', job)}/receipts", api.Receipt)
 
     async def metrics(self, job: str, after: int = 0) -> Sequence[api.Metric]:
         """Points of the loss curves; ``after``: how many the caller has already."""
-        return await self._line.list(f"jobs/{job}/metrics?after={after}", api.Metric)
+        return await self._line.list(f"{place('job', job)}/metrics?after={after}", api.Metric)
 
     async def events(self, job: str, after: int = 0) -> Sequence[api.JobEvent]:
         """What happened; ``after``: the id of the last event that the caller has."""
-        return await self._line.list(f"jobs/{job}/events?after={after}", api.JobEvent)
+        return await self._line.list(f"{place('job', job)}/events?after={after}", api.JobEvent)
 
     async def watch(self, job: str) -> AsyncIterator[JobUpdate]:
         """The job live until it is over, across cuts and restarts of the coordinator."""
 
         async def once(mark: str) -> AsyncIterator[tuple[JobUpdate, str]]:
-            async for fields in self._events(f"jobs/{job}/stream", mark):
+            async for fields in self._events(f"{place('job', job)}/stream", mark):
                 if (update := _update(fields)) is not None:
                     yield update, fields.get("id", "")
 
@@ -468,11 +468,11 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
 
     async def delete_upload(self, upload: str) -> None:
         """Give an upload up; the coordinator forgets its bytes."""
-        await self._line.change("DELETE", f"uploads/{upload}", None, headers=TUS)
+        await self._line.change("DELETE", place("upload", upload), None, headers=TUS)
 
     async def get_upload(self, upload: str) -> api.Upload:
         """How far an upload is."""
-        return await self._line.get(f"uploads/{upload}", api.Upload)
+        return await self._line.get(place("upload", upload), api.Upload)
 
     async def download_model(self, job: str, archive: Path, progress: Progress | None = None) -> Path:
         """Fetch the finished model as a zip archive, check its SHA-256, and return where it lies: ``archive``.
@@ -491,7 +491,9 @@ class Client(AccountCalls, PublicCalls, OperatorCalls):
                 if whose is None:
                     detail = f"job {job} serves a model that was given to it, and makes none"
             raise ProblemError(409, "conflict", detail, "state")
-        return await download_file(self._line, f"jobs/{job}/model.zip", view.model, archive, progress or _quiet)
+        return await download_file(
+            self._line, f"{place('job', job)}/model.zip", view.model, archive, progress or _quiet
+        )
 
     async def download_folder(self, job: str, folder: Path, progress: Progress | None = None) -> Path:
         """Fetch the finished model, check its hash, and unpack it into ``folder``, which is returned.

@@ -90,7 +90,10 @@ def check_served(source: api.JobView, round_: int | None) -> None:
         ProblemError: it serves one itself, or has none yet.
     """
     if source.spec.serve is not None:
-        whose, way = "a model of its own", "name the folder, or the name on the Hub, that it was deployed from"
+        whose, way = (
+            "a model of its own",
+            "`cottage deploy` takes what that was deployed from: its folder, or its name on the Hub",
+        )
         if source.spec.model.from_job is not None:
             whose, way = "the model of another job", f"name that one: {source.spec.model.from_job}"
         raise ProblemError(422, "invalid", f"job {source.id} serves {whose}: {way}", "model.from_job")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.client.errors import ArchiveError, ClientError, ProblemError, UnreachableError
-from coordinator.client.line import ATTEMPTS, WORK_S, HttpLine, is_passing
+from coordinator.client.line import ATTEMPTS, WORK_S, HttpLine, is_passing, place
 from protocol.rest import api
 
 PIECE_BYTES = 8 << 20  # Sent in one request: what a cut costs at most, on a line that notices it late.
@@ -33,7 +33,7 @@ async def upload_file(
     if resume is None:
         upload = await line.change("POST", "uploads", api.Upload, new)
     else:
-        upload = await line.get(f"uploads/{resume}", api.Upload)
+        upload = await line.get(place("upload", resume), api.Upload)
     begun(upload)
     failures = 0
     while upload.artifact is None:

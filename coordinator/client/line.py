@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -32,6 +33,7 @@ _LATER: Final = frozenset({429, 502, 503, 504})
 STRANGER: Final = "http"
 """The code of a refusal that is not a coordinator's own."""
 _ROOT = "/api/v1/"
+_NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")  # Ids, and addresses of nodes.
 
 T = TypeVar("T")
 Sleep = Callable[[float], Any]
@@ -190,6 +192,18 @@ class HttpLine:
         if self._opened is None or self._opened.closed:
             self._opened = open_session(read_bufsize=MAX_EVENT_BYTES)
         return self._opened
+
+
+def place(kind: str, name: str) -> str:
+    """The path of one thing by its id: ``jobs/ID`` of a ``job``, ``admin/nodes/ID`` of an ``admin/node``.
+
+    Raises:
+        ProblemError: no id looks like this; nothing is asked, as it would lead to another path.
+    """
+    if not _NAME.fullmatch(name):
+        what = kind.rpartition("/")[2]
+        raise ProblemError(404, "not_found", f"there is no {what} {name[:200]!r}: write its id", what)
+    return f"{kind}s/{name}"
 
 
 async def read(response: aiohttp.ClientResponse, limit: int) -> bytes:

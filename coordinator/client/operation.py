@@ -1,9 +1,9 @@
 """What an operator sees and orders, as Python calls; they need a key with the scope ``operate``."""
 
 from collections.abc import Sequence
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
-from coordinator.client.line import HttpLine
+from coordinator.client.line import HttpLine, place
 from protocol.rest.admin import (
     AdminJob,
     AdminJobState,
@@ -36,11 +36,11 @@ class OperatorCalls:
 
     async def admin_node(self, node: str) -> AdminNode:
         """One node, with what it holds."""
-        return await self._line.get(f"admin/nodes/{quote(node, safe='')}", AdminNode)
+        return await self._line.get(place("admin/node", node), AdminNode)
 
     async def order_node(self, node: str, order: NodeOrder, reason: str = "") -> AdminNode:
         """Drain or ban a node, or take that back; a ban and its end need a reason."""
-        there = f"admin/nodes/{quote(node, safe='')}/{order}"
+        there = f"{place('admin/node', node)}/{order}"
         return await self._line.change("POST", there, AdminNode, {"reason": reason})
 
     async def admin_jobs(self, state: AdminJobState | None = None, limit: int | None = None) -> Sequence[AdminJob]:
@@ -49,7 +49,7 @@ class OperatorCalls:
 
     async def cancel_any(self, job: str, reason: str) -> AdminJob:
         """End a job of any account: verified work is paid, the rest refunded. Its owner reads the reason."""
-        there = f"admin/jobs/{quote(job, safe='')}/cancel"
+        there = f"{place('admin/job', job)}/cancel"
         return await self._line.change("POST", there, AdminJob, {"reason": reason})
 
     async def admin_outbox(self, state: AdminRowState | None = None, limit: int | None = None) -> Sequence[AdminRow]:
@@ -79,7 +79,7 @@ class OperatorCalls:
 
     async def withdraw_invitation(self, invitation: str) -> InvitationView:
         """Take an invitation back: nobody can use it, and the machine that has may lend no more."""
-        return await self._line.change("DELETE", f"invitations/{quote(invitation, safe='')}", InvitationView)
+        return await self._line.change("DELETE", place("invitation", invitation), InvitationView)
 
 
 def _asked(path: str, **wanted: str | None) -> str:

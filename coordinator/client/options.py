@@ -67,7 +67,7 @@ def _common() -> argparse.ArgumentParser:
         "--server", default=server, metavar="URL", help=f"the coordinator (or ${SERVER_VARIABLE}); now {server}"
     )
     take_token(common)
-    common.add_argument("--json", action="store_true", help="print JSON, for programs")
+    common.add_argument("--json", action="store_true", help="print JSON, for programs; nothing is asked")
     return common
 
 
@@ -99,7 +99,7 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
     submit.add_argument("--watch", action="store_true", help="follow it until it is over")
     _track(submit)
     _wallet(submit)
-    submit.add_argument("--yes", action="store_true", help="do not ask before funding")
+    submit.add_argument("--yes", action="store_true", help="do not ask before funding; --json does not ask either")
     submit.add_argument("--output", metavar="URL", help="send the model there, as `cottage output JOB URL` does")
     _output(submit)
     upload = _add(commands, "upload", [common], "upload a file; goes on where it was after a cut")
@@ -126,7 +126,7 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     deploy = _add(commands, "deploy", [common], "have a model answer on nodes of the network, and fund that")
-    whose = "a job, whose model it is, a model's folder, or its name on the Hugging Face Hub, as NAME@REVISION"
+    whose = "a job, whose model it is, a model's folder or weights there, or its name on the Hugging Face Hub, as NAME@REVISION"
     deploy.add_argument("model", metavar="MODEL", help=whose)
     deploy.add_argument(
         "--round", type=_between(1, 10**9), metavar="N", help="of a job: a checkpoint; default: the finished model"
@@ -150,7 +150,7 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     deploy.add_argument("--idle-minutes", type=_between(1, 10_080), metavar="N", help=idle)
     deploy.add_argument("--name", default="", metavar="NAME", help="how you find it again")
     _wallet(deploy)
-    deploy.add_argument("--yes", action="store_true", help="do not ask before funding")
+    deploy.add_argument("--yes", action="store_true", help="do not ask before funding; --json does not ask either")
 
 
 def _wallet(command: argparse.ArgumentParser) -> None:

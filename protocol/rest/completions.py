@@ -135,8 +135,9 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
         """What is asked of the model. ``seed``: where the request names none.
 
         Raises:
-            MessageError: ``tool_choice`` forces a call of what is not among ``tools``.
+            MessageError: ``tool_choice`` forces a call of what is not among ``tools``, or two of them have one name.
         """
+        self._check_names()
         tokens, choice = self.max_completion_tokens or self.max_tokens, self._choice()
         return GenerateCommand(
             "1",
@@ -150,6 +151,14 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
             choice=choice,
             likeliest=(self.top_logprobs or 0) if self.logprobs else None,
         )
+
+    def _check_names(self) -> None:
+        seen: set[str] = set()
+        for tool in self.tools or ():
+            name = function_of(tool).get("name")
+            if isinstance(name, str) and name in seen:
+                raise MessageError(f"two of tools are called {name!r}: a call would not tell which", "tools")
+            seen |= {name} if isinstance(name, str) else set()
 
     def _choice(self) -> ToolChoice:
         several = self.parallel_tool_calls is not False

@@ -12,6 +12,8 @@ from trainer.serve.calls import END, MARK
 
 _DEFAULTS: Any = {"whitespace_pattern": r"[ \n]{0,8}"}
 """Models write JSON in lines; without a bound some would never end with blanks."""
+_NOTHING: Any = {"type": "object", "properties": {}, "additionalProperties": False}
+"""Parameters of a function that names none, as OpenAI's API has it."""
 MAX_COMPLAINT = 300  # Characters of what the library says of a schema.
 MOST_CALLS = 16  # Of functions in an answer that is forced to be calls: a model that has learnt little would not end.
 
@@ -68,9 +70,9 @@ class AnswerForms:
         try:
             matcher = matcher_of(self._made, grammar)
         except ValueError as error:
-            raise DataError("bad-schema", f"the schema cannot be kept to: {str(error)[:MAX_COMPLAINT]}") from error
+            raise DataError("bad-schema", f"the schema cannot be kept to: {_cut(str(error))}") from error
         if matcher.is_error():
-            raise DataError("bad-schema", f"the schema cannot be kept to: {matcher.get_error()[:MAX_COMPLAINT]}")
+            raise DataError("bad-schema", f"the schema cannot be kept to: {_cut(matcher.get_error())}")
         return AnswerForm(matcher, prompt)
 
 
@@ -88,7 +90,7 @@ def grammar_of(command: GenerateCommand) -> str | None:
             return str(library.grammar_from_lark(_calls(command)))
         return str(library.grammar_from_json_schema(json.dumps(command.schema), defaults=_DEFAULTS))
     except ValueError as error:
-        raise DataError("bad-schema", f"the schema cannot be kept to: {str(error)[:MAX_COMPLAINT]}") from error
+        raise DataError("bad-schema", f"the schema cannot be kept to: {_cut(str(error))}") from error
 
 
 def _library() -> Any:
@@ -108,12 +110,29 @@ def _calls(command: GenerateCommand) -> str:
     behind = json.dumps(f"}}\n{END}")
     for number, tool in enumerate(wanted):
         function = function_of(tool)
-        name, schema = function.get("name"), function.get("parameters") or {"type": "object"}
+        name, schema = function.get("name"), function.get("parameters") or _NOTHING
         if not isinstance(name, str) or not isinstance(schema, dict):
             raise DataError(
                 "bad-schema", f"tool {number + 1} has no function with a name, and a schema as its parameters"
             )
+        _check_parameters(name, schema)
         before = json.dumps(f'{MARK}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
         rules.append(f"call_{number}: {before} arguments_{number} {behind}")
         rules.append(f"arguments_{number}: %json {json.dumps({**schema, 'x-guidance': _DEFAULTS})}")
     return "\n".join(rules)
+
+
+def _check_parameters(name: str, schema: dict[str, Any]) -> None:
+    """Raise DataError, with the function's name, where nobody can keep to its schema."""
+    library = _library()
+    try:
+        told = library.validate_grammar(library.grammar_from_json_schema(json.dumps(schema), defaults=_DEFAULTS))
+    except ValueError as error:
+        told = str(error)
+    if told:
+        raise DataError("bad-schema", f"parameters of the function {name!r} cannot be kept to: {_cut(told)}")
+
+
+def _cut(told: str) -> str:
+    """What the library says of a schema, in one line."""
+    return " ".join(told.split())[:MAX_COMPLAINT]

@@ -22,6 +22,7 @@ from coordinator.client.deployments import (
 )
 from coordinator.client.errors import ClientError
 from coordinator.client.show import deployment_quote_table
+from protocol.ids import is_id
 from protocol.rest import api
 
 
@@ -67,6 +68,9 @@ async def _model_of(
 ) -> tuple[str | dict[str, Any], str, bool, dict[str, Any]]:
     """What is to answer, for a document: a job or a model's files; its name, whether it chats, and its tokenizer."""
     path = Path(options.model)
+    if not options.model.strip() or (not path.exists() and hub_name(path) is None and not is_id(options.model)):
+        way = "name a job as `cottage jobs` shows it, a folder, or a model of the Hub"
+        raise CliUsageError(f"there is neither a job nor a folder {options.model!r}: {way}")
     if not path.exists() and hub_name(path) is None:
         source = await client.get(options.model)
         check_served(source, options.round)
@@ -75,7 +79,9 @@ async def _model_of(
         raise CliUsageError(f"--round is a checkpoint of a job, and {path} is none: leave it out")
     document = await model_files_of(client, path, options, out)
     settings = document.get("tokenizer", {}).get("settings") or {}
-    return document["model"], path.name, bool(settings.get("chat_template")), {"tokenizer": document.get("tokenizer")}
+    whole = path.resolve() if path.exists() else path
+    name = whole.parent.name if whole.is_file() else whole.name
+    return document["model"], name, bool(settings.get("chat_template")), {"tokenizer": document.get("tokenizer")}
 
 
 def how_to_ask(address: str, view: api.JobView, chat: bool) -> str:

@@ -11,7 +11,7 @@ from common.console import Terminal
 from common.terminal import say, somebody_answers
 from coordinator.client.client import Client
 from coordinator.client.commands.base import CliUsageError, progress_bar
-from coordinator.client.datasets import format_of, shards
+from coordinator.client.datasets import format_of, missing_shards, shards
 from coordinator.client.documents import read_document
 from coordinator.client.errors import ProblemError
 from coordinator.client.folders import CONFIG, OLDER_TOKENIZERS, TOKENIZER, model_files, tokenizer_files
@@ -53,7 +53,7 @@ async def model_files_of(client: Client, model: Path, options: argparse.Namespac
     """A document with nothing but a model's files, which are sent, and its tokenizer.
 
     Args:
-        model: a folder, or a name on the Hub.
+        model: a folder, the file of its weights, or a name on the Hub.
     Raises:
         CliUsageError: it has no tokenizer that can be used.
     """
@@ -61,10 +61,11 @@ async def model_files_of(client: Client, model: Path, options: argparse.Namespac
     own = argparse.Namespace(**{**vars(options), "model": model, "tokenizer": None, "document": model})
     await _take_from_hub(client, document, own, out)
     if own.model is not None:
-        await _upload_weights(client, document, own, out)
+        await _upload_weights(client, document, own, out, own.model.parent)
     await _take_tokenizer(client, document, own, out)
     if "tokenizer" not in document:
-        raise CliUsageError(f"{model} has no {TOKENIZER}: a model answers with its own tokenizer only")
+        lacks = f"there is no {TOKENIZER} beside {model}" if model.is_file() else f"{model} has no {TOKENIZER}"
+        raise CliUsageError(f"{lacks}: a model answers with its own tokenizer only")
     return document
 
 
@@ -154,18 +155,25 @@ def hub_name(path: Path | None) -> str | None:
     return path.as_posix() if path is not None and not path.exists() and is_hub_name(path.as_posix()) else None
 
 
-async def _upload_weights(client: Client, document: dict[str, Any], options: argparse.Namespace, out: Terminal) -> None:
+async def _upload_weights(
+    client: Client, document: dict[str, Any], options: argparse.Namespace, out: Terminal, beside: Path | None = None
+) -> None:
     """One file, or every shard of a model's folder; what is in them says which tensors they hold.
 
-    Of a folder config, tokenizer and generation settings are taken too, where the document names none.
+    Of a folder config, tokenizer and generation settings are taken too, where the document names none. ``beside``: where they
+    are of one file; None: of one file nothing else is taken.
     """
     path, part = options.model, document.setdefault("model", {})
+    folder = path if path.is_dir() else beside
     if not isinstance(part, dict):
         raise CliUsageError(f"{options.document}: model is {part!r}, not a table")
     chosen, others = shards(path)
-    if path.is_dir() and not part.keys() & {"preset", "config", "from_job"} and not (path / CONFIG).is_file():
+    if missing_shards({one.name for one in chosen}):
+        raise CliUsageError(f"{path} is one part of several of the same weights: name its folder")
+    given = part.keys() & {"preset", "config", "from_job"}
+    if folder is not None and not given and not (folder / CONFIG).is_file():
         raise CliUsageError(
-            f"{path} holds weights and no {CONFIG}: download that too, or give model.config in the document"
+            f"{folder} holds weights and no {CONFIG}: download that too, or give model.config in the document"
         )
     if others:
         left, taken = ", ".join(one.name for one in others), ", ".join(one.name for one in chosen[:3])
@@ -175,12 +183,12 @@ async def _upload_weights(client: Client, document: dict[str, Any], options: arg
         )
     found = [await upload_file(client, shard, "weights", part, options, out) for shard in chosen]
     part["weights"] = found[0] if len(found) == 1 else found
-    if path.is_dir():
-        say_taken(path, model_files(path, part))
-        if options.tokenizer is None and "tokenizer" not in document and (path / TOKENIZER).is_file():
-            options.tokenizer = path / TOKENIZER
+    if folder is not None:
+        say_taken(folder, model_files(folder, part))
+        if options.tokenizer is None and "tokenizer" not in document and (folder / TOKENIZER).is_file():
+            options.tokenizer = folder / TOKENIZER
         elif options.tokenizer is None and "tokenizer" not in document:
-            _say_without_tokenizer(path)
+            _say_without_tokenizer(folder)
 
 
 def _say_without_tokenizer(folder: Path) -> None:

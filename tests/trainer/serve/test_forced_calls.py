@@ -1,6 +1,7 @@
 """Calls that are forced, of a model that has learnt nothing: only the grammar can have made them."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,14 @@ async def test_a_forced_call_goes_on_behind_another_nodes_tokens(asking: tuple[A
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ({"name": "x", "parameters": {"type": "colour"}}, "the schema cannot be kept to: "),
+        (
+            {"name": "x", "parameters": {"type": "colour"}},
+            "parameters of the function 'x' cannot be kept to: Invalid type: colour",
+        ),
+        (
+            {"name": "x", "parameters": {"type": "object", "properties": {"a": {"pattern": "("}}}},
+            "parameters of the function 'x' cannot be kept to: regex parse error: ( ^ error: unclosed group",
+        ),
         ({"name": 3}, "tool 1 has no function with a name, and a schema as its parameters"),
         ({"name": "x", "parameters": [1]}, "tool 1 has no function with a name"),
     ],
@@ -116,6 +124,19 @@ async def test_functions_that_nobody_can_call_are_told(
     assert isinstance(refused, RefusedReport)
     assert refused.code == "bad-tools", refused
     assert refused.detail.startswith(words)
+    assert not re.search(r"x-guidance|%json|\n", refused.detail), "the grammar is nobody's business"
+
+
+@pytest.mark.parametrize("more", [{}, {"parameters": {}}, {"parameters": None}])
+async def test_a_function_without_parameters_is_called_with_none(
+    asking: tuple[Asking, Engine], more: dict[str, Any]
+) -> None:
+    tools = ({"type": "function", "function": {"name": "now", **more}},)
+    commands = [msgspec.structs.replace(command_of(number, several=False), tools=tools) for number in range(3)]
+    said = await asking[0].over(asking[1], *commands)
+    for one in commands:
+        (call,) = end_of(said[one.id]).calls
+        assert (call.name, json.loads(call.arguments)) == ("now", {})
 
 
 async def test_of_free_answers_one_call_is_the_end_where_one_is_wanted(

@@ -25,6 +25,7 @@ from coordinator.client.deployments import (
     nodes_sentence,
     usual_budget,
 )
+from coordinator.client.line import HttpLine
 from coordinator.client.tracking import TrackerError, track
 from protocol.job.job import JobSpec, ServeSpec
 from tests.coordinator.web.conftest import House
@@ -120,6 +121,72 @@ async def test_the_folder_of_a_model_is_sent_and_answers_without_a_job_that_made
     async with aiohttp.ClientSession() as http, http.get(f"{house.url}/jobs/{made.id}") as answer:
         page = await answer.text()
     assert (answer.status, "nodes answer with a model that was sent for it" in page) == (200, True)
+
+
+@pytest.mark.parametrize("name", ["/tmp/nowhere", "../smol", "a/b/c", "", "...", "cow", "x?y=1"])
+async def test_what_is_neither_a_job_nor_a_folder_is_told_and_never_asked_for(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked = []
+    monkeypatch.setattr(HttpLine, "request", lambda _line, *words, **_more: asked.append(words))
+    assert await cottage("deploy", name, "--yes", "--server", house.url) == 2
+    assert f"there is neither a job nor a folder {name!r}: name a job" in capsys.readouterr().err
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", ["/tmp/nowhere", "../smol", "", "a b", "0#1", ".", "0?after=1"])
+async def test_an_id_that_is_none_leads_to_no_other_path(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked = []
+    monkeypatch.setattr(HttpLine, "request", lambda _line, *words, **_more: asked.append(words))
+    for command in ("show", "watch", "stop", "logs", "output", "checkpoints"):
+        assert await cottage(command, name, "--server", house.url) == 1
+        assert f"there is no job {name!r}: write its id" in capsys.readouterr().err
+    async with Client(house.url) as client:
+        for call in (
+            client.node_account,
+            client.get_upload,
+            client.revoke_key,
+            client.admin_node,
+            client.withdraw_invitation,
+        ):
+            with pytest.raises(ProblemError, match="there is no"):
+                await call(name)
+        with pytest.raises(ProblemError, match="there is no job"):
+            await client.deploy(name)
+    assert asked == []
+
+
+async def test_the_file_of_weights_is_deployed_with_what_lies_beside_it(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cow"
+    written(KNOWN["qwen 2.5 instruct"], folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(save({"a": np.zeros(2, np.float32)}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 200_000}))
+    assert await deploy(house, str(weights), "--budget", "5") == 0
+    made = (await house.cluster.list(1, None))[0]
+    assert made.name == "cow at homes"
+    assert made.spec.model.config == {"model_type": "qwen2", "vocab_size": 200_000}
+    assert made.spec.tokenizer.file is not None
+    capsys.readouterr()
+    (folder / "tokenizer.json").unlink()
+    assert await cottage("deploy", str(weights), "--yes", "--server", house.url) == 2
+    assert f"there is no tokenizer.json beside {weights}" in capsys.readouterr().err
+    shard = weights.rename(folder / "model-00001-of-00002.safetensors")
+    assert await cottage("deploy", str(shard), "--yes", "--server", house.url) == 2
+    assert "is one part of several of the same weights: name its folder" in capsys.readouterr().err
+
+
+def test_the_help_says_that_with_json_nothing_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("deploy", "submit"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert "print JSON, for programs; nothing is asked" in said
+        assert "do not ask before funding; --json does not ask either" in said
 
 
 async def test_without_a_budget_it_is_twice_what_being_ready_costs_and_that_is_told(
