@@ -164,7 +164,12 @@ def drawn_again(serving: api.ServingView) -> str:
 def prices(serving: api.ServingView) -> str:
     """What it costs, in words."""
     tokens = f"{money(serving.per_million)} a million tokens of answers, {money(serving.per_million_prompt)} of prompts"
-    return f"{tokens}, {money(serving.per_hour)} an hour of a ready node"
+    return f"{tokens}, {money(serving.per_hour)} an hour of {whose_hour(serving)}"
+
+
+def whose_hour(serving: api.ServingView) -> str:
+    """What ``per_hour`` pays for: ``a ready node``, or several that hold the model together."""
+    return "a ready node" if serving.stages == 1 else f"{nodes(serving.stages)} that are ready together"
 
 
 def seconds_left(view: api.JobView, now: float) -> float:
@@ -176,6 +181,13 @@ def hours(number: float) -> str:
     """A number of hours as one says it: ``8 hours``, ``1 hour``, ``1.5 hours``."""
     whole = f"{number:g}" if not math.isclose(number, round(number)) else f"{round(number)}"
     return f"{whole} {'hour' if whole == '1' else 'hours'}"
+
+
+def held_by(stages: int, replicas: int) -> str:
+    """``2 nodes``, or ``2 times 3 nodes`` where several hold the model together."""
+    if stages == 1:
+        return nodes(replicas)
+    return nodes(stages) if replicas == 1 else f"{replicas} times {nodes(stages)}"
 
 
 def nodes(number: int) -> str:

@@ -39,7 +39,7 @@ GGUF_TYPES = ("f16", "bf16", "q8_0", "f32")
 ASKS = {
     "pause": "pause a job once its round is complete; nothing is spent until it is resumed",
     "resume": "go on with a paused job",
-    "stop": "end a job now and keep the model of its newest verified checkpoint",
+    "stop": "end a job now and keep the model of its newest verified checkpoint; a deployment answers no more",
     "cancel": "end a job now; verified work is paid, the rest refunded",
 }
 
@@ -240,7 +240,9 @@ def _looking(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     trial.add_argument("--start", action="store_true", help="the model that the job started from answers, to compare")
     trial.add_argument("--round", type=whole_number, metavar="N", help="of another checkpoint than the newest")
-    budget = _add(commands, "budget", [common], "raise a job's cap; one that paused for it goes on")
+    budget = _add(
+        commands, "budget", [common], "raise the cap of a job or a deployment; one that paused for it goes on"
+    )
     _job(budget)
     budget.add_argument("amount", type=_amount, metavar="AMOUNT", help="tokens to add, such as 2.50")
 

@@ -13,9 +13,9 @@ from coordinator.client.deployments import (
     SERVING_SENTENCES,
     answered,
     drawn_again,
+    held_by,
     hours,
     memory_words,
-    nodes,
     nodes_sentence,
     prices,
     seconds_left,
@@ -126,7 +126,10 @@ def deployment_quote_table(quote: api.Quote, budget: int | None = None, proposed
     budget = quote.price if budget is None else budget
     most = f", {usual_words(quote, budget)}, since none was named" if proposed else ""
     rows = [
-        ("being ready", f"{money(quote.price_low)} for {_held_by(quote)} and {hours(quote.hours)}"),
+        (
+            "being ready",
+            f"{money(quote.price_low)} for {held_by(quote.stages, quote.replicas)} and {hours(quote.hours)}",
+        ),
         ("budget", f"{money(budget)}, the most that is paid{most}"),
         *[("prices" if not place else "", reason) for place, reason in enumerate(quote.reasons)],
         ("model", f"{count(quote.parameters)} parameters, {memory_words(quote)}"),
@@ -137,13 +140,6 @@ def deployment_quote_table(quote: api.Quote, budget: int | None = None, proposed
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
     return Group(table, *problems)
-
-
-def _held_by(quote: api.Quote) -> str:
-    """``2 nodes``, or ``2 times 3 nodes`` where several hold the model together."""
-    if quote.stages == 1:
-        return nodes(quote.replicas)
-    return nodes(quote.stages) if quote.replicas == 1 else f"{quote.replicas} times {nodes(quote.stages)}"
 
 
 def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> RenderableType:

@@ -270,7 +270,9 @@ class Sentences(QObject):
         """The exact figures, for whoever knows what they mean."""
         parts = []
         if task.stage is not None:
-            parts.append(self.tr("Stage {0}, replica {1}").format(task.stage, task.replica))
+            first = 1 if task.serves else 0  # Places of a job that trains are counted from 0.
+            place = self.tr("Stage {0}, replica {1}")
+            parts.append(place.format(task.stage + first, (task.replica or 0) + first))
         if task.step is not None:
             parts.append(self.tr("step {0}").format(task.step))
         if task.loss is not None:

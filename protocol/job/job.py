@@ -411,6 +411,11 @@ def _check_served(spec: JobSpec) -> None:
         raise ValueError("a model that answers (serve) learns nothing: leave the datasets out")
     if spec.evaluation is not None:
         raise ValueError("tasks are tried before and after training: leave evaluation out of a job that serves")
+    # Documents that were read before have a learning rate already.
+    if spec.training not in (TrainingSpec(), TrainingSpec(learning_rate=usual_learning_rate(TrainingSpec(), True))):
+        raise ValueError("a model that answers (serve) learns nothing: leave training out")
+    if spec.parallel != ParallelSpec():
+        raise ValueError("serve has stages and replicas of its own: leave parallel out, and say serve.stages")
 
 
 def datasets_of(spec: JobSpec) -> list[tuple[str, DatasetSpec]]:

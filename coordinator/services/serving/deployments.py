@@ -290,7 +290,7 @@ class Deployments:
     def _part(self, work: UnitOfWork, drawn: DrawnAnswer, blame: Blame, wrong: str) -> None:
         """Nobody knows who of several made a wrong answer: those that it may have been go; the rest gets other partners."""
         assert work.run is not None
-        what = f"an answer of replica {drawn.seats[0].replica} is not the model's: {wrong}"
+        what = f"an answer of replica {(drawn.seats[0].replica or 0) + 1} is not the model's: {wrong}"
         if blame.apart:
             one, other = (drawn.seats[stage].node for stage in blame.apart)
             work.change_run(apart=tuple(dict.fromkeys((*work.run.apart, (one, other)))))

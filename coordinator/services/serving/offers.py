@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from coordinator.client.deployments import held_by, hours, nodes
 from coordinator.client.text import money
 from coordinator.config import Config
 from coordinator.domain import serving as rules
@@ -48,9 +49,9 @@ def quote(
     least = max(ready, limits.minimum_price)
     problems = []
     if found is None:
-        problems.append(_too_large(serve, needed))
+        problems.append(_too_large(serve, needed, len(willing)))
     if spec.budget < least:
-        problems.append(_short(spec, serve, ready, least))
+        problems.append(_short(spec, serve, ready, least, len(cut)))
     if (serve.context or 0) > context:
         problems.append(
             f"serve.context {serve.context:,} is more than the {context:,} tokens that this model reads here"
@@ -73,7 +74,7 @@ def quote(
         rate=rate.per_petaflop,
         price_likely=ready,
         fee_lamports=OPENING_LAMPORTS,
-        reasons=(*filter(None, [rate.reason]), *_reasons(shape, spec, rate.per_petaflop, hourly)),
+        reasons=(*filter(None, [rate.reason]), *_reasons(shape, spec, rate.per_petaflop, hourly, len(cut))),
         hours_low=spec.deadline_hours,
         hours_high=spec.deadline_hours,
     )
@@ -85,16 +86,20 @@ def per_million(parameters: int, rate: int) -> tuple[int, int]:
     return answers, rules.worth(parameters, rate, NodeUsage(prompt=MILLION))
 
 
-def _short(spec: JobSpec, serve: ServeSpec, ready: int, least: int) -> str:
+def _short(spec: JobSpec, serve: ServeSpec, ready: int, least: int, stages: int) -> str:
     below = f"the budget {money(spec.budget)} is below {money(least)}"
     if least > ready:
         return f"{below}, the least that a job has in escrow here: raise it"
-    nodes = "a node" if serve.replicas == 1 else f"{serve.replicas} nodes"
-    return f"{below}, what {nodes} ready for {spec.deadline_hours:g} hours cost: raise it, or ask for less"
+    several = serve.replicas > 1 or stages > 1
+    held = held_by(stages, serve.replicas) if several else "a node"
+    cost = f"ready for {hours(spec.deadline_hours)} {'cost' if several else 'costs'}"
+    return f"{below}, what {held} {cost}: raise it, or ask for less"
 
 
-def _too_large(serve: ServeSpec, needed: Needed) -> str:
+def _too_large(serve: ServeSpec, needed: Needed, here: int) -> str:
     main, card = ([size // MEGABYTE for size in needed[kind]] for kind in ("main", "card"))
+    if len(main) > max(1, here):
+        return f"{nodes(len(main))} are needed, {here} {'is' if here == 1 else 'are'} here"
     if len(main) > 1:
         sizes = " and ".join(f"{size:,}" for size in main)
         return f"no {len(main)} nodes hold the model together with its cache: {sizes} MB are needed"
@@ -110,10 +115,13 @@ def _limit(able: int, replicas: int, stages: int) -> str:
     return f"{able} of the {replicas} nodes that are asked for could answer: the others are seated as they come"
 
 
-def _reasons(shape: ModelShape, spec: JobSpec, rate: int, hourly: int) -> tuple[str, ...]:
+def _reasons(shape: ModelShape, spec: JobSpec, rate: int, hourly: int, stages: int) -> tuple[str, ...]:
     answers, prompts = per_million(shape.parameters, rate)
+    idle = "a node that is ready and asked nothing costs"
+    if stages > 1:
+        idle = f"{nodes(stages)} that hold the model together, ready and asked nothing, cost"
     return (
         f"a million tokens of answers cost {money(answers)}, of prompts {money(prompts)}",
-        f"a node that is ready and asked nothing costs {money(hourly)} an hour",
+        f"{idle} {money(hourly)} an hour",
         f"{money(spec.budget)} at most: the deployment ends when that is used up, and what is left goes back",
     )

@@ -54,7 +54,7 @@ class ReplicaStaffing:
             work.note("lost", f"node {seats[0].node} is let go: {why}")
             work.end(asked, "stalled", why)
             return
-        work.note("lost", f"replica {seats[0].replica} is let go: {why}")
+        work.note("lost", f"replica {(seats[0].replica or 0) + 1} is let go: {why}")
         self.part(work, seats, why)
 
     def part(self, work: UnitOfWork, seats: Sequence[Lease], why: str, how: LeaseEnd = "replaced") -> None:
@@ -126,7 +126,7 @@ class ReplicaStaffing:
         stages = len(work.run.layers)
         for stage, candidate in sorted(team.items()):
             work.grant(candidate.node, candidate.owner, (stage, number))
-            what = f"replica {number}" if stages == 1 else f"stage {stage + 1} of {stages} of replica {number}"
+            what = f"replica {number + 1}" if stages == 1 else f"stage {stage + 1} of {stages} of replica {number + 1}"
             work.note("assigned", f"node {candidate.node} takes {what}")
         gone = {candidate.node for candidate in team.values()}
         return [one for one in able if one.node not in gone]

@@ -40,7 +40,8 @@ class Playground:
     async def page(self, request: web.Request) -> web.Response:
         """``model`` and ``beside`` of the address choose models; the script reads them."""
         jobs = await self._jobs.list(MAX_MODELS, None, principal(request).account_id)
-        tuned = [job.id for job in jobs if job.spec.model.weight_files]
+        tuned = [job.id for job in jobs if job.spec.model.weight_files and job.spec.serve is None]
+        served = [job.id for job in jobs if job.spec.serve is not None]
         known = {job.id: job for job in jobs}
         texts = [job.id for job in jobs if has_template(job, known) is False]
-        return self._renderer.page(request, "playground.html", tuned=tuned, texts=texts, longest=LONGEST)
+        return self._renderer.page(request, "playground.html", tuned=tuned, served=served, texts=texts, longest=LONGEST)

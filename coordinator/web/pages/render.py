@@ -206,7 +206,7 @@ class Renderer:
             "measured",
         ):
             self._environment.filters[name] = getattr(text, name)
-        for name in ("answered", "drawn_again", "hours", "memory_words", "nodes_sentence", "under_way"):
+        for name in ("answered", "drawn_again", "hours", "memory_words", "nodes_sentence", "under_way", "whose_hour"):
             self._environment.filters[name] = getattr(deployments, name)
         self._environment.filters["nodes_words"] = deployments.nodes
         self._environment.filters["dataset_format"] = WORDS.__getitem__

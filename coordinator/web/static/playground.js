@@ -122,10 +122,21 @@ class Answer {
     if (this.first) return;
     const waited = performance.now() - this.began;
     const loading = waited > LOADING_MS;
-    if (loading && !this.told) say(`${this.name} is being loaded.`);
+    if (loading && !this.told) this.look();
     this.told = loading;
-    this.wait.textContent = loading ? `The model is being loaded … ${Math.round(waited / 1000)} s` : "Waiting …";
+    const what = this.away ? "The model waits for nodes" : "The model is being loaded";
+    this.wait.textContent = loading ? `${what} … ${Math.round(waited / 1000)} s` : "Waiting …";
     this.wait.hidden = false;
+  }
+
+  // Whether a deployment has no node that answers or loads: then it is not being loaded, either.
+  async look() {
+    const id = this.turn.models[this.place];
+    if (play.dataset.served.split(" ").includes(id)) {
+      const job = await asked(`/api/v1/jobs/${id}`).then((answer) => answer.json(), () => null);
+      this.away = job?.serving?.ready === 0 && job.serving.loading === 0;
+    }
+    if (!this.first) say(this.away ? `${this.name} waits for nodes.` : `${this.name} is being loaded.`);
   }
 
   took(piece) {

@@ -256,7 +256,7 @@ def _status(options: argparse.Namespace) -> int:
         place = "spare" if task.stage is None else f"stage {task.stage} replica {task.replica}"
         if task.serves:
             part = f"stage {(task.stage or 0) + 1} of {task.stages} of " if task.stages > 1 else ""
-            place = f"answers, {part}replica {task.replica}"
+            place = f"answers, {part}replica {(task.replica or 0) + 1}"
         loss = "" if task.loss is None else f"{task.loss:.3f}"
         sent = f"{(task.activations + task.bulk) / 1e6:,.1f} MB"
         table.add_row(printable(task.job_name), place, task.state, _text(task.round), _text(task.step), loss, sent)

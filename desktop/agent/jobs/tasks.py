@@ -496,7 +496,12 @@ class HeldTask:
             await self.tools.send(report)
 
     def __str__(self) -> str:
-        place = "spare" if self.assign.stage is None else f"stage {self.assign.stage} replica {self.assign.replica}"
+        place, stage, replica = "spare", self.assign.stage, self.assign.replica
+        if stage is not None:
+            # People count places of a deployment from 1.
+            place = (
+                f"stage {stage + 1} replica {(replica or 0) + 1}" if self.serves else f"stage {stage} replica {replica}"
+            )
         return f"job {self.assign.job[:8]} {place} ({self.assign.lease[:8]})"
 
 
