@@ -118,11 +118,16 @@ def document(**fields: Any) -> dict[str, Any]:
         ({"tokenizer": {"kind": "bytes"}}, "name its file in tokenizer.file"),
         ({"tokenizer": {"kind": "file"}}, "name its file in tokenizer.file"),
         ({"dataset": msgspec.to_builtins(DatasetSpec("3" * 64))}, "leave the datasets out"),
+        ({"training": {"tokens": 9}}, "learns nothing: leave training out"),
+        ({"training": {"learning_rate": 0.1}}, "learns nothing: leave training out"),
+        ({"parallel": {"stages": 2}}, "leave parallel out, and say serve.stages"),
     ],
 )
 def test_a_document_says_what_answers(fields: dict[str, Any], said: str) -> None:
     if not said:
-        assert msgspec.convert(document(**fields), JobSpec).serve == ServeSpec()
+        read = msgspec.convert(document(**fields), JobSpec)
+        assert read.serve == ServeSpec()
+        assert msgspec.json.decode(msgspec.json.encode(read), type=JobSpec) == read, "as it is kept, and sent to nodes"
         return
     with pytest.raises(msgspec.ValidationError, match=said):
         msgspec.convert(document(**fields), JobSpec)

@@ -6,7 +6,8 @@ import pytest
 from coordinator.domain import pricing
 from coordinator.domain import serving as rules
 from coordinator.domain.job import JobAction, JobState
-from coordinator.errors import InvalidError
+from coordinator.errors import ConflictError, InvalidError
+from coordinator.services.serving import offers
 from coordinator.services.serving.seating import HALF_S
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, EventRecord, RoundRecord
@@ -207,6 +208,51 @@ async def test_one_node_that_holds_it_is_preferred_and_three_are_taken_where_thr
     many = JobSpec("moo", ModelSpec(from_job=trained), BUDGET, serve=ServeSpec(stages=5))
     with pytest.raises(InvalidError, match=r"serve\.stages 5 is more than the 4 layers"):
         await bench.parts.jobs.create(NewJob(many))
+
+
+async def test_a_price_of_several_nodes_is_told_as_theirs() -> None:
+    bench = Deployed()
+    await halves(bench, 1, 2, 3)
+    trained = await bench.trained()
+    spec = JobSpec("moo", ModelSpec(from_job=trained), BUDGET, serve=ServeSpec(stages=3), deadline_hours=1.0)
+    change = msgspec.structs.replace
+    quote = await bench.parts.jobs.quote(spec)
+    assert any("3 nodes that hold the model together, ready and asked nothing, cost" in one for one in quote.reasons)
+    one = await bench.parts.jobs.quote(change(spec, serve=ServeSpec(stages=1)))
+    assert any("a node that is ready and asked nothing costs" in words for words in one.reasons)
+    (many,) = (await bench.parts.jobs.quote(change(spec, serve=ServeSpec(stages=4)))).problems
+    assert many == "4 nodes are needed, 3 are here"
+
+
+@pytest.mark.parametrize(
+    ("stages", "replicas", "hours", "words"),
+    [
+        (1, 1, 1.0, "what a node ready for 1 hour costs"),
+        (1, 2, 8.0, "what 2 nodes ready for 8 hours cost:"),
+        (3, 1, 8.0, "what 3 nodes ready for 8 hours cost:"),
+        (3, 2, 1.5, "what 2 times 3 nodes ready for 1.5 hours cost:"),
+    ],
+)
+def test_a_budget_that_is_too_small_is_told_with_all_that_it_is_for(
+    stages: int, replicas: int, hours: float, words: str
+) -> None:
+    serve = ServeSpec(replicas, stages=stages)
+    spec = JobSpec("moo", ModelSpec(from_job="0" * 32), 1, serve=serve, deadline_hours=hours)
+    assert words in offers._short(spec, serve, 9, 9, stages)
+
+
+async def test_replicas_are_counted_from_one_and_a_deployment_is_nothing_to_start_from() -> None:
+    bench = Deployed()
+    await halves(bench, 1, 2)
+    job = await bench.deploy()
+    told = [one for one in await notes(bench, job) if "takes stage" in one]
+    assert sorted(one.partition("takes ")[2] for one in told) == [
+        "stage 1 of 2 of replica 1",
+        "stage 2 of 2 of replica 1",
+    ]
+    again = JobSpec("moo", ModelSpec(from_job=job), BUDGET, serve=ServeSpec())
+    with pytest.raises(ConflictError, match=f"job {job} serves the model of another job and makes none: name that one"):
+        await bench.parts.jobs.create(NewJob(again))
 
 
 async def test_a_replica_that_hangs_is_let_go_whole_and_nobody_is_at_fault() -> None:

@@ -244,6 +244,7 @@ def test_a_part_of_a_model_that_answers_is_called_one_of_so_many(window: MainWin
     window.show_snapshot(running(tasks=[part]))
     assert "holds part 2 of 3 of this model, and answers together with others" in window.home.reason.text()
     assert "Part 2 of 3 of the model" in window.home.task.text()
+    assert window.home.task.accessibleDescription().startswith("Stage 2, replica 1"), "as its page counts them"
     window.show_snapshot(running(tasks=[part, task()]))
     assert "Other tasks that it works on: 1." in window.home.reason.text()
 

@@ -151,6 +151,7 @@ async def test_a_text_is_gone_on_with_whole_and_in_pieces(house: House, client: 
         ),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice forces a call, and there are no tools: name them"),
         ({"tools": [SUM], "tool_choice": named("now")}, "tool_choice", "the function 'now', which is not among tools"),
+        ({"tools": [SUM, SUM]}, "tools", "a call would not tell which"),
         ({"tools": [SUM], "tool_choice": "any"}, "tool_choice", "is 'any': it is one of auto, none, required"),
         ({"tools": [SUM], "tool_choice": {"type": "custom"}}, "tool_choice.type", "is 'custom'"),
         ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty is not supported here"),

@@ -1,12 +1,18 @@
 """A deployment in a real Chromium: asked for by keyboard with a price that follows, its page that follows, and pictures."""
 
+import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
-from protocol.job.job import ServeSpec
+from protocol.ids import Digest
+from protocol.job.job import ModelSpec, ServeSpec, TokenizerSpec
+from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.deployments.conftest import deployed, finished
+from tests.coordinator.web.deployments.serving_cluster import QUIET
+from tests.coordinator.web.fake_services import Leavings
 from tests.coordinator.web.pages.test_adapters import LOOKS, look
 from tests.coordinator.web.pages.test_browser import (  # noqa: F401 - a fixture, and marks
     AXE,
@@ -17,6 +23,7 @@ from tests.coordinator.web.pages.test_browser import (  # noqa: F401 - a fixture
     tab_to,
     visit,
 )
+from tests.coordinator.web.pages.test_playground import Said
 
 
 async def whole(page: Any, name: str) -> None:
@@ -81,6 +88,47 @@ async def test_the_page_of_a_deployment_follows_it(chromium: Any, house: House) 
     await page.wait_for_selector(".badge:has-text('settled')")
     assert await page.is_hidden("#programs"), "nobody has to reload the page for that"
     await whole(page, "deployment-settled")
+    assert seen.complaints == []
+
+
+async def test_the_playground_says_that_a_deployment_waits_for_nodes_and_has_no_start(
+    chromium: Any,  # noqa: F811
+    house: House,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = asyncio.Event()
+
+    async def slow(_self: Leavings, _job: str, _point: Any, _command: GenerateCommand) -> Said:
+        await ready.wait()
+        yield TextReport("1", "Here.")
+        yield AnsweredReport("1", "stop", 1, 1)
+
+    monkeypatch.setattr(Leavings, "complete", slow)
+    monkeypatch.setattr("coordinator.web.completions.routes.FIRST_S", 0.1)
+    made = await deployed(house)
+    found, change = house.cluster._find(made), msgspec.structs.replace
+    given = ModelSpec(config={"model_type": "llama"}, weights=Digest("0" * 64))
+    tokenizer = TokenizerSpec("file", file=Digest("0" * 64), settings={"chat_template": "{{ messages }}"})
+    house.cluster._change(
+        found, state="running", serving=QUIET, spec=change(found.view.spec, model=given, tokenizer=tokenizer)
+    )
+    seen = await visit(chromium, house, f"/playground?model={made}")
+    page = seen.page
+    await page.wait_for_selector("#words:visible")
+    offered = await page.locator("select option").evaluate_all("all => all.map((one) => one.value)")
+    assert made in offered
+    assert f"{made}@start" not in offered, "no job made it"
+    for serving, words in (
+        (QUIET, "The model waits for nodes … "),
+        (change(QUIET, loading=1), "The model is being loaded … "),
+    ):
+        ready.clear()
+        house.cluster._change(found, serving=serving)
+        await page.fill("#words", "are you there")
+        await page.press("#words", "Enter")
+        await page.wait_for_selector(f".wait:has-text('{words}')")
+        ready.set()
+        await page.wait_for_selector("#send:visible")
     assert seen.complaints == []
 
 
