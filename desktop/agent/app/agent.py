@@ -505,9 +505,9 @@ class Agent:
         """When it lends."""
         return self._keeper.view()
 
-    def lend(self, change: LendingChange) -> LendingView:
-        """Change that at once; raises SettingsError."""
-        return self._keeper.change(change)
+    async def lend(self, change: LendingChange) -> LendingView:
+        """Change that at once, and say what follows; raises SettingsError."""
+        return await self._keeper.change_and_look(change)
 
     @property
     def heard(self) -> str | None:
