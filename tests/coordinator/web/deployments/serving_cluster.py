@@ -98,7 +98,9 @@ class ServingCluster(Cluster):
         parts = []
         stages = view.serving.stages
         for place, (name, device, *_) in enumerate(NODES[: view.spec.serve.replicas * stages]):
-            state = "done" if view.ended else "ready" if place < view.serving.ready * stages + self.early else "starting"
+            state = (
+                "done" if view.ended else "ready" if place < view.serving.ready * stages + self.early else "starting"
+            )
             done, paid = view.rounds_done, view.paid // view.spec.serve.replicas
             parts.append(
                 api.JobNode(
