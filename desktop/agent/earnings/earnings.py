@@ -145,13 +145,14 @@ class EarningsFile:
     def unsettled(self, coordinator: str) -> tuple[str, ...]:
         """Jobs of a coordinator of which it has more to say, the newest first: what it told last was not the end.
 
-        These are jobs with a seat here and jobs that brought something: a seat may be missing from a damaged or older book.
+        These are jobs with a seat here and jobs that brought something: an older book may lack a seat.
         """
         known = self._accounts()
         jobs = self._database.execute(
-            "SELECT job, max(at) AS newest FROM (SELECT job, began AS at FROM worked WHERE coordinator = ?"
-            " UNION ALL SELECT job, changed FROM earned WHERE coordinator = ?) GROUP BY job ORDER BY newest DESC",
-            (coordinator, coordinator),
+            "SELECT job, max(began) AS at FROM worked WHERE coordinator = ?1 GROUP BY job"
+            " UNION ALL SELECT job, first AS at FROM earned WHERE coordinator = ?1"
+            " AND job NOT IN (SELECT job FROM worked WHERE coordinator = ?1) ORDER BY at DESC",
+            (coordinator,),
         )
         return tuple(job for job, _ in jobs if not _is_closed(known.get((coordinator, job))))[:MAX_ACCOUNTS]
 
