@@ -33,7 +33,8 @@ class Task(View, frozen=True, kw_only=True):
     """One lease. ``stage`` and ``replica`` are None on a spare. ``share``: of the run's tokens that are done.
 
     ``shown``: after a crash, the last round whose work it shows, and it does nothing else. ``serves``: it answers with the
-    model, and trains nothing. ``stages``: parts that the model is cut into, each of which a node holds.
+    model, and trains nothing. ``stages``: parts that the model is cut into, each of which a node holds. ``waits``: it is ready,
+    and the other nodes that hold the model with it are not all there.
     """
 
     job: ShortText
@@ -49,6 +50,7 @@ class Task(View, frozen=True, kw_only=True):
     shown: Count | None = None
     serves: bool = False
     stages: Count = 1
+    waits: bool = False
 
     @property
     def is_live(self) -> bool:

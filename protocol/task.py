@@ -71,6 +71,7 @@ __all__ = [
     "ApplyRound",
     "AskModel",
     "AuditReport",
+    "AwaitStages",
     "BeginRound",
     "BisectAnswer",
     "BisectQuery",
@@ -212,6 +213,13 @@ class JoinStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="j
     key: SketchKey = b""
 
 
+class AwaitStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="await_stages"):
+    """To each ready node of a replica that several hold together, while one of the others is not there: it answers nothing.
+
+    It is for the agent alone, and holds until the next ``JoinStages``.
+    """
+
+
 class StopTask(Told, frozen=True, forbid_unknown_fields=True, tag="stop"):
     """The task is over; the agent ends the worker and gives the lease back."""
 
@@ -233,6 +241,7 @@ TaskCommand = (
     | ExpectPeers
     | AskModel
     | JoinStages
+    | AwaitStages
     | StopTask
 )
 

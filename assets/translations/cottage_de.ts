@@ -1640,6 +1640,14 @@
         <translation>Ihr Computer hält Teil {0} von {1} dieses Modells und antwortet zusammen mit anderen.</translation>
     </message>
     <message>
+        <source>Waiting for the others of “{0}”.</source>
+        <translation>Wartet auf die anderen für „{0}“.</translation>
+    </message>
+    <message>
+        <source>Your computer is ready and waits for the other computers that hold this model with it. Nothing is earned meanwhile.</source>
+        <translation>Ihr Computer ist bereit und wartet auf die anderen Computer, die dieses Modell mit ihm halten. Solange wird nichts verdient.</translation>
+    </message>
+    <message>
         <source>Other tasks that it works on: {0}.</source>
         <translation>Weitere Aufgaben, an denen er arbeitet: {0}.</translation>
     </message>
@@ -1694,6 +1702,10 @@
     <message>
         <source>Starting</source>
         <translation>Startet</translation>
+    </message>
+    <message>
+        <source>Ready, waits for the others</source>
+        <translation>Bereit, wartet auf die anderen</translation>
     </message>
     <message>
         <source>Running</source>

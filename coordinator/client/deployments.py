@@ -1,7 +1,7 @@
 """A model that answers on nodes: the document that asks for it, and the words for it on the pages and the command line."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.client.errors import ProblemError
@@ -27,6 +27,16 @@ SERVING_SENTENCES: dict[api.JobStateName, str] = {
     "failed": "Failed: what was answered is paid, the rest is refunded.",
     "cancelled": "Cancelled: what was answered is paid, the rest is refunded.",
 }
+
+_READY = frozenset({"ready", "training", "waiting"})
+
+
+def seat_word(node: api.JobNode, nodes: Sequence[api.JobNode], stages: int) -> str:
+    """What a node's state is called where it answers with a model; ``stages``: of ``nodes`` that hold one replica."""
+    if node.state not in _READY:
+        return "loading" if node.state == "starting" else node.state
+    ready = sum(other.replica == node.replica and other.state in _READY for other in nodes)
+    return "answers" if ready >= stages else "waits for the others"
 
 
 def deployment_document(

@@ -17,6 +17,7 @@ from protocol.task import (
     AbandonRound,
     ApplyRound,
     AskModel,
+    AwaitStages,
     BeginRound,
     BisectQuery,
     ExpectPeers,
@@ -84,7 +85,7 @@ def named_by(command: TaskCommand) -> tuple[Digest, ...]:
             return (replay.opening, replay.anchor) if stored and replay.anchor is not None else (replay.opening,)
         case ReduceRound() | ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf():
             return ()
-        case ExpectPeers() | AskModel() | JoinStages() | StopTask():
+        case ExpectPeers() | AskModel() | JoinStages() | AwaitStages() | StopTask():
             return ()
         case _:
             assert_never(command)

@@ -213,6 +213,13 @@ class Sentences(QObject):
         if task.stages > 1 and task.stage is not None:
             reason = self.tr("Your computer holds part {0} of {1} of this model, and answers together with others.")
             reason = reason.format(task.stage + 1, task.stages)
+            if task.waits:
+                headline = self.tr("Waiting for the others of “{0}”.").format(job)
+                reason = self.tr(
+                    "Your computer is ready and waits for the other computers that hold this model with it."
+                    " Nothing is earned meanwhile."
+                )
+                return Sentence(Mood.WAITING, headline, reason)
             if more:
                 reason += " " + self.tr("Other tasks that it works on: {0}.").format(more)
             return Sentence(Mood.LENDING, self.tr("Answering for “{0}”.").format(job), reason)
@@ -248,6 +255,8 @@ class Sentences(QObject):
                 return self.tr("Fetching its files")
             case "starting":
                 return self.tr("Starting")
+            case "running" if task.waits:
+                return self.tr("Ready, waits for the others")
             case "running" if task.serves:
                 return self.tr("Answering")
             case "running":

@@ -16,6 +16,7 @@ from protocol.artifacts import is_answer
 from protocol.codec import decode, decode_json, encode, encode_json
 from protocol.network import NetworkReport, RelayQuestion
 from protocol.node import (
+    Accounts,
     Acknowledged,
     Assign,
     Beat,
@@ -26,6 +27,7 @@ from protocol.node import (
     Heartbeat,
     Hello,
     IceServers,
+    JobEarned,
     NodeMessage,
     OfferedIceServer,
     Refused,
@@ -39,7 +41,10 @@ PATIENCE_S = 30.0
 
 @dataclass
 class Double:
-    """``acknowledge`` off loses every acknowledgement; ``refusal`` is sent instead of a welcome."""
+    """``acknowledge`` off loses every acknowledgement; ``refusal`` is sent instead of a welcome.
+
+    ``accounts``: what it answers who asks how the work in a job stands.
+    """
 
     acknowledge: bool = True
     refusal: Refused | None = None
@@ -54,6 +59,8 @@ class Double:
     beats: list[tuple[str, Heartbeat]] = field(default_factory=list)
     goodbyes: list[str] = field(default_factory=list)
     networks: list[tuple[str, NetworkReport]] = field(default_factory=list)
+    accounts: dict[str, JobEarned] = field(default_factory=dict)
+    account_asks: list[tuple[str, ...]] = field(default_factory=list)
     ice_servers: tuple[OfferedIceServer, ...] = ()
     relays: tuple[OfferedIceServer, ...] = ()
     questions: list[str] = field(default_factory=list)
@@ -201,6 +208,11 @@ class Double:
                     await self.send(peer, Signal(node, passed.envelope))
             case NetworkReport():
                 self.networks.append((node, message))
+            case Accounts(jobs=jobs):
+                self.account_asks.append(jobs)
+                for job in jobs:
+                    if job in self.accounts:
+                        await self.send(node, self.accounts[job])
             case Goodbye(reason=reason):
                 self.goodbyes.append(reason)
         await self._tell()

@@ -33,7 +33,7 @@ from coordinator.store.ports import R, Transaction, col
 from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
 from ledger import events as ledger_events
 from protocol.models.weights import WEIGHT_INDEX
-from protocol.task import ExpectPeers, JoinStages, Member, Plan, TaskCommand
+from protocol.task import AwaitStages, ExpectPeers, JoinStages, Member, Plan, TaskCommand
 
 Event = TypeVar("Event", bound=DomainEvent)
 
@@ -214,16 +214,18 @@ class UnitOfWork:
                 found.setdefault(lease.stage, set()).add(lease.node)
         return {stage: frozenset(nodes) for stage, nodes in found.items()}
 
-    def _joined(self, lease: str) -> list[JoinStages]:
-        """Who holds a replica that answers together with this lease, where it is whole."""
-        if self.run is None or lease not in self.leases:
+    def _joined(self, lease: str) -> list[JoinStages | AwaitStages]:
+        """Who holds a replica that answers together with this lease; where it is not whole, that this one waits."""
+        if self.run is None or lease not in self.leases or self.job.spec.serve is None or len(self.run.layers) == 1:
             return []
         number = self.leases[lease].replica
-        join = None if number is None else self.run.joins.get(number)
-        if join is None or lease not in join.leases or any(other not in self.leases for other in join.leases):
+        if number is None:
             return []
+        join = self.run.joins.get(number)
+        if join is None or lease not in join.leases or any(other not in self.leases for other in join.leases):
+            return [AwaitStages()]
         nodes = [self.leases[member].node for member in join.leases]
-        members = tuple(Member(stage, number or 0, node) for stage, node in enumerate(nodes))
+        members = tuple(Member(stage, number, node) for stage, node in enumerate(nodes))
         return [JoinStages(Plan(join.epoch, self.run.layers, members), sketch_key(self.run.secret, lease))]
 
     def _expected(self, lease: str, newcomers: Mapping[int, frozenset[str]]) -> tuple[ExpectPeers, ...]:

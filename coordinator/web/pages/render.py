@@ -49,14 +49,12 @@ NODE_LOOKS: Final = {
     "rejected": ("stop", "bad"),
     "done": ("check", "good"),
 }
-SERVING_WORDS: Final = {
-    "starting": "loading",
-    "ready": "answers",
-    "training": "answers",
-    "waiting": "answers",
+SERVING_LOOKS: Final = {
+    **NODE_LOOKS,
+    "loading": ("wait", ""),
+    "waits for the others": ("clock", ""),
+    "answers": ("run", "live"),
 }
-"""What a node's state is called where it answers with a model."""
-SERVING_LOOKS: Final = {**NODE_LOOKS, "loading": ("wait", ""), "answers": ("run", "live")}
 CHECK_LOOKS: Final = {
     "pending": ("clock", ""),
     "verified": ("check", "good"),
@@ -180,7 +178,6 @@ class Renderer:
             "job_looks": JOB_LOOKS,
             "node_looks": NODE_LOOKS,
             "serving_looks": SERVING_LOOKS,
-            "serving_words": SERVING_WORDS,
             "serving_sentences": deployments.SERVING_SENTENCES,
             "check_looks": CHECK_LOOKS,
             "event_icons": EVENT_ICONS,
@@ -206,7 +203,17 @@ class Renderer:
             "measured",
         ):
             self._environment.filters[name] = getattr(text, name)
-        for name in ("answered", "drawn_again", "hours", "memory_words", "nodes_sentence", "under_way", "whose_hour"):
+        words = (
+            "answered",
+            "drawn_again",
+            "hours",
+            "memory_words",
+            "nodes_sentence",
+            "seat_word",
+            "under_way",
+            "whose_hour",
+        )
+        for name in words:
             self._environment.filters[name] = getattr(deployments, name)
         self._environment.filters["nodes_words"] = deployments.nodes
         self._environment.filters["dataset_format"] = WORDS.__getitem__

@@ -306,7 +306,8 @@ class Agent:
     async def _live(self, task: HeldTask) -> None:
         """A task from its beginning to its end, with what the owner is told of it."""
         assign, began = task.assign, self._parts.clock.time()
-        name = printable(assign.spec.name)
+        name, coordinator = printable(assign.spec.name), self._parts.settings.coordinator
+        self._books.earnings.record_seat(coordinator, assign.lease, assign.job, name, began)
         if task.restored is None:
             self._note("job began", f"job {name!r} began", job=assign.job, name=name)
         else:
@@ -317,7 +318,6 @@ class Agent:
         failed = task.state == "failed"
         trouble = task.reason if failed else task.restored.why if task.restored is not None else ""
         seconds = self._parts.clock.time() - began
-        coordinator = self._parts.settings.coordinator
         self._books.earnings.record_work(coordinator, assign.lease, assign.job, name, began, seconds, trouble)
         if failed:
             self._note(
@@ -505,9 +505,9 @@ class Agent:
         """When it lends."""
         return self._keeper.view()
 
-    def lend(self, change: LendingChange) -> LendingView:
-        """Change that at once; raises SettingsError."""
-        return self._keeper.change(change)
+    async def lend(self, change: LendingChange) -> LendingView:
+        """Change that at once, and say what follows; raises SettingsError."""
+        return await self._keeper.change_and_look(change)
 
     @property
     def heard(self) -> str | None:

@@ -71,8 +71,8 @@ class Live(Protocol):
     def lending(self) -> LendingView:
         """When it lends."""
 
-    def lend(self, change: LendingChange) -> LendingView:
-        """Change that at once; raises SettingsError."""
+    async def lend(self, change: LendingChange) -> LendingView:
+        """Change that at once, and say what follows; raises SettingsError."""
 
     async def adopt(self, settings: Settings) -> None:
         """Take over settings that need no new start."""
@@ -291,11 +291,11 @@ class OwnerApi:
         self.home.remember(change.apply(LineLimits.of(kept)).into(kept))
         return self.limits()
 
-    def lend(self, change: LendingChange) -> LendingView:
-        """Raises SettingsError."""
+    async def lend(self, change: LendingChange) -> LendingView:
+        """The view after the change; raises SettingsError."""
         if change.on and not self.home.settings().coordinator:
             raise NoNetworkError("no network is set: say first whom to lend to")
-        view = self.agent.lend(change) if self.agent else change_kept(self.home.lending, change, time.time())
+        view = await self.agent.lend(change) if self.agent else change_kept(self.home.lending, change, time.time())
         again = change.on and self.trouble is not None  # What was missing may have come: look at once.
         if change.on is not None and (change.on != self.on or again):
             self.handles.switch(change.on)

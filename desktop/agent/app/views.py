@@ -34,6 +34,7 @@ def task_view(task: HeldTask) -> TaskView:
         shown=max(task.restored.rounds) if task.restored is not None else None,
         serves=task.serves,
         stages=len(assign.plan.layers),
+        waits=task.waits and task.state == "running",
     )
 
 

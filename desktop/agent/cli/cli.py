@@ -47,6 +47,7 @@ _SANDBOX_HELP = (
     "docker: jobs see neither your files nor your network; "
     "process: NO PROTECTION, for the demo and for development (docker)"
 )
+WAITS = "ready, waits for the other nodes of its replica: nothing is earned meanwhile"
 _SETTINGS = (
     "coordinator",
     "name",
@@ -250,6 +251,9 @@ def _status(options: argparse.Namespace) -> int:
     console.print(f"{printable(answer.name)} ({answer.node}) is {answer.state}{reason}")
     if answer.lending:
         console.print(printable(answer.lending))
+    for task in answer.tasks:
+        if task.waits:
+            console.print(f"{printable(task.job_name)}: {WAITS}", soft_wrap=True)
     console.print(f"works for {printable(answer.coordinator)}; {printable(answer.note)}")
     table = Table("Job", "Place", "State", "Round", "Step", "Loss", "Sent")
     for task in answer.tasks:
@@ -257,9 +261,10 @@ def _status(options: argparse.Namespace) -> int:
         if task.serves:
             part = f"stage {(task.stage or 0) + 1} of {task.stages} of " if task.stages > 1 else ""
             place = f"answers, {part}replica {(task.replica or 0) + 1}"
+        state = "ready" if task.waits else task.state
         loss = "" if task.loss is None else f"{task.loss:.3f}"
         sent = f"{(task.activations + task.bulk) / 1e6:,.1f} MB"
-        table.add_row(printable(task.job_name), place, task.state, _text(task.round), _text(task.step), loss, sent)
+        table.add_row(printable(task.job_name), place, state, _text(task.round), _text(task.step), loss, sent)
     console.print(table)
     if answer.links:
         console.print(_link_table(answer.links))

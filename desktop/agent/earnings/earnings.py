@@ -126,18 +126,32 @@ class EarningsFile:
         found = self._database.execute("SELECT told FROM ledger WHERE coordinator = ?", (coordinator,)).fetchone()
         return msgspec.json.decode(found[0], type=LedgerInfo) if found else None
 
+    def record_seat(self, coordinator: str, lease: str, job: str, name: str, began: float) -> None:
+        """Remember a seat before it is worked: the process may be killed before it can say how that ended."""
+        row = (lease, coordinator, job, name, began)
+        self._database.execute("INSERT OR IGNORE INTO worked VALUES (?, ?, ?, ?, ?, 0, '')", row)
+
     def record_work(
         self, coordinator: str, lease: str, job: str, name: str, began: float, seconds: float, trouble: str
     ) -> None:
-        """Remember a seat that was held; ``trouble``: how it failed, empty where it did not."""
+        """Remember that a seat was held for so many more seconds; ``trouble``: how it failed, empty where it did not."""
         row = (lease, coordinator, job, name, began, seconds, trouble)
-        self._database.execute("INSERT OR REPLACE INTO worked VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self._database.execute(
+            "INSERT INTO worked VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (lease) DO UPDATE SET"
+            " seconds = seconds + excluded.seconds, trouble = excluded.trouble",
+            row,
+        )
 
     def unsettled(self, coordinator: str) -> tuple[str, ...]:
-        """Jobs of a coordinator of which it has more to say, the newest first: what it told last was not the end."""
+        """Jobs of a coordinator of which it has more to say, the newest first: what it told last was not the end.
+
+        These are jobs with a seat here and jobs that brought something: an older book may lack a seat.
+        """
         known = self._accounts()
         jobs = self._database.execute(
-            "SELECT job, max(began) AS at FROM worked WHERE coordinator = ? GROUP BY job ORDER BY at DESC",
+            "SELECT job, max(began) AS at FROM worked WHERE coordinator = ?1 GROUP BY job"
+            " UNION ALL SELECT job, first AS at FROM earned WHERE coordinator = ?1"
+            " AND job NOT IN (SELECT job FROM worked WHERE coordinator = ?1) ORDER BY at DESC",
             (coordinator,),
         )
         return tuple(job for job, _ in jobs if not _is_closed(known.get((coordinator, job))))[:MAX_ACCOUNTS]

@@ -40,6 +40,7 @@ from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign, HeldLease, Report, WorkerKind
 from protocol.task import (
     AskModel,
+    AwaitStages,
     ExpectPeers,
     FailureCause,
     JoinStages,
@@ -109,6 +110,7 @@ class HeldTask:
             what is drawn of that.
         may_die: another worker opens what this one leaves on the disk, should its process end. ``died``: how it did.
         ready: called once a restored worker is here.
+        waits: of a replica that several nodes hold together, the others are not all there.
     """
 
     assign: Assign
@@ -121,6 +123,7 @@ class HeldTask:
     reason: str = ""
     tampered: bool = False
     cause: FailureCause = "machine"
+    waits: bool = False
     by_system: bool = False  # Disk or sockets failed, which the machine's own test does not see.
     pid: int | None = None
     bridge: Bridge = field(init=False)
@@ -197,8 +200,10 @@ class HeldTask:
         if isinstance(body, ExpectPeers):
             self.bridge.plans.expect(body.nodes)
             return True
-        if isinstance(body, JoinStages):
+        if isinstance(body, JoinStages | AwaitStages):
             if self.staged:
+                self.waits = isinstance(body, AwaitStages)
+            if self.staged and isinstance(body, JoinStages):
                 self.bridge.join(body)
             return True
         if isinstance(body, AskModel):

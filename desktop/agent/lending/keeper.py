@@ -23,6 +23,7 @@ from desktop.agent.lending.words import describe
 from protocol.codec import MessageError, convert, decode_json, encode_json
 
 LOOK_S = 0.75  # A game is seen within a second, and two seconds are promised.
+DECIDE_S = 2.0  # A look takes some milliseconds, and more where the sensors are slow.
 MAX_PAUSE_S = 30 * 86400.0
 # For machines that do nothing else, and for the demo.
 UNBOUND = Rules(
@@ -126,7 +127,7 @@ class LendingKeeper:
         self._wish = OwnerWish(on=True, paused_until=kept.paused_until)
         self._memory = PolicyMemory()
         self._offset = 0
-        self._changed = asyncio.Event()
+        self._changed, self._decided = asyncio.Event(), asyncio.Event()
         self.decision = Decision(State.LENDING)
 
     async def run(self, work: LendingAgent) -> None:
@@ -145,13 +146,14 @@ class LendingKeeper:
         before, rules = self.decision, self._binding()
         self._offset = facts.utc_offset
         self.decision, self._memory = decide(rules, self._wish, facts, self._memory)
+        self._decided.set()
         if self.decision.state is not before.state:
             sentence = self.sentence()
             LOG.info("lending: %s", sentence)
             await work.follow(self.decision, sentence)
 
     def change(self, change: LendingChange) -> LendingView:
-        """Do what the owner asks, at once, and remember what lasts.
+        """Do what the owner asks at the next look, which is at once, and remember what lasts.
 
         Raises:
             SettingsError: a rule cannot be used or kept.
@@ -168,6 +170,15 @@ class LendingKeeper:
         store(self._file, rules, wish.paused_until)
         self._rules, self._wish = rules, wish
         self._changed.set()
+        return self.view()
+
+    async def change_and_look(self, change: LendingChange) -> LendingView:
+        """``change``, and say what follows from it; where no look ends within ``DECIDE_S``, what was decided before."""
+        self.change(change)
+        self._decided.clear()
+        with contextlib.suppress(TimeoutError):
+            async with self._clock.timeout(DECIDE_S):
+                await self._decided.wait()
         return self.view()
 
     def renew(self) -> None:

@@ -37,7 +37,7 @@ from protocol.serving import (
     SketchReport,
     TextReport,
 )
-from protocol.task import AskModel, JoinStages, Layers, ModelSaid, Plan, StopTask, TaskReady, TaskReport
+from protocol.task import AskModel, AwaitStages, JoinStages, Layers, ModelSaid, Plan, StopTask, TaskReady, TaskReport
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, AllDelivered, FakeArtifacts, FakeModels, digest, spec
 from tests.support.clock import VirtualClock
@@ -82,6 +82,7 @@ class Home:
     seq: int = 0
     plan: Plan | None = None
     epochs: list[int] = field(default_factory=list)
+    waits: bool = False
     sketch: bytes | None = b"honestly"
     late: float = 0.0
     hung: bool = False
@@ -106,10 +107,12 @@ class Home:
             case Command(body=StopTask()):
                 self.silence()
                 self.lease = None
+            case Command(body=AwaitStages()):
+                self.waits = True
             case Command(body=JoinStages(plan=plan)) if self.plan is None or plan.epoch > self.plan.epoch:
                 under_way = list(self.answering)
                 self.silence()
-                self.plan = plan
+                self.plan, self.waits = plan, False
                 self.epochs.append(plan.epoch)
                 for request in under_way:
                     await self._told(RefusedReport(request, "failed", "its nodes are others now"))

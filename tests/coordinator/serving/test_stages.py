@@ -169,6 +169,26 @@ async def test_who_is_left_of_a_replica_is_free_again_when_nobody_comes_for_its_
     assert (await bench.stored(job)).state is JobState.RUNNING
 
 
+async def test_who_is_left_alone_is_told_that_it_waits_until_another_comes() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2)
+    job = await bench.deploy()
+    assert not any(home.waits for home in homes)
+    leaver, left = by_stage(homes)
+    assert leaver.lease is not None
+    await leaver.vanish()
+    async with bench.desk(job) as work:
+        work.end(leaver.lease.lease, "expired", "it is gone")
+    await bench.hear()
+    assert left.waits, "its partner is gone"
+    [heir] = await halves(bench, 3)
+    await bench.turn(job)
+    assert heir.lease is not None
+    assert not left.waits
+    assert not heir.waits
+    assert len(left.epochs) == 2
+
+
 async def test_it_waits_for_enough_nodes_says_so_and_keeps_its_cut() -> None:
     bench = Deployed()
     homes = await halves(bench, 1, 2)

@@ -35,6 +35,7 @@ LACKS = {
     "GET /v1/models/{model}": "for clients of OpenAI's API",
     "POST /v1/chat/completions": "for clients of OpenAI's API",
     "POST /v1/completions": "for clients of OpenAI's API",
+    "POST /v1/embeddings": "for clients of OpenAI's API",
     "GET /healthz": "for whoever runs the coordinator",
     "GET /readyz": "for whoever runs the coordinator",
     "GET /openapi.json": "the document itself, for tools",

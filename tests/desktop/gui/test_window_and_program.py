@@ -245,6 +245,10 @@ def test_a_part_of_a_model_that_answers_is_called_one_of_so_many(window: MainWin
     assert "holds part 2 of 3 of this model, and answers together with others" in window.home.reason.text()
     assert "Part 2 of 3 of the model" in window.home.task.text()
     assert window.home.task.accessibleDescription().startswith("Stage 2, replica 1"), "as its page counts them"
+    window.show_snapshot(running(tasks=[part | {"waits": True}]))
+    assert window.home.headline.text() == "Waiting for the others of “tiny-llama”."
+    assert "Nothing is earned meanwhile." in window.home.reason.text()
+    assert "Ready, waits for the others" in window.home.task.text()
     window.show_snapshot(running(tasks=[part, task()]))
     assert "Other tasks that it works on: 1." in window.home.reason.text()
 

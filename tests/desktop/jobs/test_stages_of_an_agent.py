@@ -4,12 +4,14 @@ import secrets
 
 from desktop.agent.jobs.routing import Plans, RoutingVerdict
 from protocol.codec import encode
+from protocol.identity import NodeKey
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.node import Assign
 from protocol.plan import Plan
 from protocol.serving import TextReport
-from protocol.task import JoinStages, ModelSaid, TaskReady, Traffic
+from protocol.task import AwaitStages, JoinStages, ModelSaid, TaskReady, Traffic
 from protocol.worker import PeerHeader, TensorName
+from tests.desktop.app.test_agent_as_a_process import words_of
 from tests.desktop.conftest import JOB, Running, StartAgent, plan_of
 from tests.desktop.coordinator_double import Double
 from transport.messages.lanes import Lane
@@ -69,6 +71,23 @@ async def test_stages_reach_their_neighbours_around_the_ring_and_one_that_comes_
         await coordinator.until(
             lambda: {link.peer for link in one.agent.status().links} == {heir.address, last.address}
         )
+
+
+async def test_who_waits_for_the_others_says_so_until_they_are_there(
+    coordinator: Double, start_agent: StartAgent
+) -> None:
+    async with start_agent("a") as node:
+        away = NodeKey.generate().address
+        lease = seat(coordinator, plan_of((0, 1, node.address), (1, 1, away)), 0)
+        await coordinator.assign(node.address, lease)
+        await coordinator.until(lambda: coordinator.bodies(TaskReady))
+        joined = JoinStages(plan_of((0, 1, node.address), (1, 1, away), epoch=3))
+        for command, waits in ((AwaitStages(), True), (joined, False), (AwaitStages(), True), (joined, False)):
+            await coordinator.command(node.address, lease, command)
+            await coordinator.until(lambda waits=waits: node.agent.status().tasks[0].waits is waits)
+            code, text = await words_of("status", "--home", str(node.home.path))
+            assert code == 0
+            assert ("ready, waits for the other nodes of its replica: nothing is earned" in text) is waits
 
 
 async def test_what_comes_of_an_earlier_epoch_or_from_a_stranger_reaches_no_worker_and_what_is_early_waits(

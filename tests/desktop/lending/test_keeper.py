@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable
@@ -16,11 +17,13 @@ from desktop.agent.app import status
 from desktop.agent.errors import SettingsError
 from desktop.agent.jobs.line_limits import LimitsChange
 from desktop.agent.lending.facts import Facts
-from desktop.agent.lending.keeper import LendingChange, LendingKeeper, RulesChange, load
+from desktop.agent.lending.keeper import DECIDE_S, LendingChange, LendingKeeper, RulesChange, load
 from desktop.agent.lending.policy import HOLD_S, LINGER_S, Cause, Decision, State
 from protocol.codec import encode_json
+from tests.desktop.app.test_agent_as_a_process import words_of
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
+from tests.support.clock import VirtualClock
 from transport.sctp.allowance import Usage, month_of
 
 
@@ -206,3 +209,20 @@ async def test_each_new_state_is_told_once(tmp_path: Path) -> None:
     clock.ahead += 1000
     await keeper.look(follower)
     assert follower.told == [State.PAUSED, State.LENDING]
+
+
+async def test_who_pauses_and_resumes_reads_the_state_after_it(coordinator: Double, start_agent: StartAgent) -> None:
+    async with start_agent(readings=Sensed()) as node:
+        home = ("--home", str(node.home.path))
+        code, text = await words_of("pause", "1h", *home)
+        assert code == 0
+        assert re.fullmatch(r"Paused until .+: you asked for a pause\.\n", text)
+        assert await words_of("resume", *home) == (0, "Ready to lend.\n")
+
+
+async def test_a_change_is_answered_though_nobody_looks(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    keeper = LendingKeeper(tmp_path / "lending.json", Sensed(), clock)
+    asked = asyncio.create_task(keeper.change_and_look(LendingChange(pause_s=60.0)))
+    await clock.advance(DECIDE_S)
+    assert (await asked).wish.paused_until > 0

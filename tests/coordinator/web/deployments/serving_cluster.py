@@ -23,10 +23,10 @@ QUIET = api.ServingView(0, 0, 0, 0, 0, 0, 0, 0, 0, PER_MILLION, PER_MILLION_PROM
 class ServingCluster(Cluster):
     """Each ``step`` of a deployment: planned, the first node answers, then a period of five minutes each.
 
-    ``least``: that a job has in escrow.
+    ``least``: that a job has in escrow. ``early``: nodes that are ready before the others of their replica.
     """
 
-    least = 0
+    least = early = 0
 
     async def quote(self, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> api.Quote:
         if spec.serve is None:
@@ -98,7 +98,9 @@ class ServingCluster(Cluster):
         parts = []
         stages = view.serving.stages
         for place, (name, device, *_) in enumerate(NODES[: view.spec.serve.replicas * stages]):
-            state = "done" if view.ended else "ready" if place // stages < view.serving.ready else "starting"
+            state = (
+                "done" if view.ended else "ready" if place < view.serving.ready * stages + self.early else "starting"
+            )
             done, paid = view.rounds_done, view.paid // view.spec.serve.replicas
             parts.append(
                 api.JobNode(

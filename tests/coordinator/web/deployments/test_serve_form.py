@@ -77,10 +77,18 @@ async def test_several_nodes_hold_a_model_together_and_the_page_says_who_holds_w
     assert made.spec.serve == ServeSpec(2, stages=2)
     async with Client(house.url) as client:
         await client.fund(made.id)
-    for _ in range(3):
+    house.cluster.early = 1
+    for _ in range(2):
         house.cluster.step(made.id)
     said = words(await page(house, http, f"/jobs/{made.id}"))
+    assert "Replicas that answer 1 of 2" in said
+    table = said[said.index("each with a part of the model") : said.index("How it is checked")]
+    assert [table.count(word) for word in (" answers ", " waits for the others ", " loading ")] == [2, 1, 1]
+    house.cluster.early = 0
+    house.cluster.step(made.id)
+    said = words(await page(house, http, f"/jobs/{made.id}"))
     assert "Replicas that answer 2 of 2" in said
+    assert "waits for the others" not in said
     assert "up to 2 replicas of 2 nodes, each with a part of the model" in said
     for stage, replica in ((1, 1), (2, 1), (1, 2), (2, 2)):
         assert f"stage {stage} of 2, replica {replica}" in said
