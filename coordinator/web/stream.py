@@ -226,6 +226,7 @@ async def while_there(request: web.Request) -> AsyncGenerator[None]:
         ConnectionResetError: they have gone.
     """
     loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+    next_look: asyncio.TimerHandle | None = None
 
     def look() -> None:
         nonlocal next_look
@@ -234,16 +235,17 @@ async def while_there(request: web.Request) -> AsyncGenerator[None]:
         else:
             next_look = loop.call_later(GONE_S, look)
 
-    next_look = loop.call_later(GONE_S, look)
     try:
         async with limit:
+            look()
             yield
     except TimeoutError:
         if limit.expired():
             raise ConnectionResetError("nobody waits for the answer any more") from None
         raise
     finally:
-        next_look.cancel()
+        if next_look is not None:
+            next_look.cancel()
 
 
 def _gone(request: web.Request) -> bool:
