@@ -96,7 +96,8 @@ ASKED: Mapping[JobAction, frozenset[JobState]] = {
     JobAction.RESUME: _AT_WORK | {JobState.PAUSED},
     JobAction.STOP: frozenset({JobState.PLANNED, JobState.RUNNING, JobState.PAUSED}),
 }
-"""In which states an action has a meaning; asking for what is so already changes nothing."""
+"""In which states an action has a meaning; asking for what is so already changes nothing. A deployment can be stopped as soon as
+it is paid for."""
 
 
 class JobPace(msgspec.Struct, frozen=True):
@@ -194,14 +195,16 @@ def asked(job: Job, action: JobAction, *, checkpoint: bool) -> Job:
     Raises:
         ConflictError: the job is in no state for that, or a stop was asked for, or nothing is there to keep.
     """
-    if job.state not in ASKED[action]:
-        raise ConflictError(
-            f"job {job.id} is {job.state}: {_INSTEAD.get(job.state, 'its life is over')}", field="state"
-        )
+    serves = job.spec.serve is not None
+    states = _AT_WORK | {JobState.PAUSED} if serves else ASKED[action]
+    if job.state not in states:
+        instead = (_INSTEAD_OF_SERVING if serves else _INSTEAD).get(job.state, "its life is over")
+        raise ConflictError(f"job {job.id} is {job.state}: {instead}", field="state")
     if job.wish in ENDINGS:
         raise ConflictError(f"job {job.id} ends: {job.reason}", field="state")
     if job.wish is Wish.STOP and action is not JobAction.STOP:
-        raise ConflictError(f"job {job.id} is being stopped: its model will be there to download", field="state")
+        after = "what it answered is checked and paid" if serves else "its model will be there to download"
+        raise ConflictError(f"job {job.id} is being stopped: {after}", field="state")
     match action:
         case JobAction.PAUSE if job.state is not JobState.PAUSED and job.wish is Wish.NONE:
             return msgspec.structs.replace(job, wish=Wish.PAUSE, halt="asked")
@@ -222,6 +225,10 @@ _INSTEAD: Mapping[JobState, str] = {
     JobState.CREATED: "nobody has paid for it yet: fund or cancel it",
     JobState.FUNDED: "nothing is trained yet: cancel it, which refunds everything",
     JobState.VERIFYING: "all is trained: the model is being put together",
+}
+_INSTEAD_OF_SERVING: Mapping[JobState, str] = {
+    JobState.CREATED: _INSTEAD[JobState.CREATED],
+    JobState.VERIFYING: "it answers no more: its last answers are checked and paid",
 }
 
 

@@ -8,6 +8,7 @@ from ledger.history import LedgerEvent
 from ledger.states import EscrowState
 from protocol.disputes import DisputeEvidence
 from protocol.evidence import RootOf, RoundEvidence
+from protocol.job.job import JobSpec
 
 Verdict = Literal["pass", "fail", "note"]
 
@@ -60,7 +61,7 @@ class Published:
 
     Attributes:
         price, tokens_total: what the whole training is worth, and what it reads.
-        document: SHA-256 of the job document.
+        spec: the job document.
         over, early: whether it has ended, so that all of its money must have moved; and whether before its time.
         wallets: payee -> its token account, for the payees of the evidence.
         rate: of a deployment, whose rounds are periods of answers, the price of 10^15 operations; None: it trains.
@@ -71,7 +72,7 @@ class Published:
     submitter: str
     price: int
     tokens_total: int
-    document: str
+    spec: JobSpec
     over: bool
     early: bool
     rounds: Sequence[RoundEvidence]

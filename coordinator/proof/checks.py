@@ -3,6 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.proof import disputes, draws
@@ -20,6 +22,7 @@ from protocol.evidence import (
     leaves_of,
     root_of,
 )
+from protocol.job.document_digest import document_digest
 from protocol.merkle import MerkleTree, verify_proof
 
 Seat = tuple[int, int]
@@ -91,13 +94,16 @@ def _cumulative(chain: OnLedger) -> Iterator[ProofFinding]:
 
 
 def _terms(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
-    """The job document is the one that was written on the ledger when the job was made."""
+    """The job document is the one that was written on the ledger when the job was made, but for what was added to its budget."""
     created = [event for event in chain.events if event.kind == "created" and event.author == chain.coordinator]
     if not created:
         yield _fail("document", "job", "the ledger has no memo of the job's creation", chain.escrow.address)
         return
-    same = created[0].fields["document"] == said.document
-    detail = f"SHA-256 {said.document[:16]}… of the job document" + ("" if same else ", and the ledger has another")
+    now, first = said.spec.budget, int(created[0].fields["budget"])
+    document = document_digest(msgspec.structs.replace(said.spec, budget=min(now, first)))
+    same = created[0].fields["document"] == document
+    raised = f" with its first budget of {money(first)}: it is {money(now)} by now" if now > first else ""
+    detail = f"SHA-256 {document[:16]}… of the job document{raised}" + ("" if same else ", and the ledger has another")
     yield _judge("document", "job", same, detail, f"memo {created[0].signature}")
     owner = said.submitter == chain.escrow.submitter
     yield _judge("submitter", "job", owner, f"wallet {said.submitter}", f"escrow {chain.escrow.address}")

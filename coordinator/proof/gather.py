@@ -8,7 +8,6 @@ from ledger.addresses import job_bytes
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import AddressError, NoEscrowError
 from protocol.disputes import DisputeEvidence
-from protocol.job.document_digest import document_digest
 
 _EARLY = frozenset({"failed", "cancelled"})
 _OVER = _EARLY | {"settled"}
@@ -52,7 +51,7 @@ async def gather(
         submitter=view.submitter,
         price=view.quote.price,
         tokens_total=view.tokens_total,
-        document=document_digest(view.spec),
+        spec=view.spec,
         over=view.state in _OVER,
         early=view.state in _EARLY,
         rounds=rounds,

@@ -21,6 +21,7 @@ from coordinator.web.ledger import audit_id
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.sending import send_artifact
+from coordinator.web.stream import while_there
 from coordinator.web.transfers import job_id
 from protocol.ids import is_id
 from protocol.rest import api
@@ -193,7 +194,7 @@ class LifeRoutes:
         """POST jobs/{job}/generate: Server-Sent Events, until ``done`` or ``error``."""
         job, wanted = job_id(request), await read_document(request, api.TrialRequest)
         round_ = integer(request, "round", 0, 0, MAX_ID) if "round" in request.query else None
-        async with aclosing(self._leavings.generate(job, round_, wanted)) as pieces:  # type: ignore[type-var]
+        async with while_there(request), aclosing(self._leavings.generate(job, round_, wanted)) as pieces:  # type: ignore[type-var]
             first = await anext(pieces)  # What is refused at once is an ordinary error.
             response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
             response.content_type = "text/event-stream"

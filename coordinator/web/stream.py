@@ -10,7 +10,8 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from coordinator.services.jobs import ports
 from coordinator.web.feed import TERMINAL, Feed, FeedMark, FeedSource, JobSource, NetworkSource
 
 HEART_S = 15.0  # A comment is written when nothing else was for so long: it shows that the line is alive, and finds out whether.
+GONE_S = 0.25  # Whoever waits for an answer and has gone is noticed within this time.
 LOOK_S = 2.0  # A stream whose reader has gone is noticed within this time, and makes room.
 STALL_S = 30.0  # A reader that does not take a piece within this time is cut off.
 LIFE_S = 3600.0  # Then a stream ends, and its reader connects again where it was: nobody keeps a connection for ever.
@@ -214,6 +216,36 @@ def bound(transport: Any) -> None:
     if transport is not None:
         transport.set_write_buffer_limits(high=BUFFER_BYTES)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+
+
+@asynccontextmanager
+async def while_there(request: web.Request) -> AsyncGenerator[None]:
+    """What is done within is cancelled once whoever asked has gone, also while nothing comes that could be written.
+
+    Raises:
+        ConnectionResetError: they have gone.
+    """
+    loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+    next_look: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal next_look
+        if _gone(request):
+            limit.reschedule(loop.time())
+        else:
+            next_look = loop.call_later(GONE_S, look)
+
+    try:
+        async with limit:
+            look()
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise ConnectionResetError("nobody waits for the answer any more") from None
+        raise
+    finally:
+        if next_look is not None:
+            next_look.cancel()
 
 
 def _gone(request: web.Request) -> bool:

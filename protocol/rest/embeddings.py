@@ -36,21 +36,28 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
         """What is asked of the model.
 
         Raises:
-            MessageError: there are too many texts, or several kinds of input at once.
+            MessageError: there are too many texts, or several kinds of input at once, or one of them is empty.
         """
+        texts = self._texts()
+        for number, text in enumerate(texts, 1):
+            if not text:
+                raise MessageError(f"text {number:,} of {len(texts):,} is empty: leave it out", "input")
+        return EmbedCommand("1", texts)
+
+    def _texts(self) -> tuple[EmbeddedText, ...]:
         if isinstance(self.input, str):
-            return EmbedCommand("1", (self.input,))
+            return (self.input,)
         tokens = tuple(one for one in self.input if isinstance(one, int))
         texts: tuple[EmbeddedText, ...] = tuple(one for one in self.input if not isinstance(one, int))
         if tokens:
             if texts:
                 raise MessageError(f"input has several kinds of entries: {_KINDS}", "input")
-            return EmbedCommand("1", (tokens,))
+            return (tokens,)
         if len({isinstance(one, str) for one in texts}) > 1:
             raise MessageError(f"input has several kinds of entries: {_KINDS}", "input")
         if len(texts) > MAX_EMBEDDED:
             raise MessageError(f"input has {len(texts):,} entries: {MAX_EMBEDDED:,} at most", "input")
-        return EmbedCommand("1", texts)
+        return texts
 
 
 class Embedding(msgspec.Struct, frozen=True):

@@ -21,11 +21,13 @@ from ledger.client import job_bytes
 from ledger.history import LedgerEvent
 from ledger.money import Amount
 from protocol.evidence import ACROSS, RoundEvidence, leaves_of, root_of
-from tests.coordinator.fakes import WALLET
+from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from tests.coordinator.fakes import BUDGET, WALLET, spec
 from tests.ledger.by_hand import pay
 from tests.proof.town import COORDINATOR_SEED, Town, town
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+RAISED = 100
 STRANGER = "4Nd1mBQtrMJVYVfKf2PJy9NZUZdTAsp7D4xWLs4gDB4T"
 
 Forge = Callable[[Case], Case]
@@ -229,7 +231,23 @@ def _chosen(case: Case) -> Case:
 
 def _document(case: Case) -> Case:
     assert case.published is not None
-    return replace(case, published=replace(case.published, document="00" * 32))
+    other = msgspec.structs.replace(case.published.spec, name="another job")
+    return replace(case, published=replace(case.published, spec=other))
+
+
+def _lowered(case: Case) -> Case:
+    """A budget below the one that the ledger has: budgets are only raised."""
+    assert case.published is not None
+    lower = msgspec.structs.replace(case.published.spec, budget=case.published.spec.budget - 1)
+    return replace(case, published=replace(case.published, spec=lower))
+
+
+def _raised_and_changed(case: Case) -> Case:
+    """Under a raised budget something else was changed, too."""
+    assert case.published is not None
+    said = case.published.spec
+    other = msgspec.structs.replace(said, budget=said.budget + 1, deadline_hours=said.deadline_hours + 1)
+    return replace(case, published=replace(case.published, spec=other))
 
 
 def _lost_payout() -> Forge:
@@ -265,6 +283,8 @@ def _lost_payout() -> Forge:
         ("commitments written after the draw", _late, "order"),
         ("a block that was chosen by waiting", _chosen, "order"),
         ("another job document", _document, "document"),
+        ("a budget that was lowered", _lowered, "document"),
+        ("another document under a raised budget", _raised_and_changed, "document"),
         ("a payout whose event is missing", _lost_payout(), "sums"),
         ("a deposit whose event is missing", events(lambda e: e.kind != "deposited"), "sums"),
         ("no memo of an outcome", events(lambda e: e.fields.get("what") != "outcome"), "outcome root"),
@@ -307,6 +327,28 @@ async def test_a_job_that_was_cancelled_holds_once_what_was_done_is_paid(place: 
     found = list(findings(await gather(job, place.rpc, None, None, place.url)))
     assert failed(found) == []
     assert any(one.check == "refund" for one in found)
+
+
+@pytest.mark.parametrize("kind", ["training", "deployment"])
+async def test_a_job_whose_budget_was_raised_still_holds(place: Town, job: str, kind: str) -> None:
+    document = msgspec.structs.replace(spec(), over_budget="pause")
+    if kind == "deployment":
+        document = JobSpec("", ModelSpec(from_job=job), BUDGET, deadline_hours=8.0, serve=ServeSpec())
+    price = (await place.parts.jobs.quote(document)).price
+    document = msgspec.structs.replace(document, budget=price - RAISED * 2)
+    made = await place.submit("raised", document)
+    for _ in range(2):
+        await place.parts.jobs.add_budget(made, RAISED)
+    if kind == "deployment":
+        await place.parts.jobs.cancel(made)
+    await place.end(made)
+    case = await gather(made, place.rpc, None, None, place.url)
+    assert case.published is not None
+    assert case.published.spec.budget == price
+    found = list(findings(case))
+    assert failed(found) == []
+    (said,) = [one for one in found if one.check == "document"]
+    assert "with its first budget of" in said.detail
 
 
 async def test_a_node_that_lied_is_out_and_the_job_still_holds(tmp_path: Path) -> None:

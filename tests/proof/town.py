@@ -31,6 +31,7 @@ from ledger.local.server import build_app
 from ledger.local.store import LocalStore
 from ledger.money import Amount
 from protocol.codec import decode
+from protocol.job.job import JobSpec
 from protocol.node import NodeMessage
 from protocol.rest.api import NewJob
 from tests.coordinator.fakes import COORDINATOR, WALLET, AllDelivered, FakeArtifacts, FakeModels, Peers, spec
@@ -98,10 +99,11 @@ class Town:
         self.url = "http://{}:{}".format(*runner.addresses[0][:2])
         return runner
 
-    async def submit(self, name: str = "a small job", **training: int) -> str:
-        """Submit a job and fund it from the test wallet; returns its id."""
+    async def submit(self, name: str = "a small job", document: JobSpec | None = None, **training: int) -> str:
+        """Submit a job, a small one or that of a ``document``, and fund it from the test wallet; returns its id."""
         await self.turn()
-        job = (await self.parts.jobs.create(NewJob(msgspec.structs.replace(spec(**training), name=name)))).id
+        asked = msgspec.structs.replace(document or spec(**training), name=name)
+        job = (await self.parts.jobs.create(NewJob(asked))).id
         funding = asyncio.create_task(self.parts.jobs.fund(job))
         while not funding.done():
             await self.parts.lanes.drain()

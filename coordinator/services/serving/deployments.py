@@ -70,11 +70,7 @@ class Deployments:
         elif work.job.wish is not Wish.NONE:
             await self._rest(work)
         elif state in ANSWERS and not await self._ends_by_itself(work):
-            if self._sleeps(work):
-                await self._release(work, "nobody has asked for it for a while")
-            else:
-                await self._seat(work)
-            self._move(work)
+            await self._staff(work)
             if (
                 self._context.clock.now() - self._counted.setdefault(work.job.id, self._context.clock.now())
                 >= rules.PERIOD_S
@@ -137,8 +133,21 @@ class Deployments:
 
     # --- nodes ------------------------------------------------------------------------------------------------------------
 
-    async def _seat(self, work: UnitOfWork) -> None:
-        """Let go who does not answer, and give empty seats to free nodes."""
+    async def _staff(self, work: UnitOfWork) -> None:
+        """Have nodes hold the model, or nobody while nobody asks. What is lost is told before who comes for it."""
+        if self._sleeps(work):
+            await self._release(work, "nobody has asked for it for a while")
+            self._move(work)
+            return
+        stays = await self._let_go(work)
+        self._move(work)
+        if stays:
+            owed = {period.lease.replica for period in self._homes.periods(work.job.id)}
+            await self._seating.fill(work, owed)
+            self._move(work)
+
+    async def _let_go(self, work: UnitOfWork) -> bool:
+        """Let go who does not answer, and who leaves; whether the deployment goes on."""
         for lead, why in self._homes.broken(work.job.id):
             if lead in work.leases:
                 self._seating.let_go(work, lead, why)
@@ -148,11 +157,10 @@ class Deployments:
                 work.end(lease.id, "stalled", f"not ready after {START_S:g} s")
         if why := await self._unloadable(work):
             await self.stop(work, JobState.FAILED, why)
-            return
+            return False
         for lease in [one for one in work.leases.values() if self._nodes.is_draining(one.node)]:
             work.end(lease.id, "replaced", self._nodes.why_draining(lease.node))
-        owed = {period.lease.replica for period in self._homes.periods(work.job.id)}
-        await self._seating.fill(work, owed)
+        return True
 
     async def _unloadable(self, work: UnitOfWork) -> str:
         """Why no node can ever answer; empty: some may."""

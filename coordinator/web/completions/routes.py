@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +21,7 @@ from coordinator.web.auth import costs, principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import COMPLETION, answer
 from coordinator.web.route import Route
-from coordinator.web.stream import Writer, bound
+from coordinator.web.stream import Writer, bound, while_there
 from protocol.rest.api import JobView
 from protocol.rest.completions import (
     AnsweredBy,
@@ -138,7 +138,7 @@ class CompletionRoutes:
         command = asked.command()
         job, point = await self._found(request, asked.model)
         made: list[bytes] = []
-        async with aclosing(_while_there(request, self._outputs.complete(job, point, command))) as reports:
+        async with while_there(request), aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
             report = await anext(reports)
             while isinstance(report, EmbeddedReport):
                 made += report.vectors
@@ -160,7 +160,7 @@ class CompletionRoutes:
         counts = asked.stream_options is not None and asked.stream_options.include_usage
         shape = _Shape(number, asked.model, counts, chat, int(time.time()))
         command = asked.command(secrets.randbits(63))
-        async with aclosing(_while_there(request, self._outputs.complete(job, point, command))) as reports:
+        async with while_there(request), aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
             if asked.stream:
                 return await _streamed(request, shape, reports)
             return answer(await _whole(shape, reports))
@@ -277,15 +277,6 @@ async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> we
             await asyncio.wait({coming})
     await response.write_eof()
     return response
-
-
-async def _while_there(request: web.Request, reports: Reports) -> AsyncGenerator[AnswerReport]:
-    """The reports, until whoever asked has gone."""
-    async with aclosing(reports):  # type: ignore[type-var]
-        async for report in reports:
-            if request.transport is None or request.transport.is_closing():
-                raise ConnectionResetError("nobody waits for the answer any more")
-            yield report
 
 
 def _event(value: msgspec.Struct) -> bytes:

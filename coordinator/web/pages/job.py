@@ -35,8 +35,8 @@ MAX_ID = 10**15
 # Which buttons a job has, by its state.
 PAUSABLE = frozenset({"funded", "planned", "running"})
 STOPPABLE = frozenset({"planned", "running", "paused"})
-ENDABLE = frozenset({"running", "paused"})
-"""In which a deployment can be stopped: before, it is cancelled."""
+ENDABLE = frozenset({"funded", "planned", "running", "paused"})
+"""In which a deployment can be stopped: before it is paid for, it is cancelled."""
 
 
 class JobPages:

@@ -280,8 +280,9 @@ class Deployed(Bench):
         hours: float = 8.0,
         idle: int | None = None,
         stages: int | None = None,
+        alone: bool = False,
     ) -> str:
-        """A deployment with its money in escrow."""
+        """A deployment with its money in escrow. ``alone``: all nodes leave before."""
         trained = await self.trained()
         document = JobSpec(
             "moo at homes",
@@ -291,6 +292,8 @@ class Deployed(Bench):
             serve=ServeSpec(replicas, idle_minutes=idle, stages=stages),
         )
         job = (await self.parts.jobs.create(NewJob(document))).id
+        for home in self.homes.values() if alone else ():
+            await home.vanish()
         await self.while_time_moves(self.fund(job))
         await self.turn(job)
         return job

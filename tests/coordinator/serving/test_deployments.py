@@ -504,3 +504,77 @@ async def test_nodes_that_cannot_answer_are_let_go_and_the_request_is_answered_e
     with pytest.raises(UnavailableError):
         await last.task
     assert MB > 0
+
+
+async def test_a_queue_without_any_node_says_so_and_who_leaves_it_makes_room() -> None:
+    bench = Deployed()
+    await bench.come(1)
+    job = await bench.deploy(alone=True)
+    stored = await bench.stored(job)
+    waiting = [bench.ask(stored, seed=seed, tokens=2) for seed in range(rules.MAX_WAITING)]
+    await bench.pass_time(0.5)
+    with pytest.raises(TooManyError, match="64 requests wait for this deployment already: no node holds its model yet"):
+        await anext(bench.parts.homes.generate(stored, waiting[0].command, 60.0))
+    for one in waiting:
+        await one.leave()
+    hasty = anext(bench.parts.homes.generate(stored, waiting[0].command, 1.0))
+    with pytest.raises(UnavailableError, match="holds its model yet: try again"):
+        await bench.while_time_moves(hasty)
+    home = await bench.come(2)
+    await bench.turn(job)
+    late = bench.ask(stored, tokens=2)
+    await bench.pass_time(2.0)
+    await late.task
+    assert len(home.asked) == 1, "nobody answers for those who have gone"
+
+
+async def test_a_deployment_that_waits_for_its_first_node_is_stopped_and_refunded() -> None:
+    bench = Deployed()
+    await bench.come(1)
+    job = await bench.deploy(alone=True)
+    assert (await bench.stored(job)).state is JobState.FUNDED
+    waiting = bench.ask(await bench.stored(job))
+    await bench.pass_time(0.5)
+    async with bench.desk(job) as work:
+        await bench.parts.runs.ask(work, JobAction.STOP)
+    await bench.turn(job)
+    stored = await bench.stored(job)
+    assert (stored.state, stored.paid, stored.refunded) == (JobState.CANCELLED, 0, BUDGET)
+    with pytest.raises(ConflictError):
+        await waiting.task
+
+
+async def test_one_that_answered_rested_and_waits_again_is_stopped_with_pay_and_refund() -> None:
+    bench = Deployed()
+    home = await bench.come(1)
+    job = await bench.deploy()
+    async with bench.checking():
+        asked = bench.ask(await bench.stored(job))
+        await bench.pass_time(2.0)
+        await asked.task
+        async with bench.desk(job) as work:
+            await bench.parts.runs.ask(work, JobAction.PAUSE)
+        await home.vanish()
+        async with bench.desk(job) as work:
+            await bench.parts.runs.ask(work, JobAction.RESUME)
+        await bench.turn(job)
+        assert (await bench.stored(job)).state is JobState.FUNDED
+        async with bench.desk(job) as work:
+            await bench.parts.runs.ask(work, JobAction.STOP)
+        await bench.pass_time(2.0)
+        await bench.turn(job)
+    stored = await bench.stored(job)
+    assert stored.state is JobState.CANCELLED
+    assert stored.paid > 0
+    assert stored.paid + stored.refunded == BUDGET
+
+
+@pytest.mark.parametrize("action", [JobAction.PAUSE, JobAction.STOP])
+async def test_what_is_refused_of_a_deployment_is_refused_in_its_own_words(action: JobAction) -> None:
+    bench = Deployed()
+    await bench.come(1)
+    job = await bench.deploy()
+    async with bench.desk(job) as work:
+        work.job = msgspec.structs.replace(work.job, state=JobState.VERIFYING)
+        with pytest.raises(ConflictError, match="it answers no more: its last answers are checked and paid"):
+            await bench.parts.runs.ask(work, action)

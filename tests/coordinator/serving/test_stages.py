@@ -109,6 +109,9 @@ async def test_a_seat_that_is_lost_in_mid_answer_is_taken_again_and_the_answer_g
     assert spare.lease is not None
     assert (spare.lease.stage, spare.lease.replica) == (1, 0)
     assert first.epochs[-1] == spare.epochs[-1] > last.epochs[-1]
+    told = await notes(bench, job)
+    lost = told.index("no nodes together hold the whole model any more: the deployment waits for others")
+    assert told.index(f"node {spare.node} takes stage 2 of 2 of replica 0") > lost
     await bench.pass_time(3.0)
     await asked.task
     assert asked.tokens == asked.right
@@ -163,6 +166,7 @@ async def test_who_is_left_of_a_replica_is_free_again_when_nobody_comes_for_its_
     await bench.pass_time(HALF_S + 10.0, 5.0)
     await bench.turn(job)
     assert first.lease is None
+    assert "replica 0 is let go: it is not whole, and no free node completes it" in await notes(bench, job)
     await halves(bench, 3)
     await bench.turn(job)
     assert first.lease is not None
@@ -440,3 +444,45 @@ async def test_a_seat_of_a_node_that_drains_goes_to_another_and_asleep_nobody_ho
     await asked.task
     assert asked.tokens == asked.right
     assert len(set(spare.epochs)) == len(spare.epochs) >= 2
+
+
+@pytest.mark.parametrize("asked_for", [2, None])
+async def test_embeddings_are_refused_while_nodes_are_waited_for_as_they_are_later(asked_for: int | None) -> None:
+    bench = Deployed()
+    words = "nodes that hold a model together make no embeddings"
+    await halves(bench, 1, 2)
+    job = await bench.deploy(stages=asked_for, alone=True)
+    stored = await bench.stored(job)
+    waiting = [bench.embed(stored, "a") for _ in range(3)]
+    answer = bench.ask(stored)
+    await bench.pass_time(1.0)
+    assert [one.task.done() for one in waiting] == [asked_for is not None] * 3, "one node may come and hold it whole"
+    homes = await halves(bench, 3, 4)
+    await bench.turn(job)
+    assert len(by_stage(homes)) == 2
+    late = bench.embed(stored, "a")
+    await bench.pass_time(3.0)
+    for one in (*waiting, late):
+        with pytest.raises(InvalidError, match=words) as refused:
+            await one.task
+        assert refused.value.field == "model"
+    await answer.task
+    assert answer.tokens == answer.right
+
+
+async def test_it_is_told_by_its_cut_when_the_coordinator_begins_anew_without_nodes() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2)
+    job = await bench.deploy()
+    for home in homes:
+        await home.vanish()
+        assert home.lease is not None
+        async with bench.desk(job) as work:
+            work.end(home.lease.lease, "expired", "it is gone")
+    bench.homes.clear()
+    await bench.restart()
+    await bench.turn(job)
+    asked = bench.embed(await bench.stored(job), "a")
+    await bench.pass_time(0.5)
+    with pytest.raises(InvalidError, match="make no embeddings"):
+        await asked.task

@@ -19,6 +19,7 @@ from torch import Tensor
 from protocol.codec import MessageError
 from protocol.plan import Plan
 from protocol.serving import (
+    NO_EMBEDDINGS_TOGETHER,
     CancelCommand,
     EmbedCommand,
     EngineCommand,
@@ -134,8 +135,7 @@ class StageEngine:
             case CancelCommand():
                 pass
             case EmbedCommand():
-                detail = "nodes that hold a model together make no embeddings: deploy it on nodes that hold it whole"
-                self._say(RefusedReport(command.id, "no-embeddings", detail))
+                self._say(RefusedReport(command.id, "no-embeddings", NO_EMBEDDINGS_TOGETHER))
             case _:
                 detail = "of the nodes that hold a model together the first one answers, and none does anything else"
                 self._say(RefusedReport(command.id, "failed", detail))

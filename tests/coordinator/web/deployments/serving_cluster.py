@@ -86,7 +86,8 @@ class ServingCluster(Cluster):
 
     async def ask(self, job: str, action: JobAction) -> api.JobView:
         found = self._find(job)
-        if found.view.spec.serve is not None and action is JobAction.STOP and found.view.state in ("running", "paused"):
+        at_work = found.view.state in ("planned", "running", "paused")
+        if found.view.spec.serve is not None and action is JobAction.STOP and at_work:
             self._change(found, state="verifying", reason="the submitter stopped it", serving=self._idle(found))
             return found.view
         return await super().ask(job, action)

@@ -11,6 +11,7 @@ from coordinator.client import Client
 from coordinator.errors import InvalidError
 from coordinator.web.pages.forms import read_document
 from protocol.job.job import ServeSpec
+from protocol.rest import api
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.deployments.conftest import ENOUGH, deployed, finished
 from tests.coordinator.web.deployments.serving_cluster import PER_HOUR
@@ -242,8 +243,20 @@ async def test_a_deployment_is_paused_and_stopped_from_its_page(house: House, ht
         assert gone not in said, "it answers no more"
 
 
-async def test_before_it_answers_a_deployment_is_cancelled(house: House, http: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize("state", ["funded", "planned", "running", "paused"])
+async def test_from_its_escrow_on_a_deployment_is_stopped(
+    state: api.JobStateName, house: House, http: aiohttp.ClientSession
+) -> None:
     made = await deployed(house)
+    house.cluster._change(house.cluster._find(made), state=state)
+    text = await page(house, http, f"/jobs/{made}")
+    assert 'id="stop"' in text
+    assert 'id="cancel"' not in text
+
+
+async def test_before_it_is_paid_for_a_deployment_is_cancelled(house: House, http: aiohttp.ClientSession) -> None:
+    made = await deployed(house)
+    house.cluster._change(house.cluster._find(made), state="created")
     text = await page(house, http, f"/jobs/{made}")
     assert 'id="cancel"' in text
     assert 'id="stop"' not in text
