@@ -111,7 +111,7 @@ async def test_a_seat_that_is_lost_in_mid_answer_is_taken_again_and_the_answer_g
     assert first.epochs[-1] == spare.epochs[-1] > last.epochs[-1]
     told = await notes(bench, job)
     lost = told.index("no nodes together hold the whole model any more: the deployment waits for others")
-    assert told.index(f"node {spare.node} takes stage 2 of 2 of replica 0") > lost
+    assert told.index(f"node {spare.node} takes stage 2 of 2 of replica 1") > lost
     await bench.pass_time(3.0)
     await asked.task
     assert asked.tokens == asked.right
