@@ -92,10 +92,10 @@ class ReplicaStaffing:
         self._halves[work.job.id] = halves = {number: before.get(number, work.now) for number in still}
         for number, since in halves.items():
             if (len(still) > 1 and number == max(still)) or work.now - since > HALF_S:
-                why = "it is not whole, and no free node completes it"
-                work.note("lost", f"replica {number} is let go: {why}")
+                why = f"replica {number + 1} is let go: it is not whole, and no free node completes it"
+                work.note("lost", why)
                 for seat in [lease for lease in work.leases.values() if lease.replica == number]:
-                    work.end(seat.id, "replaced", f"replica {number} is let go: {why}")
+                    work.end(seat.id, "replaced", why)
 
     def _begin(self, work: UnitOfWork, able: list[Candidate], missing: int, owed: Collection[int | None]) -> None:
         """New replicas, as far as there are nodes for them."""

@@ -166,7 +166,7 @@ async def test_who_is_left_of_a_replica_is_free_again_when_nobody_comes_for_its_
     await bench.pass_time(HALF_S + 10.0, 5.0)
     await bench.turn(job)
     assert first.lease is None
-    assert "replica 0 is let go: it is not whole, and no free node completes it" in await notes(bench, job)
+    assert "replica 1 is let go: it is not whole, and no free node completes it" in await notes(bench, job)
     await halves(bench, 3)
     await bench.turn(job)
     assert first.lease is not None
