@@ -23,7 +23,7 @@ demo: setup
 	$(BIN)/cottage demo --dir build/demo $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e and not long" $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not e2e and not long" $(ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "e2e and not long" $(STORIES) $(ARGS)
 
 # What is long by nature: hundreds of worlds, the catalogue of cheats, kills for half an hour. docs/benchmarks/testing.md says what it covers.

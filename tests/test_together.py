@@ -55,6 +55,7 @@ def run(folder: Path, files: dict[str, tuple[int, str]], *words: str) -> subproc
     )
 
 
+@pytest.mark.long
 def test_who_shares_an_engine_waits_for_nobody_else_and_runs_on_one_process(tmp_path: Path) -> None:
     files = {
         "e2e/test_alone.py": (4, ""),

@@ -28,6 +28,7 @@ def one_of_each_end() -> Iterator[ParameterSet]:
         yield pytest.param(cheat, worlds, marks=pytest.mark.long, id=name)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("cheat", "worlds"), list(one_of_each_end()))
 def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays(cheat: Cheat, worlds: int) -> None:
     found = fates(cheat, worlds)

@@ -35,6 +35,7 @@ def gains(plot: Plot, worlds: int) -> list[Gain]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "plot",
     [
@@ -52,6 +53,7 @@ def test_who_does_no_work_for_an_account_is_paid_nothing_by_it(plot: Plot) -> No
     assert world.honest_useless <= spoilt, "and loses a spoilt round at the most"
 
 
+@pytest.mark.long
 def test_a_round_that_is_done_again_is_not_paid_for_what_was_kept_of_it() -> None:
     """Three of four nodes leave before each state that would be stored: half of an honest node's pay, before it was mended."""
     (plot,) = [plot for plot in PLOTS if plot.name.startswith("three leave before")]

@@ -60,6 +60,7 @@ async def played(dispute: Dispute, players: dict[Side, Player], artifacts: Artif
     return dispute
 
 
+@pytest.mark.long
 async def test_one_wrong_bit_of_a_real_step_is_found_and_a_process_of_its_own_says_whose_it_is(
     folder: Path, tokens: TokenFile, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ async def test_a_node_that_says_goodbye_is_replaced_at_once(house: House) -> Non
         assert any("the owner wants to play" in lease for lease in await reasons(house, job))
 
 
+@pytest.mark.long
 async def test_who_takes_a_checkpoint_is_not_held_to_what_others_say_is_in_it(house: House) -> None:
     async with nodes(house, 5) as made:
         job = await start(house)
@@ -144,6 +145,7 @@ async def test_a_coordinator_that_is_killed_and_restarted_finishes_the_job_and_p
         assert not any(r.epoch > 2 for r in await second.parts.jobs.rounds(job)), "nobody had to begin anew"
 
 
+@pytest.mark.long
 async def test_a_liar_is_caught_unpaid_slashed_and_sent_away(config: Config) -> None:
     config = replace(config, audits_per_round=8, settle_every=100)
     async with (
@@ -183,6 +185,7 @@ async def test_a_running_job_can_be_cancelled_and_its_nodes_are_free_again(house
         assert (await house.parts.jobs.cancel(job)).state == "cancelled"
 
 
+@pytest.mark.long
 async def test_two_jobs_share_the_network_one_after_the_other(house: House) -> None:
     async with nodes(house, 4):
         first, second = await start(house, rounds=3), await start(house, rounds=3)

@@ -90,6 +90,7 @@ async def page(url: str) -> str:
         return html.unescape(await answer.text())
 
 
+@pytest.mark.long
 async def test_its_own_auditor_comes_is_shown_and_ends_with_a_coordinator_that_is_killed(
     tmp_path: Path, ledger_url: str
 ) -> None:
@@ -112,6 +113,7 @@ async def _has(url: str, text: str) -> bool:
     return text in await page(url)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("program", "words", "why"),
     [
@@ -157,6 +159,7 @@ def test_a_value_that_an_option_does_not_take_is_refused(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.long
 async def test_what_the_operator_says_that_a_token_is_worth_is_published(tmp_path: Path, ledger_url: str) -> None:
     process = await start(*serve_words(tmp_path, ledger_url, "--no-own-auditor", "--token-worth", "0.92 eur"))
     try:
@@ -168,6 +171,7 @@ async def test_what_the_operator_says_that_a_token_is_worth_is_published(tmp_pat
     assert market["worth"] == {"currency": "EUR", "millionths": 920_000}
 
 
+@pytest.mark.long
 async def test_an_open_coordinator_serves_and_is_asked_on_the_loopback_of_ipv6(tmp_path: Path, ledger_url: str) -> None:
     ready = tmp_path / "ready"
     process = await start(

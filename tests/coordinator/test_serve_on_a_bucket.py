@@ -41,6 +41,7 @@ async def patched(http: aiohttp.ClientSession, url: str, at: int, data: bytes) -
         return answer.status
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_an_upload_outlives_the_coordinator_and_the_bucket(
     tmp_path: Path, ledger_url: str, server: BucketServer

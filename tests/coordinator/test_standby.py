@@ -141,6 +141,7 @@ async def test_what_begins_while_another_one_takes_over_sees_the_new_owner(waiti
     await old.close()
 
 
+@pytest.mark.long
 async def test_a_database_that_was_away_costs_nobody_its_place(waiting: Waiting, postgres: Postgres) -> None:
     first, second = await waiting.one(), await waiting.one()
     assert await first.take()

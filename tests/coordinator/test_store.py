@@ -97,6 +97,7 @@ async def test_a_transaction_sees_its_own_writes(store: Store) -> None:
         assert await tx.find(Job, col(Job.paid).equals(7)) == [changed]
 
 
+@pytest.mark.one_in(2)
 async def test_who_is_cancelled_within_a_statement_leaves_the_store_to_others(store: Store) -> None:
     """Of a statement of SQLite's that is broken off the file stays locked: everybody waited for ever."""
 

@@ -42,6 +42,7 @@ async def get(house: House, path: str) -> tuple[int, str | None, str]:
         return answer.status, answer.headers.get("Retry-After"), await answer.text()
 
 
+@pytest.mark.long
 @needs_postgres
 @pytest.mark.slow
 async def test_postgresql_is_killed_under_a_running_job_and_comes_back(

@@ -3,6 +3,8 @@
 import re
 from collections import Counter
 
+import pytest
+
 from coordinator.client.text import money
 from protocol.rest.api import NewJob
 from tests.coordinator.conftest import House, nodes, until
@@ -60,6 +62,7 @@ async def test_a_job_goes_from_created_to_settled(house: House) -> None:
         await until(lambda: not any(node.tasks for node in made))
 
 
+@pytest.mark.long
 async def test_quicker_nodes_that_join_in_mid_run_take_the_seats_of_slow_ones(house: House) -> None:
     async with nodes(house, 4, flops=1e8) as slow:
         job = await house.parts.jobs.create(NewJob(spec(tokens=4096 * 6)))

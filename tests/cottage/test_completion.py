@@ -49,6 +49,7 @@ def run(argv: list[str], environment: dict[str, str]) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("line", "found"),
     [

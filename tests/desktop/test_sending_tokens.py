@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from coordinator.services.core.context import Context
 from coordinator.services.payments.withdrawals import LedgerSponsor, WithdrawalService
 from coordinator.store.memory import MemoryStore
@@ -109,6 +111,7 @@ async def test_all_is_sent_while_nothing_is_lent_and_no_coordinator_is_connected
         assert await place.ledger.balance(SPONSOR.address) - before == FEE + ACCOUNT
 
 
+@pytest.mark.long
 async def test_with_sol_of_its_own_the_command_asks_no_coordinator(tmp_path: Path) -> None:
     async with place_in(tmp_path) as place:
         code, denied = await place.send("--own-sol", "--to", TARGET, "1")

@@ -256,6 +256,7 @@ async def test_after_kill_9_everything_confirmed_is_there_and_nothing_is_paid_tw
             assert [event.kind for event in history] == kinds
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("cut", [1, 20])
 async def test_killed_while_busy_the_ledger_keeps_every_acknowledged_payment(tmp_path: Path, cut: int) -> None:
     node, acknowledged, burst = address_of(NODES[0]), 0, 40

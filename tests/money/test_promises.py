@@ -283,6 +283,7 @@ async def test_in_any_weather_what_waits_is_promised_and_in_the_end_paid_once() 
     assert tally.faults["fork"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_coordinator_that_is_killed_after_its_promise_is_not_needed_for_the_claim(
     tmp_path: Path,

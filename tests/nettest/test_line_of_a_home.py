@@ -32,6 +32,7 @@ async def found_behind(bed: Bed, nats: Sequence[Nat]) -> list[dict[str, Any]]:
     return await asyncio.gather(*(found(number, nat) for number, nat in enumerate(nats, 1)))
 
 
+@pytest.mark.long
 async def test_every_kind_of_nat_is_told_by_its_name(bed: Bed) -> None:
     kinds = {
         Nat.NONE: "none",
@@ -135,6 +136,7 @@ async def test_where_udp_is_blocked_the_rates_are_measured_all_the_same(bed: Bed
     assert found["up"] * 8 == pytest.approx(10e6, rel=0.15)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_people_get_a_table_in_words(bed: Bed) -> None:
     bed.homes.set_nat(1, Nat.SYMMETRIC)

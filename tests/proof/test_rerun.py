@@ -48,6 +48,7 @@ def leaf(done: Committed) -> CommitmentLeaf:
     return CommitmentLeaf(1, 0, NODE, NODE, done.root, STEPS, last, 1, 1, 50_000)
 
 
+@pytest.mark.long
 async def test_honest_work_is_found_right_and_a_changed_opening_wrong(
     folder: Path, tokens: TokenFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ async def test_a_false_challenge_costs_the_challenger_its_stake() -> None:
     assert world.chain.slashed == {world.nodes[ASKING - 1].key.address: 500_000}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("wanted", [StepChallenge(0, 9, 0, 0), StepChallenge(900, 0, 0, 0), StepChallenge(0, 0, 0, 77)])
 async def test_what_is_not_there_cannot_be_challenged(wanted: StepChallenge) -> None:
     world, job = await asked(wanted)

@@ -182,6 +182,7 @@ async def test_after_its_lease_an_ex_holder_reads_a_little_longer_and_then_no_mo
     assert node not in world.parts.doors._of_node, "and nothing is remembered of it"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", seeds(1, of=2))
 async def test_a_node_stores_what_it_was_asked_for_and_each_answer_once(seed: int) -> None:
     world, jobs, told = await two_jobs(seed)

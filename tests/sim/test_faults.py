@@ -201,6 +201,7 @@ async def test_hundreds_of_worlds(hundred: int) -> None:
         await check(world, job, stored)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", seeds(1, of=11))
 @pytest.mark.parametrize("lie", ["root", "substitute", "anchor"])
 async def test_a_liar_is_caught_unpaid_and_slashed_and_nobody_else_is(lie: Lie, seed: int) -> None:
@@ -219,6 +220,7 @@ async def test_a_liar_is_caught_unpaid_and_slashed_and_nobody_else_is(lie: Lie, 
     assert all(row is not None and rows[row].created <= banned for row in paid), "nothing is paid after the ban"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", seeds(2, of=11))
 async def test_a_class_that_nobody_has_is_no_way_out_of_audits_and_costs_stake_the_second_time(seed: int) -> None:
     world = World(seed, nodes=7, faults=0.0, special={7: {"lie": "class"}})
@@ -243,6 +245,7 @@ async def test_a_class_that_nobody_has_is_no_way_out_of_audits_and_costs_stake_t
     assert not any(a.state == "failed" for a in audits if a.node != evader)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", seeds(2, of=6))
 async def test_a_false_accuser_harms_nobody_where_a_second_auditor_is(seed: int) -> None:
     world = World(seed, nodes=6, faults=0.0, special={6: {"accuse": True}})

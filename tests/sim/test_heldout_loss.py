@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from coordinator.domain.job import Job, JobState
 from coordinator.services.views.resources import JobResources as Place
 from coordinator.services.views.resources import job_view, round_view
@@ -102,6 +104,7 @@ async def test_how_answers_are_told_apart_is_what_most_say_and_a_lie_about_it_is
     assert f"({100 * (1 - honest(number) / 5.0):.1f} % of pairs told apart, margin {number / 4:.3f})" in texts[1]
 
 
+@pytest.mark.long
 async def test_in_a_pipeline_nobody_is_at_fault_for_what_a_neighbour_may_have_done() -> None:
     world, job, _ = await run(2, 3, nodes=7, lie="loss")
     assert await differing(world, job)
@@ -127,6 +130,7 @@ async def test_one_replica_is_one_computers_word() -> None:
     assert stored.agreement == Agreement(1, 0, 1)
 
 
+@pytest.mark.long
 async def test_another_kind_of_machine_is_close_and_not_blamed() -> None:
     world, job, _ = await run(1, 3, nodes=5, env_class="gpu")
     assert Agreement(2, 1, 3) in {r.agreement for r in await measured(world, job)}

@@ -69,6 +69,7 @@ async def test_rounds_go_on_while_the_operators_auditor_is_away_and_the_end_wait
     assert stored.verified == stored.quote.price
 
 
+@pytest.mark.long
 async def test_an_auditor_that_takes_no_lease_now_gets_none_until_it_does() -> None:
     world = watched(4)
     operator = world.nodes[OPERATOR - 1]
@@ -87,6 +88,7 @@ async def test_an_auditor_that_takes_no_lease_now_gets_none_until_it_does() -> N
     assert [lease for lease in await read(world, Lease, job) if lease.node == operator.key.address]
 
 
+@pytest.mark.long
 async def test_a_second_auditor_comes_to_help_where_many_looks_wait() -> None:
     world = World(5, nodes=7, faults=0.0, operators=(6, 7), special={6: {"rerun": 8.0}, 7: {"rerun": 8.0}})
     job, stored = await run_world(world, 2, 2)
@@ -97,6 +99,7 @@ async def test_a_second_auditor_comes_to_help_where_many_looks_wait() -> None:
     assert looked == own
 
 
+@pytest.mark.long
 async def test_rounds_wait_once_as_many_looks_wait_as_the_disk_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.domain.audits.auditors.MOST_LOOKS", 10)
     world = watched(6, n6={"rerun": 10.0})
@@ -113,6 +116,7 @@ async def test_rounds_wait_once_as_many_looks_wait_as_the_disk_may_hold(monkeypa
     assert 10 <= most <= 10 + 3 * 4 * 2, "what was drawn of the rounds in flight came on top"
 
 
+@pytest.mark.long
 async def test_one_auditor_serves_two_jobs() -> None:
     world = watched(3, nodes=9)
     await gather_nodes(world)
@@ -348,6 +352,7 @@ async def test_a_job_that_nobody_of_the_operators_could_look_at_is_refused_unles
     assert not any(audit.watched for audit in await read(trusting, Audit, job))
 
 
+@pytest.mark.long
 async def test_a_plan_waits_while_its_nodes_would_get_more_than_the_operator_could_look_at() -> None:
     world = watched(1)
     await gather_nodes(world)

@@ -81,6 +81,7 @@ async def disaster(seed: int, nodes: int = 5, kept: int = ROUNDS) -> tuple[World
     return world, job, paid
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", seeds(3, of=20))
 async def test_a_job_goes_on_where_its_nodes_are_and_nobody_is_paid_twice_or_punished(seed: int) -> None:
     world, job, paid = await disaster(seed)
@@ -102,6 +103,7 @@ async def test_a_job_goes_on_where_its_nodes_are_and_nobody_is_paid_twice_or_pun
     assert +earned == +Counter(world.chain.escrows[job].paid)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kept", [0, 12])
 @pytest.mark.parametrize("seed", seeds(1, of=10))
 async def test_where_nodes_have_kept_little_or_nothing_the_books_are_those_of_the_ledger(seed: int, kept: int) -> None:

@@ -63,6 +63,7 @@ async def wandering(
     return world, audits, commits
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("seed", "faults"), IN_TIME)
 async def test_who_is_back_in_time_opens_what_was_drawn_and_is_paid(seed: int, faults: float) -> None:
     world, audits, commits = await wandering(seed, 20.0, faults)
@@ -73,6 +74,7 @@ async def test_who_is_back_in_time_opens_what_was_drawn_and_is_paid(seed: int, f
     assert world.chain.slashed == {}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("seed", "faults"), IN_TIME)
 async def test_who_crashes_and_is_back_in_time_with_its_folder_opens_and_is_paid(seed: int, faults: float) -> None:
     world, audits, commits = await wandering(seed, 14.0, faults, crashing=True)

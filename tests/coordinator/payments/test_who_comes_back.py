@@ -23,6 +23,7 @@ async def killed(house: House, made: list[ScriptedNode]) -> int:
     return made.index(victim) + 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("back", ["before the end", "after the end"])
 async def test_who_was_killed_hears_how_its_training_ended(house: House, back: str) -> None:
     async with nodes(house, 5) as made:

@@ -152,6 +152,7 @@ async def test_texts_become_embeddings_which_are_checked(folder: Path, tmp_path:
     await hall.engines.close()
 
 
+@pytest.mark.long
 async def test_a_model_without_a_template_continues_texts_only(folder: Path, tmp_path: Path) -> None:
     hall, bare = Hall(tmp_path), tmp_path / "bare"
     bare.mkdir()
@@ -180,6 +181,7 @@ async def test_whoever_stops_listening_ends_the_answer(folder: Path, tmp_path: P
     await hall.engines.close()
 
 
+@pytest.mark.long
 async def test_a_model_that_nobody_asks_makes_room_for_another(folder: Path, tmp_path: Path) -> None:
     hall = Hall(tmp_path, most=1)
     first = await hall.archive(folder, tmp_path / "first.zip")
@@ -218,6 +220,7 @@ async def test_a_model_goes_when_it_was_not_asked_for_a_while(folder: Path, tmp_
     await hall.engines.close()
 
 
+@pytest.mark.long
 async def test_a_process_that_dies_is_told_and_the_next_request_has_another(folder: Path, tmp_path: Path) -> None:
     hall = Hall(tmp_path)
     archive = await hall.archive(folder, tmp_path / "model.zip")
@@ -232,6 +235,7 @@ async def test_a_process_that_dies_is_told_and_the_next_request_has_another(fold
     await hall.engines.close()
 
 
+@pytest.mark.long
 async def test_a_folder_that_is_no_model_is_told(folder: Path, tmp_path: Path) -> None:
     hall, broken = Hall(tmp_path), tmp_path / "broken"
     broken.mkdir()

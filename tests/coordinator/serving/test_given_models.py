@@ -51,6 +51,7 @@ async def made(hall: Hall, spec: JobSpec) -> JobView:
     return await bench.parts.jobs.create(NewJob(spec))
 
 
+@pytest.mark.long
 async def test_uploaded_files_answer_as_the_folder_does_that_they_are_of(folder: Path, tmp_path: Path) -> None:
     hall = Hall(tmp_path)
     spec = await asked_for(hall.artifacts, folder)

@@ -150,6 +150,7 @@ async def test_an_agent_that_finds_no_coordinator_waits_and_can_be_stopped(tmp_p
         assert (code, "Traceback" in log) == (0, False)
 
 
+@pytest.mark.long
 async def test_a_second_agent_with_the_same_home_is_told_whom_it_meets(coordinator: Double, tmp_path: Path) -> None:
     async with agent_program(tmp_path / "home", coordinator.url, "--sandbox", "process") as node:
         await coordinator.until(lambda: node.address in coordinator.nodes)
@@ -274,6 +275,7 @@ def containers() -> list[str]:
 DOCKER = ("--sandbox", "docker", "--image", IMAGE, "--memory-mb", "512")
 
 
+@pytest.mark.long
 @pytest.mark.docker
 async def test_a_worker_in_docker_works_through_its_socket_and_leaves_with_its_agent(
     docker_engine: str, coordinator: Double, tmp_path: Path

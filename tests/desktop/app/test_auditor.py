@@ -126,6 +126,7 @@ async def test_it_makes_a_key_says_its_address_and_what_it_is(coordinator: Doubl
         await again.ended()
 
 
+@pytest.mark.long
 async def test_its_key_may_lie_elsewhere(coordinator: Double, tmp_path: Path) -> None:
     async with auditor(tmp_path, coordinator.url, "--key", str(tmp_path / "my.key")):
         await coordinator.until(lambda: coordinator.nodes)
@@ -146,6 +147,7 @@ async def test_it_takes_no_seat_and_runs_again_what_it_is_given(coordinator: Dou
         await program.says("round 3, step 5 of stage 0 replica 0: match")
 
 
+@pytest.mark.long
 async def test_what_it_has_begun_is_finished_before_it_leaves(coordinator: Double, tmp_path: Path) -> None:
     async with auditor(tmp_path, coordinator.url) as program:
         assign = await lease_of(coordinator, program)
@@ -162,6 +164,7 @@ async def test_what_it_has_begun_is_finished_before_it_leaves(coordinator: Doubl
         assert coordinator.goodbyes == ["the auditor was stopped"]
 
 
+@pytest.mark.long
 async def test_a_second_signal_does_not_wait(coordinator: Double, tmp_path: Path) -> None:
     async with auditor(tmp_path, coordinator.url) as program:
         assign = await lease_of(coordinator, program)
@@ -191,6 +194,7 @@ async def test_however_many_steps_are_asked_for_each_is_run_again_once(coordinat
         assert [report.audit for report in coordinator.bodies(AuditReport)] == audits
 
 
+@pytest.mark.long
 async def test_a_worker_that_does_not_come_to_an_end_is_given_up(coordinator: Double, tmp_path: Path) -> None:
     async with auditor(tmp_path, coordinator.url) as program:
         assign = await lease_of(coordinator, program, "silent")
@@ -283,6 +287,7 @@ async def test_a_bound_one_ends_with_whoever_started_it(coordinator: Double, tmp
         assert not any(is_alive(worker) for worker in workers)
 
 
+@pytest.mark.long
 async def test_a_bound_one_ends_even_where_its_loop_stands_still(coordinator: Double, tmp_path: Path) -> None:
     async with auditor(tmp_path, coordinator.url, "--bound") as program:
         await coordinator.until(lambda: coordinator.nodes)

@@ -327,6 +327,7 @@ async def test_a_disk_that_fails_five_jobs_ends_lending_without_a_test(
 WAYS_TO_FAIL = ("unusable", "diverging", "failing", "garbage", "huge", "stranger", "misplaced", "dying")
 
 
+@pytest.mark.long
 async def test_jobs_stop_no_computer_that_passes_its_own_test_however_they_fail(
     home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ async def change(home: Home, **settings: bool) -> None:
     await status.ask_for(home.socket, "settings", SettingsView, SettingsChange(**settings))
 
 
+@pytest.mark.long
 @needs_systemd
 async def test_the_unit_is_enabled_with_the_switch_and_disabled_with_it(manager: UserSystemd, home: Home) -> None:
     told = await asyncio.to_thread(manager.run, str(manager.home / "cottage-agent"), "on")

@@ -131,6 +131,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("language", "width", "height", "scale"),
     [

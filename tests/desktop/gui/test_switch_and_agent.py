@@ -211,6 +211,7 @@ def test_a_killed_agent_is_started_again_and_lends_but_not_for_ever(
     assert another(home, *seen)
 
 
+@pytest.mark.long
 def test_an_agent_that_does_not_answer_is_ended_and_started_again_by_a_button(
     open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
 ) -> None:

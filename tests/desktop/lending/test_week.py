@@ -94,6 +94,7 @@ class Household:
         return self.facts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", seeds(1, of=4))
 def test_a_week_at_random_stays_within_the_limits_and_loses_no_job(seed: int) -> None:
     nights = "".join("1" if (hour >= 20 or hour < 9 or day > 4) else "0" for day in range(7) for hour in range(24))

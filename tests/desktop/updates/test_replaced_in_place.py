@@ -106,6 +106,7 @@ async def test_a_job_is_completed_before_the_old_agent_makes_way(coordinator: Do
         assert coordinator.hellos[0].node == coordinator.hellos[1].node
 
 
+@pytest.mark.long
 async def test_its_owner_can_have_it_at_once_and_the_job_is_handed_over(coordinator: Double, tmp_path: Path) -> None:
     async with outdated_agent(coordinator, tmp_path / "place") as (node, _, worker):
         home = Home(node.home)
@@ -115,6 +116,7 @@ async def test_its_owner_can_have_it_at_once_and_the_job_is_handed_over(coordina
         assert not is_alive(worker)
 
 
+@pytest.mark.long
 async def test_one_that_is_stopped_meanwhile_ends(coordinator: Double, tmp_path: Path) -> None:
     async with outdated_agent(coordinator, tmp_path / "place") as (node, _, _worker):
         async with asyncio.timeout(30):

@@ -127,6 +127,7 @@ def test_ways_not_to_start(tmp_path: Path, broken: str, why: str) -> None:
     assert why in why_not(str(folder.link / AGENT), "0.2.0", home, ("run", "--stay", "--home", str(home.path)))
 
 
+@pytest.mark.long
 async def test_an_agent_that_dies_while_it_tries_the_new_version_can_be_started_again(tmp_path: Path) -> None:
     home = Home.at(tmp_path / "home")
     async with Server() as server:

@@ -46,6 +46,7 @@ def judged(folder: Path, done: Committed, ending: bool = True, env: str = ENV, *
     return auditor(folder, done.spec).judge_across(across, done.opening(STEPS - 1, ending))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kept",
     [

@@ -104,7 +104,7 @@ def test_what_is_packed_reads_as_what_is_not(packing: str, kind: Kind, tmp_path:
         read(path, kind)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(2)
 @each("larger than memory", long=("token ids, JSON lines", "JSON: an object with a list", "JSON: rows by name"))
 def test_a_file_is_read_in_a_fraction_of_its_size(kind: Kind, tmp_path: Path) -> None:
     if kind.form in TOKENISED:

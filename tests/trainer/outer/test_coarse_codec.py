@@ -164,6 +164,7 @@ def test_damaged_bytes_are_refused_or_stay_bounded(cut: int, place: int, flip: i
     assert bool(torch.isfinite(back).all())
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(noise=st.binary(max_size=200))
 def test_noise_is_refused(noise: bytes) -> None:

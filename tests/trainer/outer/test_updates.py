@@ -158,6 +158,7 @@ def test_a_loss_scale_that_is_too_large_leaves_steps_out_and_ends_nothing(
 # --- precision --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sixteen_bits_learn_about_what_thirty_two_do(precision: str, tokens: TokenFile) -> None:
     wide, narrow = (

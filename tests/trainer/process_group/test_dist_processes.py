@@ -91,6 +91,7 @@ def test_torch_s_pipelines_give_the_same_losses_and_parameters_as_over_gloo() ->
             assert ours == gloos, schedule
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_named_to_all_others_long_before_the_timeout() -> None:
     ended = run(3, "-m", "tests.trainer.dist_program", "killed")
     assert [status for status, _ in ended] == [0, 0, -signal.SIGKILL]

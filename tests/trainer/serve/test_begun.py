@@ -27,6 +27,7 @@ def parts(said: Sequence[EngineReport], at: int) -> tuple[str, tuple[int, ...]]:
     return text_of(said[:at]), tokens_of(said[:at])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "more",
     [

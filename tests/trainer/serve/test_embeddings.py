@@ -78,6 +78,7 @@ def with_model(folder: Path, out: Path, family: str) -> Path:  # noqa: F811
     return out
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("family", sorted(FAMILY_CONFIGS))
 async def test_they_are_the_means_of_the_last_hidden_states(family: str, tmp_path: Path, folder: Path) -> None:  # noqa: F811
     here, asking = with_model(folder, tmp_path / "model", family), Asking()
@@ -95,6 +96,7 @@ async def test_they_are_the_means_of_the_last_hidden_states(family: str, tmp_pat
     assert torch.allclose(found.norm(dim=1), torch.ones(len(texts)), atol=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_models_that_see_have_them_of_texts(kind: str, tmp_path: Path) -> None:
     model, asking = whole(kind, tmp_path).float(), Asking()

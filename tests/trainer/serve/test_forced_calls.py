@@ -101,6 +101,7 @@ async def test_a_forced_call_goes_on_behind_another_nodes_tokens(asking: tuple[A
     assert isinstance(refused, RefusedReport)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -127,6 +128,7 @@ async def test_functions_that_nobody_can_call_are_told(
     assert not re.search(r"x-guidance|%json|\n", refused.detail), "the grammar is nobody's business"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("more", [{}, {"parameters": {}}, {"parameters": None}])
 async def test_a_function_without_parameters_is_called_with_none(
     asking: tuple[Asking, Engine], more: dict[str, Any]

@@ -202,6 +202,7 @@ def test_gradients_that_are_noughts_by_right_are_no_fault(folder: Path, tokens: 
         assert vain(stage, sampled, recorder.received, recorder.sent) == ""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", ["gemma3_text", "llama"])
 def test_each_operation_over_documents_can_be_judged_by_itself(family: str, folder: Path, tokens: TokenFile) -> None:
     """Their masks and positions are operations, too, which a dispute may end at."""

@@ -83,6 +83,7 @@ def stage_of(state: OuterState, stage: int) -> torch.Tensor:
     return part.parameters
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_two_by_two_workers_train_as_one_process_would(routed: MakeRouter, folder: Path) -> None:
     spec = job(pseudo_gradient="int8", activations="fp32")

@@ -107,6 +107,7 @@ async def test_a_router_that_restarts_forgets_its_mappings_and_the_transfer_goes
         await arrived_whole(left, right)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", [RelayProgram.COTTAGE, pytest.param(RelayProgram.COTURN, marks=pytest.mark.long)])
 async def test_the_second_relay_takes_over_when_the_first_vanishes(program: RelayProgram) -> None:
     async with homes(2, link=HOME, nat=Nat.SYMMETRIC, relays=2, program=program) as bed:
@@ -119,6 +120,7 @@ async def test_the_second_relay_takes_over_when_the_first_vanishes(program: Rela
             await arrived_whole(left, right)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sender",
     [

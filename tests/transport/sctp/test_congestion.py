@@ -26,6 +26,7 @@ def controller_of(flow: Flow) -> RateController:
     return flow.controller
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("loss", [0.0, 0.001, 0.01])
 @pytest.mark.parametrize(("mbit", "rtt"), [(20, 0.01), (20, 0.05), (20, 0.15), (100, 0.01), (100, 0.05), (100, 0.15)])
 def test_home_lines_are_used_to_97_percent_whatever_they_lose(mbit: float, rtt: float, loss: float) -> None:
@@ -34,6 +35,7 @@ def test_home_lines_are_used_to_97_percent_whatever_they_lose(mbit: float, rtt: 
     assert flow.rate_between(2 + 20 * rtt, seconds) >= 0.97 * line.rate * (1 - loss)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("loss", [0.0, 0.01])
 @pytest.mark.parametrize("rtt", [0.01, 0.05, 0.15])
 def test_a_gigabit_is_used_to_97_percent(rtt: float, loss: float) -> None:
@@ -48,6 +50,7 @@ def test_three_percent_of_loss_costs_three_percent() -> None:
     assert flow.rate_between(3, 12) >= 0.95 * line.rate * 0.97
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("buffers", [1.0, 3.0])
 @pytest.mark.parametrize(("mbit", "rtt"), [(20, 0.05), (20, 0.15), (100, 0.01), (100, 0.05), (100, 0.15)])
 def test_the_round_trip_rises_by_at_most_a_quarter(mbit: float, rtt: float, buffers: float) -> None:
@@ -150,6 +153,7 @@ def test_a_line_that_became_faster_is_filled_within_three_seconds() -> None:
     assert flow.rate_between(8, 12) >= 0.95 * 100 * MBIT
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("rtt", "within"), [(0.08, 12.0), (0.02, 1.0)])
 def test_another_route_is_learnt(rtt: float, within: float) -> None:
     line, flow = line_of(100, 0.05), flow_of()

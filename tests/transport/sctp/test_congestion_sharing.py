@@ -32,7 +32,7 @@ def evenness(rates: list[float]) -> float:
     return sum(rates) ** 2 / (len(rates) * sum(rate * rate for rate in rates))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("buffers", [1.0, 3.0])
@@ -44,6 +44,7 @@ def test_a_download_and_we_get_between_a_third_and_two_thirds(rtt: float, buffer
     assert 1 / 3 <= share <= 2 / 3
 
 
+@pytest.mark.long
 @pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("rtt", [0.02, 0.05])
@@ -74,6 +75,7 @@ def test_a_stall_of_the_machine_does_not_hide_the_losses_of_a_full_queue() -> No
     assert controller.window <= 0.75 * before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_when_the_download_ends_several_of_us_settle_again() -> None:
     line, flows, other = line_of(), [ours(start=float(index)) for index in range(3)], download(start=4.0, stop=12.0)
@@ -120,6 +122,7 @@ def test_flows_of_our_kind_even_out_on_a_line_that_loses() -> None:
     assert sum(rates) >= 0.95 * RATE * 0.99
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("buffers", [1.0, 3.0])
 @pytest.mark.parametrize("rtt", [0.02, 0.05])
 def test_a_polite_flow_yields_to_a_download(rtt: float, buffers: float) -> None:

@@ -226,6 +226,7 @@ def _forged(chance: random.Random, genuine: bytes) -> bytes:
     return bytes(forged)
 
 
+@pytest.mark.long
 async def test_what_comes_through_real_sockets_and_dtls_never_raises() -> None:
     """Here what belongs to the life of the association reaches aiortc, too."""
     sent = round_number = 0

@@ -174,6 +174,7 @@ async def test_chunks_that_lie_about_their_length_are_left_out() -> None:
 # Streams and channels
 
 
+@pytest.mark.long
 async def test_every_stream_that_there_is_may_be_used() -> None:
     async with attacked() as peer:
         packets = [peer.data(n, stream=n, sequence=0, protocol=99) for n in range(65_536)]

@@ -91,6 +91,7 @@ async def test_the_page_of_a_deployment_follows_it(chromium: Any, house: House) 
     assert seen.complaints == []
 
 
+@pytest.mark.long
 async def test_the_playground_says_that_a_deployment_waits_for_nodes_and_has_no_start(
     chromium: Any,  # noqa: F811
     house: House,
@@ -153,6 +154,7 @@ async def test_it_is_served_without_scripts(chromium: Any, house: House) -> None
     await page.wait_for_selector("h2:has-text('Fund it')")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("path", ["/jobs", "/", "stop", "serve"])
 async def test_pages_around_a_deployment_are_accessible(chromium: Any, house: House, path: str) -> None:  # noqa: F811
     made = await deployed(house, 2)

@@ -182,6 +182,7 @@ async def test_an_upload_is_pulled_from_a_model_of_the_hub_and_from_nowhere_else
     assert len(shell.hub.asked) == (path == "model.safetensors")
 
 
+@pytest.mark.long
 async def test_a_second_job_fetches_nothing_again_and_a_branch_that_moved_on_is_another_commit(
     shell: Shell, house: House, tmp_path: Path
 ) -> None:
@@ -199,6 +200,7 @@ async def test_a_second_job_fetches_nothing_again_and_a_branch_that_moved_on_is_
     assert {job.spec.model.hub for job in jobs} == {f"{NAME}@{first}", f"{NAME}@{there.commit}"}
 
 
+@pytest.mark.long
 async def test_a_gated_model_needs_a_token_which_goes_to_the_hub_alone(
     shell: Shell, house: House, tmp_path: Path
 ) -> None:
@@ -220,6 +222,7 @@ async def test_a_gated_model_needs_a_token_which_goes_to_the_hub_alone(
     assert not [path for path in kept if TOKEN.encode() in path.read_bytes()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -249,6 +252,7 @@ async def test_a_hub_that_is_away_is_told(shell: Shell) -> None:
     assert "the Hub does not answer" in said.err
 
 
+@pytest.mark.long
 async def test_a_finished_model_is_sent_to_the_hub_for_its_owners_eyes(
     shell: Shell, house: House, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ async def test_a_folder_fills_the_form_with_all_that_a_job_needs_of_it(
     assert [text for text in seen.complaints if "422" not in text] == []
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -85,6 +86,7 @@ async def test_a_folder_that_lacks_something_is_told_and_nothing_is_sent(
     await told(chromium, house, here, words)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("files", "words"),
     [

@@ -12,6 +12,7 @@ from tests.coordinator.web.hub.test_by_name import NAME, Shell, coordinators_hub
 from tests.coordinator.web.pages.test_browser import PICTURES, chromium, pytestmark, visit  # noqa: F401 - a fixture, and marks
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("coordinators_hub")
 async def test_a_name_fills_the_form_with_model_tokenizer_and_licence(
     chromium: Any,  # noqa: F811

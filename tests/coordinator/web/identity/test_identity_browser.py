@@ -43,6 +43,7 @@ async def test_a_person_signs_in_by_a_click_without_scripts(chromium: Any, opene
     await seen.page.context.close()
 
 
+@pytest.mark.long
 async def test_somebody_adds_an_identity_and_reads_what_is_wrong_with_another(
     chromium: Any, opened: Opened, provider: Provider
 ) -> None:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.pages.test_browser import (  # noqa: F401 - a fixture, and marks
     AXE,
@@ -64,6 +66,7 @@ async def test_an_adapter_learns_beside_weights_unless_somebody_chose(
     assert await page.is_hidden("#adapted")
 
 
+@pytest.mark.long
 async def test_two_answers_are_beside_each_other_in_the_report(
     chromium: Any,  # noqa: F811
     house: House,

@@ -195,6 +195,7 @@ async def test_every_page_fits_its_window_complains_of_nothing_and_is_accessible
     assert faults == {}, "no serious or critical fault"
 
 
+@pytest.mark.long
 async def test_what_a_form_answers_is_accessible(chromium: Any, house: House) -> None:
     await house.accounts.create("Ada", Role.OPERATOR)
     faults, house.auth.open_to_all = {}, False
@@ -287,6 +288,7 @@ async def test_the_chart_and_the_figures_follow_a_running_job(chromium: Any, hou
     assert seen.complaints == []
 
 
+@pytest.mark.long
 async def test_a_model_is_tried_on_a_page_that_was_open_before_there_was_one(chromium: Any, house: House) -> None:
     async with Client(house.url) as client:
         data = {"artifact": await house.dataset()}
@@ -335,6 +337,7 @@ async def with_tokenizer(house: House, settings: dict[str, str] | None, model: d
     return job
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("settings", [None, {}, {"eos_token": "x"}], ids=["none", "empty", "without a template"])
 async def test_a_model_without_a_chat_template_goes_on_with_a_text(
     chromium: Any, house: House, settings: dict[str, str] | None
@@ -346,6 +349,7 @@ async def test_a_model_without_a_chat_template_goes_on_with_a_text(
     assert seen.complaints == []
 
 
+@pytest.mark.long
 async def test_a_tuned_model_answers_beside_the_one_that_it_was_made_of(chromium: Any, house: House) -> None:
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4}
     model = {"config": config, "weights": await house.dataset()}
@@ -404,6 +408,7 @@ async def test_a_bad_dataset_is_told_at_once_beside_its_field(chromium: Any, hou
     )
 
 
+@pytest.mark.long
 async def test_what_a_dataset_is_can_be_chosen_after_it_has_come(chromium: Any, house: House, tmp_path: Path) -> None:
     (tmp_path / "lines.csv").write_bytes(PROSE.replace(b",", b""))
     seen = await visit(chromium, house, "/submit")

@@ -280,6 +280,7 @@ async def test_a_model_without_a_template_goes_on_with_the_text(
     assert [text for text in seen.complaints if "400" not in text] == []
 
 
+@pytest.mark.long
 async def test_a_model_that_is_known_to_have_no_template_begins_with_going_on_with_a_text(
     chromium: Any, house: House
 ) -> None:
@@ -402,6 +403,7 @@ async def test_people_see_their_own_models_and_come_in_with_their_session(
     assert "not signed in any more" in await seen.page.inner_text(".answer .note >> nth=1")
 
 
+@pytest.mark.long
 async def test_a_real_model_answers_and_one_without_a_template_goes_on(
     chromium: Any, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,7 @@ async def test_rounds_are_in_offline_runs_of_wandb_once_each_after_two_watches(
     assert not {record["type"] for record in records} & {"stats", "output", "output_raw"}
 
 
+@pytest.mark.long
 async def test_nothing_of_the_computer_is_sent_to_wandb(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +265,7 @@ async def test_a_tracker_that_is_not_there_costs_a_warning_with_the_way_out(
     assert "the same command again sends what is missing" in shown.err
 
 
+@pytest.mark.long
 async def test_a_tracker_that_never_answers_keeps_nobody_waiting(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "OPEN_S", 10.0)
     with socket.socket() as silent:

@@ -122,6 +122,7 @@ async def test_an_honest_answer_is_right_and_on_nobody(sharp: Path, honest: Reco
     assert (report.wrong, report.stages) == ("", ())
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("change", [off(0.01), int8], ids=["1 %", "int8"])
 @pytest.mark.parametrize("stage", [0, 1, 2])
 async def test_other_weights_are_on_the_stage_that_has_them(
@@ -143,6 +144,7 @@ def doubled(values: bytes) -> bytes:
     return (torch.frombuffer(bytearray(values), dtype=torch.float16) * 2).numpy().tobytes()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("stage", "side", "lie", "stages"),
     [

@@ -49,6 +49,7 @@ async def alone(folder: Path, *commands: GenerateCommand) -> Reports:  # noqa: F
         return await asking.over(engine, *commands)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stages", [2, 3])
 async def test_each_kind_of_request_has_the_answer_of_the_whole_model(folder: Path, stages: int) -> None:  # noqa: F811
     commands = [command(name, **more) for name, more in KINDS.items()]

@@ -66,6 +66,7 @@ def pair(request: pytest.FixtureRequest, ours: RtcEnd, chromium: End) -> tuple[E
     return (ours, chromium) if request.param == "ours offers" else (chromium, ours)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pair", [pytest.param("ours offers", marks=pytest.mark.long), "Chromium offers"], indirect=True
 )
@@ -74,11 +75,13 @@ async def test_twenty_megabytes_in_both_directions_at_once_are_byte_identical(pa
     await both_ways(*pair, "data", MANY // (64 << 10), 64 << 10)
 
 
+@pytest.mark.one_in(2)
 async def test_messages_of_the_greatest_size_pass(pair: tuple[End, End]) -> None:
     await join(*pair, {"data": {}})
     await both_ways(*pair, "data", 8, GREATEST)
 
 
+@pytest.mark.one_in(2)
 async def test_texts_and_empty_messages_keep_their_kind(pair: tuple[End, End]) -> None:
     texts = ["", None, "Grüße, 世界", "\0", "a" * 5000, None, ""]
     await join(*pair, {"data": {}})
@@ -87,6 +90,7 @@ async def test_texts_and_empty_messages_keep_their_kind(pair: tuple[End, End]) -
         assert await receiver.heard("data", len(texts)) == texts
 
 
+@pytest.mark.one_in(2)
 async def test_channels_of_every_kind_are_understood_alike(pair: tuple[End, End]) -> None:
     wanted: dict[str, dict[str, Any]] = {
         "ordered": {},
@@ -103,6 +107,7 @@ async def test_channels_of_every_kind_are_understood_alike(pair: tuple[End, End]
         await both_ways(one, two, label, 20, 20_000)
 
 
+@pytest.mark.one_in(2)
 async def test_channels_opened_later_by_either_side_work(pair: tuple[End, End]) -> None:
     one, two = pair
     await join(one, two, {"first": {}})
@@ -113,6 +118,7 @@ async def test_channels_opened_later_by_either_side_work(pair: tuple[End, End]) 
         await both_ways(opener, other, label, 3, 50_000)
 
 
+@pytest.mark.one_in(2)
 async def test_channels_that_were_agreed_on_need_no_announcement(pair: tuple[End, End]) -> None:
     one, two = pair
     await join(one, two, {"first": {}})
@@ -121,6 +127,7 @@ async def test_channels_that_were_agreed_on_need_no_announcement(pair: tuple[End
     await both_ways(one, two, "agreed", 30, 30_000)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("closer", [0, 1], ids=["the offerer closes", "the answerer closes"])
 async def test_closing_a_channel_closes_it_on_the_other_side_after_what_was_sent(
     pair: tuple[End, End], closer: int
@@ -134,6 +141,7 @@ async def test_closing_a_channel_closes_it_on_the_other_side_after_what_was_sent
     await both_ways(*pair, "other", 3, 10_000)
 
 
+@pytest.mark.one_in(2)
 async def test_a_closed_connection_is_noticed_on_both_sides(pair: tuple[End, End], ours: RtcEnd) -> None:
     one, two = pair
     await join(one, two, {"data": {}})

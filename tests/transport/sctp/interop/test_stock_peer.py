@@ -33,6 +33,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[End, End]]
             yield one, two
 
 
+@pytest.mark.one_in(2)
 async def test_every_byte_comes_in_order_whatever_the_line_does(pair: tuple[End, End]) -> None:
     await join(*pair, {"data": {}})
     await both_ways(*pair, "data", 12, 50_000)
