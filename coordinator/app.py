@@ -79,6 +79,7 @@ from coordinator.services.serving.checks import AnswerChecks
 from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.engines import Engines
 from coordinator.services.serving.homes import Homes
+from coordinator.services.serving.private import PrivateSessions
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
@@ -146,6 +147,7 @@ class CoordinatorParts:
     operation: OperatorService
     homes: Homes
     answer_checks: AnswerChecks
+    private: PrivateSessions
     checks: DatasetChecks | None = None
     vital_signs: VitalSigns | None = None
 
@@ -273,7 +275,8 @@ def assemble(
     doors = ArtifactAccess(context, nodes, deliveries or Deliveries(store, clock), room)
     returns = Returns(desk, leases, nodes, doors, runs.advance)
     talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
-    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes)
+    private = PrivateSessions(context, nodes, rounds.homes, relays)
+    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, private)
     keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
     upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
     checkpoints = Checkpoints(context, artifacts, models)
@@ -300,7 +303,7 @@ def assemble(
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
     evaluations = Evaluations(context, desk, checkpoints, task_runner)
     operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic, rounds.homes)
-    served = (rounds.homes, checks)
+    served = (rounds.homes, checks, private)
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
     return CoordinatorParts(*parts)
 
@@ -397,6 +400,7 @@ def add_interface(
         parts.doors,
         parts.operation,
         parts.nodes.lenders,
+        parts.private,
         context.config.data / "downloads",
         context.config.public_url,
     )

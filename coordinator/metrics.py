@@ -67,6 +67,8 @@ _COUNTERS: Mapping[str, str] = {
     "log_lines_dropped_total": "lines of jobs' logs that were too many to be stored",
     "store_away_total": "times that a loop or a node's report waited because the database did not answer",
     "answers_total": "answers of deployed models that nodes have ended",
+    "private_sessions_total": "private sessions that clients were granted with nodes of deployments",
+    "private_counts_refused_total": "counts of private sessions that no client signed, or that came too late to be paid",
     "answers_moved_total": "answers that went on at another node, since one was gone or silent",
     "answers_failed_total": "requests that a node of a deployed model could not answer",
     "answers_checked_total": "answers of nodes that were drawn again",

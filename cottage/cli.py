@@ -48,6 +48,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "completion": ("cottage.completion", "completion for bash, zsh or fish", False),
     "logs": ("coordinator.client.cli", "a job's log", True),
     "try": ("coordinator.client.cli", "continue a text with a job's newest checkpoint", True),
+    "ask": ("cottage.ask", "ask a deployment's node directly; the coordinator is told counts, and no word", False),
     "download": ("coordinator.client.cli", "fetch a finished model", True),
     "ledger": (
         "cottage.ledger",
@@ -113,6 +114,7 @@ def _extra(module: str) -> str:
         "desktop.agent.cli.auditor_cli": "agent",
         "cottage.relay": "relay",
         "cottage.nettest": "agent",
+        "cottage.ask": "agent",
     }.get(module, "coordinator")
 
 

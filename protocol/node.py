@@ -21,6 +21,9 @@
       ReturnRecords       ->                ... and has what it lacks returned
                           <-    RecordsReturned
       Signal             <->    Signal      sealed by the peers; the coordinator only passes it on
+      PrivateOffer        ->                (wire.private) somebody wants to talk with the node's model past the coordinator ...
+                          <-    PrivateAnswer
+                          <-    PrivateCounts  ... and has signed how much was said
 
 After a reconnect the node names its leases in ``Hello`` and sends again every report that was not acknowledged; the coordinator
 sends again every command that has not had its effect. Both sides may therefore see a message twice.
@@ -48,6 +51,7 @@ from protocol.ids import (
 )
 from protocol.job.job import JobSpec
 from protocol.network import MAX_PEERS_MEASURED, MAX_RELAYS, NetworkReport
+from protocol.private import PrivateAnswer, PrivateCounts, PrivateOffer
 from protocol.rest.api import JobStateName
 from protocol.task import Plan, TaskCommand, TaskReport
 
@@ -184,7 +188,18 @@ class RecordsReturned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 
 
 NodeMessage = (
-    Hello | Heartbeat | Report | Signal | Goodbye | NetworkReport | Claim | Accounts | RecordsKept | RecordsReturned
+    Hello
+    | Heartbeat
+    | Report
+    | Signal
+    | Goodbye
+    | NetworkReport
+    | Claim
+    | Accounts
+    | RecordsKept
+    | RecordsReturned
+    | PrivateAnswer
+    | PrivateCounts
 )
 
 
@@ -407,4 +422,5 @@ CoordinatorMessage = (
     | KeepRecords
     | ListRecords
     | ReturnRecords
+    | PrivateOffer
 )

@@ -27,6 +27,7 @@ from coordinator.client.errors import ClientError, ProblemError, UnreachableErro
 from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
 from coordinator.client.line import ATTEMPTS, CHANGE_S, WORK_S, HttpLine, Sleep, decode, is_passing, place
 from coordinator.client.operation import OperatorCalls
+from coordinator.client.private import PrivateCalls
 from protocol.job.job import DatasetFormat, JobSpec
 from protocol.rest import api
 from protocol.rest.dataset import Check, CheckRequest
@@ -58,7 +59,7 @@ class JobUpdate(msgspec.Struct, frozen=True):
         return self.job is not None and self.job.state in _TERMINAL
 
 
-class Client(AccountCalls, PublicCalls, OperatorCalls):
+class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
     """One coordinator. Use it as an async context manager, or call ``close``.
 
     Every call raises ProblemError where the coordinator refuses, and UnreachableError where it does not answer. A call whose

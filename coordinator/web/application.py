@@ -15,6 +15,7 @@ from coordinator.web.api import Api
 from coordinator.web.auth import Auth, principal, visitor
 from coordinator.web.auth.gate import install
 from coordinator.web.checks import CheckRoutes
+from coordinator.web.completions.private import PrivateRoutes
 from coordinator.web.completions.routes import CompletionRoutes
 from coordinator.web.http import protect
 from coordinator.web.hub import HubRoutes
@@ -71,6 +72,7 @@ def interface(
         *CheckRoutes(services.checks, jobs).routes(),
         *api.routes(),
         *CompletionRoutes(jobs, services.leavings).routes(),
+        *PrivateRoutes(services.private).routes(),
         *LifeRoutes(jobs, services.leavings, artifacts).routes(),
         *NoticeRoutes(services.notices).routes(),
         *LedgerRoutes(services.books).routes(),

@@ -33,6 +33,7 @@ _PARAMETERS = {
     "key": "Id of an API key: 12 hexadecimal digits.",
     "invitation": "Id of an invitation: 12 hexadecimal digits.",
     "session": "Id of a session: 64 hexadecimal digits.",
+    "private": "Id of a private session: 32 hexadecimal digits.",
 }
 _SCHEMAS = {
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},

@@ -8,6 +8,7 @@ from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.jobs import ports
 from coordinator.services.operation.ports import LendersPort, OperatorPort
+from coordinator.services.serving.private import PrivatePort
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Services:
         doors: what nodes may read and store of them.
         operation: what an operator sees and orders.
         lenders: who may lend, and invitations.
+        private: how clients come to private sessions.
         public_url: where others find the coordinator, if its operator has said so.
         downloads: folder of the installers that are offered; None: none are.
     """
@@ -45,5 +47,6 @@ class Services:
     doors: ports.ArtifactAccessPort
     operation: OperatorPort
     lenders: LendersPort
+    private: PrivatePort
     downloads: Path | None = None
     public_url: str | None = None

@@ -35,6 +35,7 @@ from protocol.node import (
     Signal,
     Welcome,
 )
+from protocol.private import PrivateAnswer, PrivateCounts
 
 PATIENCE_S = 30.0
 
@@ -76,6 +77,7 @@ class Double:
     key: identity.NodeKey | None = None
     known_as: str = ""
     replayed: bytes = b""
+    private: list[PrivateAnswer | PrivateCounts] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.nodes: dict[str, web.WebSocketResponse] = {}
@@ -215,6 +217,8 @@ class Double:
                         await self.send(node, self.accounts[job])
             case Goodbye(reason=reason):
                 self.goodbyes.append(reason)
+            case PrivateAnswer() | PrivateCounts():
+                self.private.append(message)
         await self._tell()
 
     async def _tell(self) -> None:

@@ -40,6 +40,7 @@ from coordinator.services.payments.promises import PromiseService
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving import seating
 from coordinator.services.serving.homes import Homes
+from coordinator.services.serving.private import PrivateSessions
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
 from coordinator.store.ports import Condition, col
@@ -61,6 +62,7 @@ from protocol.node import (
     Report,
     Signal,
 )
+from protocol.private import PrivateAnswer, PrivateCounts
 from protocol.task import (
     AuditReport,
     BisectAnswer,
@@ -116,9 +118,10 @@ class Conversation:
         doors: ArtifactAccess,
         returns: Returns,
         homes: Homes,
+        private: PrivateSessions,
     ) -> None:
         self._context = context
-        self._homes = homes
+        self._homes, self._private = homes, private
         self._returns = returns
         self._settlement = settlement
         self._promises = promises
@@ -190,6 +193,10 @@ class Conversation:
                 await self._asked(session, message)
             case RecordsKept() | RecordsReturned():
                 self._context.metrics.count("reports_stale_total")  # Asked for by a process before this one.
+            case PrivateAnswer():
+                self._private.answered(session, message)
+            case PrivateCounts():
+                self._private.counted(session, message)
             case Hello():
                 session.close("Hello was said before: it opens a connection")
             case _:

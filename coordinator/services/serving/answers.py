@@ -33,7 +33,7 @@ class AnsweringReplica:
         unpaid: leases that get nothing for what was not counted yet.
         silent: since when it has let an answer wait and said nothing. ``heard``: when it said something last.
         asked: when it was asked last. ``failures``: requests in a row that it could not answer.
-        here: all its leases are live.
+        here: all its leases are live. ``sessions``: private ones that it was named for.
     """
 
     name: str
@@ -51,6 +51,7 @@ class AnsweringReplica:
     unpaid: set[str] = field(default_factory=set)
     here: bool = True
     failures: int = 0
+    sessions: int = 0
 
     @property
     def lease(self) -> Lease:

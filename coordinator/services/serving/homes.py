@@ -288,6 +288,39 @@ class Homes:
         ]
         return rules.chosen(able)
 
+    # --- private sessions -------------------------------------------------------------------------------------------------
+
+    def for_session(self, job: Job, avoid: Collection[str], only: str | None) -> AnsweringReplica:
+        """A replica whose first stage is to talk with a client: who was named least often.
+
+        Args:
+            avoid: nodes that it shall not be with. ``only``: the only one that it may be with.
+        Raises:
+            ConflictError: the deployment takes no requests, or nobody of these answers. UnavailableError: no node is ready yet.
+        """
+        if job.id not in self._periods:
+            raise _closed(job.id, job.state)
+        self._asked[job.id] = self._context.clock.now()
+        here = [one for one in self._of(job.id) if self._nodes.session(one.lease.node) is not None]
+        if not here:
+            raise UnavailableError(f"no node of deployment {job.id} holds its model yet: try again")
+        able = [one for one in here if one.lease.node not in avoid and only in (None, one.lease.node)]
+        if not able:
+            raise ConflictError("no other node of this deployment answers now: try again, or deploy more replicas")
+        chosen = min(able, key=lambda one: (one.silent is not None, one.sessions, one.name))
+        chosen.sessions += 1
+        return chosen
+
+    def add_private(self, job: str, name: str, lease: str, usage: NodeUsage, leaf: bytes) -> bool:
+        """Count what a client has signed for; False: neither the replica nor one that its lease leads is known any more."""
+        home = self._homes.get(name) or self._leads.get(lease)
+        if home is None:
+            return False
+        home.usage += usage
+        home.leaves.append(leaf)
+        self._asked[job] = self._context.clock.now()
+        return True
+
     def _wake(self, job: str) -> None:
         """Somebody may have room: who waits longest looks."""
         if self._waiting.get(job):

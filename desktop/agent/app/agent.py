@@ -37,6 +37,7 @@ from desktop.agent.jobs.holdings import Holdings
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
 from desktop.agent.jobs.peer_audits import Accusation
 from desktop.agent.jobs.peer_router import Peers
+from desktop.agent.jobs.private_door import PrivateDoor
 from desktop.agent.jobs.state_replication import States
 from desktop.agent.jobs.state_store import Shelf
 from desktop.agent.jobs.tasks import HeldTask, Tools
@@ -65,6 +66,8 @@ from protocol.node import (
     Unanswered,
     Welcome,
 )
+from protocol.private import PrivateOffer
+from transport.ice.context import LinkOptions
 from transport.nettest.errors import NettestError
 from transport.nettest.peer import PeerTests
 from transport.nettest.result import NetTest, PeerTest
@@ -125,6 +128,8 @@ class Agent:
             self._accuse if settings.bond > 0 else None,
             self._records,
         )
+        line = LinkOptions(self._limits.polite, self._share.allowance)
+        self._private = PrivateDoor(parts.key, clock, settings.loopback, line, self._session.send, self._spawn)
         self._holdings = Holdings(tools, self._spawn, self._refuses, self._live, self._session.beat_soon)
         self.ledger: LedgerInfo | None = None
         self.finished = self._stopping = False
@@ -162,6 +167,7 @@ class Agent:
                 ]
                 await stop.wait()
                 self._stopping = True
+                await self._private.aclose()
                 await self._session.goodbye("the owner stopped the agent")
                 for task in (session, *background):
                     task.cancel()
@@ -258,7 +264,9 @@ class Agent:
             self._peers.tests = PeerTests(self._network, self._parts.clock, self._tests.why_no_rates)
             await self._peers.connect(self._network)
         self._network.set_ice_servers(servers)
+        self._private.use(servers)
         self._tell_network.set()
+        await self._private.send_again()
         await self._holdings.send_again(self._session.send)
         if open_jobs := self._books.earnings.unsettled(self._parts.settings.coordinator):
             await self._session.send(Accounts(open_jobs))
@@ -294,6 +302,8 @@ class Agent:
                 self._take_servers(message)
             case KeepRecords() | ListRecords() | ReturnRecords():
                 self._spawn(self._keep_records(message), "records")
+            case PrivateOffer():
+                self._private.offered(message, self._holdings.tasks.get(message.lease))
             case Signal(peer=peer, envelope=envelope):
                 if self._network is not None:
                     self._spawn(self._network.on_signal(peer, envelope), "signal")
@@ -315,6 +325,7 @@ class Agent:
             text = f"back after a crash: shows the work of round {shown} of job {name!r}, so that it is paid"
             self._note("returned", text, job=assign.job, name=name, round=shown)
         await task.run()
+        self._private.end(assign.lease)
         failed = task.state == "failed"
         trouble = task.reason if failed else task.restored.why if task.restored is not None else ""
         seconds = self._parts.clock.time() - began
@@ -366,6 +377,7 @@ class Agent:
         if self._network is None:
             return  # Only a Welcome opens the network, and it comes first.
         self._network.set_ice_servers(usable(offered.servers))
+        self._private.use(usable(offered.servers))
         for peer in self._ordered - offered.peers.keys():
             self._network.set_peer_ice_servers(peer, ())
         self._ordered = set()
@@ -541,6 +553,7 @@ class Agent:
         home.remember(limits.into(home.settings()))
         self._limits = limits
         self._share.change(limits)
+        self._private.options.polite = limits.polite
         if self._network is not None:
             self._network.set_polite(limits.polite)
         told = self._tests.report()

@@ -52,6 +52,7 @@ from protocol.node import (
     Unanswered,
     Welcome,
 )
+from protocol.private import PrivateOffer
 
 NODE_PATH = "/api/v1/node"
 HANDSHAKE_S = 15.0  # A busy coordinator answers within seconds; one that does not is tried again.
@@ -62,7 +63,17 @@ RECONNECT_MAX_S = 2.0  # While leases are held: they expire within seconds.
 
 RecordsMessage = KeepRecords | ListRecords | ReturnRecords
 TaskMessage = (
-    Assign | Command | Acknowledged | Beat | JobEarned | Promised | Signal | IceServers | Unanswered | RecordsMessage
+    Assign
+    | Command
+    | Acknowledged
+    | Beat
+    | JobEarned
+    | Promised
+    | Signal
+    | IceServers
+    | Unanswered
+    | RecordsMessage
+    | PrivateOffer
 )
 
 

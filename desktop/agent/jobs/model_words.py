@@ -1,4 +1,7 @@
-"""What a model says, on its way to the coordinator: all of it, in order, in as few packets as the node's line has room for."""
+"""What a model says, on its way to the coordinator: all of it, in order, in as few packets as the node's line has room for.
+
+What it says to those who ask in private goes to them. Of these requests the coordinator hears nothing, at no stage.
+"""
 
 import asyncio
 from collections import deque
@@ -8,6 +11,7 @@ import msgspec
 
 from desktop.agent.base.budget import ByteBudget
 from desktop.agent.errors import WorkerProtocolError
+from protocol.private import MARK
 from protocol.serving import MAX_SAID, EngineReport
 from protocol.task import ModelSaid
 
@@ -25,6 +29,8 @@ class ModelReports:
         self._waiting: deque[tuple[EngineReport, int]] = deque()
         self._budget = ByteBudget(*WAITING)
         self._news, self._begun = asyncio.Event(), asyncio.Event()
+        self.private: dict[str, Callable[[EngineReport], None]] = {}
+        """Who hears of a private request, by its name; it must not wait."""
 
     def begin(self) -> None:
         """It is known that the worker is ready: from now on it is heard."""
@@ -37,6 +43,8 @@ class ModelReports:
             WorkerProtocolError: a report that no frame holds.
         """
         for report in said.reports:
+            if self._is_private(report):
+                continue
             size = len(msgspec.msgpack.encode(report))
             if size > MAX_REPORT:
                 raise WorkerProtocolError(f"the model says {size:,} bytes at once: {MAX_REPORT:,} at most")
@@ -45,8 +53,16 @@ class ModelReports:
 
     def say(self, report: EngineReport) -> None:
         """A word of the agent's own, where its worker cannot say it."""
-        self._budget.force(0)
-        self._add(report, 0)
+        if not self._is_private(report):
+            self._budget.force(0)
+            self._add(report, 0)
+
+    def _is_private(self, report: EngineReport) -> bool:
+        """Whether it is of a private request; then who listens has it now."""
+        name = getattr(report, "id", "")
+        if listener := self.private.get(name):
+            listener(report)
+        return bool(name.startswith(MARK))
 
     def _add(self, report: EngineReport, size: int) -> None:
         self._waiting.append((report, size))

@@ -38,6 +38,8 @@ from desktop.agent.jobs.worker_bridge import Bridge, Outside
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign, HeldLease, Report, WorkerKind
+from protocol.private import MARK
+from protocol.serving import CancelCommand, EngineReport, GenerateCommand
 from protocol.task import (
     AskModel,
     AwaitStages,
@@ -207,12 +209,28 @@ class HeldTask:
                 self.bridge.join(body)
             return True
         if isinstance(body, AskModel):
-            if self.serves and self.state == "running":  # Else nothing is said, and another node is asked.
+            # Else nothing is said, and another node is asked. Private requests are not the coordinator's.
+            if self.serves and self.state == "running" and not body.body.id.startswith(MARK):
                 self.bridge.ask(body)
             return True
         if self._doubts is not None:
             self._doubts.told(body)
         return self.bridge.command(body)
+
+    @property
+    def talks(self) -> bool:
+        """Whether its model can be asked now: it holds all of it, or the first stage."""
+        return self.serves and self.state == "running" and self.assign.stage == 0 and not self.waits
+
+    def ask_privately(self, command: GenerateCommand, listener: Callable[[EngineReport], None]) -> None:
+        """Ask the model, and have ``listener`` hear what it says, until ``forget_private``."""
+        self.bridge.words.private[command.id] = listener
+        self.bridge.ask(AskModel(command))
+
+    def forget_private(self, request: str) -> None:
+        """Nobody listens any more; what is under way of it ends."""
+        if self.bridge.words.private.pop(request, None) is not None and self.alive:
+            self.bridge.ask(AskModel(CancelCommand(request)))
 
     async def _doubt(self, doubts: Doubts, body: TaskReport) -> None:
         asked, found = doubts.wonder(body), doubts.accuse(body)

@@ -171,7 +171,7 @@ class Bridge:
         self._unsent = ByteBudget(*UNSENT)
         self._undelivered = ByteBudget(*UNDELIVERED)
         self._asked = ByteBudget(*ASKED)
-        self._words = ModelReports(self.outside.report)
+        self.words = ModelReports(self.outside.report)
         self._handed = HandedOver(self.outside.spool, self._bounds)
 
     def neighbours(self) -> set[str]:
@@ -218,7 +218,7 @@ class Bridge:
         if self._asked.try_take(size):
             self._to_worker.put_nowait((WorkerCommand(body), (), size))
         else:
-            self._words.say(RefusedReport(body.body.id, "busy", "this node's model has too many requests"))
+            self.words.say(RefusedReport(body.body.id, "busy", "this node's model has too many requests"))
 
     # --- from peers -----------------------------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class Bridge:
                 group.create_task(self._write(writer, setup, restored), name="to-worker")
                 group.create_task(self._pass_commands(), name="commands")
                 group.create_task(self._pass_reports(), name="reports")
-                group.create_task(self._words.run(), name="words")
+                group.create_task(self.words.run(), name="words")
                 group.create_task(self._read(reader, group), name="from-worker")
         except BaseExceptionGroup as errors:
             raise main_error(errors, EOFError) from None
@@ -432,7 +432,7 @@ class Bridge:
                     await self.outside.report(said, False)
                 case WorkerReport(body=ModelSaid() as words):
                     _see_nothing_comes(length)
-                    await self._words.put(words)
+                    await self.words.put(words)
                 case WorkerReport(body=body):
                     parts = await self._handed.take(reader, message, length)
                     assert parts is not None
@@ -538,7 +538,7 @@ class Bridge:
                 raise WorkerProtocolError("the worker names a state that it has not handed over")
             await self.outside.report(stored, True)
             if isinstance(stored, TaskReady):
-                self._words.begin()
+                self.words.begin()
             if isinstance(stored, RoundCommit | RoundApplied):
                 await self.outside.report(self.traffic.report(), False)
         self._handed.give(size)

@@ -1,0 +1,115 @@
+"""``cottage ask``: ask a deployment's node directly, end to end encrypted; the coordinator is told how much was said.
+
+Exit codes: as the other commands of a submitter; 1 also where no node could be reached, or answered.
+"""
+
+import argparse
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from common.console import Terminal
+from common.errors import BadAddressError, TransportError
+from common.options import decimal, whole
+from common.terminal import complain, say, say_json
+from coordinator.client.client import Client
+from coordinator.client.commands.base import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
+from coordinator.client.errors import ClientError, CoordinatorAddressError, UnreachableError
+from coordinator.client.login import LoginFileError, complain_of_key, needs_key, take_token, token_of
+from coordinator.client.options import DEFAULT_SERVER, EXITS, SERVER_VARIABLE
+from cottage.private import PrivateClient
+from protocol.codec import MessageError, convert
+from protocol.identity import parse_address
+from protocol.serving import AnsweredReport, GenerateCommand
+
+EXIT_SIGNED_OUT = 4
+
+
+def main(argv: Sequence[str]) -> int:
+    """Ask, and print the answer as it comes; returns the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        command = _command(options)
+        return asyncio.run(_run(options, command))
+    except (BadAddressError, MessageError, LoginFileError, CoordinatorAddressError) as error:
+        complain("cottage ask", error)
+        return EXIT_USAGE
+    except UnreachableError as error:
+        complain("cottage ask", error)
+        return EXIT_UNREACHABLE
+    except ClientError as error:
+        return complain_of_key(error, EXIT_SIGNED_OUT if needs_key(error) else EXIT_REFUSED)
+    except TransportError as error:
+        complain("cottage ask", error)
+        return EXIT_REFUSED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    server = os.environ.get(SERVER_VARIABLE, DEFAULT_SERVER)
+    parser = argparse.ArgumentParser(
+        prog="cottage ask",
+        description="Ask a deployment of yours without the coordinator reading it: the words go to the node's key, "
+        "end to end encrypted, and the coordinator is told how many tokens there were.",
+        epilog=EXITS,
+    )
+    add = parser.add_argument
+    add("deployment", metavar="DEPLOYMENT", help="its id")
+    add("words", metavar="WORDS", help="what is said; - reads it from standard input")
+    add("--server", default=server, metavar="URL", help=f"the coordinator (or ${SERVER_VARIABLE}); now {server}")
+    take_token(parser)
+    add(
+        "--text",
+        action="store_true",
+        help="go on with the words; else they are a message, in the model's chat template",
+    )
+    add("--node", metavar="ADDRESS", help="only this node may read them; else whoever the coordinator names")
+    add("--tokens", type=whole, metavar="N", help="of the answer, at most; else as many as the model can read")
+    add("--temperature", type=decimal, default=1.0, metavar="T", help="0 takes the likeliest token; default: 1")
+    add("--seed", type=whole, metavar="N", help="the same one draws the same answer; else by lot")
+    add("--loopback", action="store_true", help="the nodes are on this computer, as those of `cottage demo`")
+    add("--json", action="store_true", help="one JSON document at the end")
+    return parser
+
+
+def _command(options: argparse.Namespace) -> GenerateCommand:
+    """What is asked; raises MessageError, BadAddressError."""
+    if options.node is not None:
+        parse_address(options.node)
+    words = sys.stdin.read() if options.words == "-" else options.words
+    what = {"prompt": words} if options.text else {"messages": [{"role": "user", "content": words}]}
+    seed = secrets.randbits(63) if options.seed is None else options.seed
+    sampling = {"temperature": options.temperature, "seed": seed}
+    command: GenerateCommand = convert(
+        {"type": "generate", "id": "1", "tokens": options.tokens, "sampling": sampling, **what}, GenerateCommand
+    )
+    return command
+
+
+async def _run(options: argparse.Namespace, command: GenerateCommand) -> int:
+    text, out = list[str](), Terminal()
+    async with (
+        Client(options.server, token_of(options, options.server)) as coordinator,
+        PrivateClient(coordinator, options.deployment, node=options.node, loopback=options.loopback) as client,
+        aclosing(client.ask(command)) as reports,
+    ):
+        async for report in reports:
+            if isinstance(report, AnsweredReport):
+                end = report
+            else:
+                text.append(report.text)
+                if not options.json:
+                    out.print(report.text, end="")
+        nodes = [session.node for session in client.nodes]
+    if options.json:
+        say_json(
+            {"text": "".join(text), "prompt": end.prompt, "tokens": end.tokens, "reason": end.reason, "nodes": nodes}
+        )
+        return 0
+    out.print()
+    say(f"{end.tokens:,} tokens, read by {', '.join(nodes)}; the coordinator was told the counts", error=True)
+    return 0
