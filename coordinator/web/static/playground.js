@@ -68,6 +68,17 @@ function request(turn, place) {
   return { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: running.signal };
 }
 
+// The same, past the coordinator: pieces as those of a stream.
+async function* privatePieces(turn, place) {
+  const what = turn.kind === "chat" ? { messages: messages(turn, place) } : { prompt: turn.words };
+  const { max_tokens: tokens, seed = crypto.getRandomValues(new Uint32Array(1))[0], ...sampling } = turn.sampling;
+  const command = { ...what, sampling: { ...sampling, seed }, ...(tokens && { tokens }) };
+  for await (const piece of privately(turn.models[place], command, running.signal)) {
+    if (piece.text !== undefined) yield { choices: [{ text: piece.text }] };
+    else yield { choices: [{ finish_reason: piece.reason }], usage: { completion_tokens: piece.tokens }, cottage: { nodes: piece.names } };
+  }
+}
+
 // --- what is shown ----------------------------------------------------------------------------------------------------------
 
 function say(text) {
@@ -107,7 +118,10 @@ class Answer {
     const clock = setInterval(() => this.waits(), 500);
     try {
       const path = this.turn.kind === "chat" ? "/v1/chat/completions" : "/v1/completions";
-      for await (const piece of events(await asked(path, request(this.turn, this.place)))) this.took(piece);
+      const pieces = this.turn.privately
+        ? privatePieces(this.turn, this.place)
+        : events(await asked(path, request(this.turn, this.place)));
+      for await (const piece of pieces) this.took(piece);
       this.done();
     } catch (error) {
       if (error.name === "AbortError") this.done("stopped");
@@ -166,6 +180,7 @@ class Answer {
     if (this.first) facts.push(`the first after ${((this.first - this.began) / 1000).toFixed(1)} s`);
     if (this.reason === "length") facts.push("cut off: it may have no more tokens");
     if (this.nodes?.length) facts.push(`answered by ${this.nodes.join(", ")}`);
+    if (this.turn.privately) facts.push("private: the coordinator saw counts only");
     if (!this.text && !ended) facts.unshift("it said nothing");
     keepingEnd(() => {
       this.facts.textContent = facts.filter(Boolean).join(" · ");
@@ -218,6 +233,7 @@ async function begin(text) {
   const sampling = Object.fromEntries(settings.filter((one) => one.value !== "").map((one) => [one.name, Number(one.value)]));
   const models = [at("model").value, at("beside").value].filter(Boolean);
   const turn = { words: text, kind: kind(), system: at("system").value.trim(), models, sampling };
+  turn.privately = at("private").checked && !at("private-field").hidden;
   turn.answers = models.map((_, place) => new Answer(turn, place));
   turns.push(turn);
   const shown = at("turn").content.firstElementChild.cloneNode(true);
@@ -245,6 +261,8 @@ function fit() {
   const plainNow = ["model", "beside"].some((list) => texts.has(at(list).value.split("@")[0] || "none"));
   if (plainNow !== plain) document.querySelector(`[name=kind][value=${plainNow ? "text" : "chat"}]`).checked = true;
   plain = plainNow;
+  const served = new Set(play.dataset.served.split(" "));
+  at("private-field").hidden = !["model", "beside"].every((list) => !at(list).value || served.has(at(list).value));
 }
 
 function chosen() {

@@ -34,6 +34,7 @@ from tests.coordinator.operation.fake_operation import Operation
 from tests.coordinator.web.documented import Ears
 from tests.coordinator.web.fake import TOKEN, Cluster, address
 from tests.coordinator.web.fake_services import Books, Leavings, Market, PricedWithdrawals, Registry
+from tests.coordinator.web.talking_homes import TalkingHomes
 
 
 def authorise(token: str) -> str:
@@ -94,6 +95,7 @@ class House:
         self.app: web.Application | None = None
         self.ears = Ears()
         self.doors = OpenDoors()
+        self.private = TalkingHomes()
         self._runner: web.AppRunner | None = None
 
     @property
@@ -130,6 +132,7 @@ class House:
             self.doors,
             self.operation,
             self.lenders,
+            self.private,
             self.folder / "downloads",
             self.public_url,
         )
@@ -147,6 +150,7 @@ class House:
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+            await self.private.aclose()
             self._checking.cancel()
             with suppress(asyncio.CancelledError):
                 await self._checking

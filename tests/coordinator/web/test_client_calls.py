@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
+from common.clock import SystemClock
 from coordinator.client import Client, ProblemError
 from coordinator.client.cli import main
 from coordinator.client.line import HttpLine
+from protocol.identity import NodeKey
 from protocol.rest.api import NewOutput, TrialRequest
 from protocol.rest.hub import HubFile, HubModelView
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import archive
 from tests.coordinator.web.test_life import started
 from tests.coordinator.web.test_tenants import member
+from transport.private.meeting import MeetingClient, Surroundings
 
 LACKS = {
     "OPTIONS /api/v1/uploads": "what other tus clients ask first",
@@ -127,6 +130,14 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+async def a_private_session(it: Story) -> None:
+    key = NodeKey.generate()
+    session = await it.client.private_session(it.job, key.address)
+    meeting = MeetingClient(key, session.session, session.node, Surroundings((), SystemClock(), loopback=True))
+    assert await it.client.private_offer(it.job, session.session, await meeting.offer())
+    await meeting.aclose()
+
+
 async def records_of(it: Story) -> None:
     records = await it.client.records(it.job, "0a" * 16)
     await it.client.download_record(records, "opening", it.folder)
@@ -179,6 +190,7 @@ CALLS: list[Callable[[Story], Awaitable[Any]]] = [
     lambda it: it.client.download_checkpoint(it.job, it.round, it.folder / "point.zip"),
     lambda it: it.client.download_stage(it.job, it.round, 0, it.folder / "stage.safetensors"),
     records_of,
+    a_private_session,
     lambda it: it.client.network(),
     lambda it: it.client.market(),
     lambda it: it.client.network_nodes(),
