@@ -7,7 +7,7 @@ from contextlib import aclosing
 import msgspec
 
 from common.clock import Clock, SystemClock
-from common.errors import IceConfigError, LinkError, PeerError, SignalError
+from common.errors import IceConfigError, LinkError, PeerError, SignalError, TransportError
 from coordinator.client.client import Client
 from coordinator.client.errors import ProblemError
 from protocol.identity import NodeKey
@@ -59,6 +59,7 @@ class PrivateClient:
             command: its seed should be drawn by lot, and stays the same at another node.
         Raises:
             ClientError: the coordinator names nobody. PrivateRefusedError: the model cannot read the request.
+            SignalError: an answer is not the node's: the coordinator, or somebody there, is in the middle.
             TransportError: no node could be reached, or answered.
         """
         tokens: list[int] = []
@@ -75,7 +76,7 @@ class PrivateClient:
                         if isinstance(report, AnsweredReport):
                             return
             except (PeerError, LinkError, SignalError, PrivateRefusedError) as error:
-                if isinstance(error, PrivateRefusedError) and not error.another:
+                if not _is_for_another(error):
                     raise
                 spent = isinstance(error, PrivateRefusedError) and error.code in ("over", "life")
                 if self._session is not None and not spent:
@@ -112,6 +113,13 @@ class PrivateClient:
         conversation, self._conversation, self._session = self._conversation, None, None
         if conversation is not None:
             await conversation.aclose()
+
+
+def _is_for_another(error: TransportError) -> bool:
+    """Whether another node may do. An answer that is not the node's is told at once: somebody is in the middle."""
+    if isinstance(error, SignalError):
+        return error.reason == "refused"
+    return not isinstance(error, PrivateRefusedError) or error.another
 
 
 def _servers(offered: Sequence[OfferedIceServer]) -> tuple[IceServer, ...]:

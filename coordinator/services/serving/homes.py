@@ -301,7 +301,8 @@ class Homes:
         if job.id not in self._periods:
             raise _closed(job.id, job.state)
         self._asked[job.id] = self._context.clock.now()
-        here = [one for one in self._of(job.id) if self._nodes.session(one.lease.node) is not None]
+        connected = self._nodes.session
+        here = [one for one in self._of(job.id) if all(connected(seat.node) is not None for seat in one.seats)]
         if not here:
             raise UnavailableError(f"no node of deployment {job.id} holds its model yet: try again")
         able = [one for one in here if one.lease.node not in avoid and only in (None, one.lease.node)]

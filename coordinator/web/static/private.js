@@ -7,6 +7,7 @@ const privately = (() => {
   const FRAME = 16 << 10; // Bytes of a data channel's message.
   const SIGN_EVERY = 64; // Tokens of answers after which counts are signed.
   const HIGH = 256 << 10; // Bytes that may wait to be sent.
+  const MAX_FRAMES = 256; // Of a message of the node; none of its pieces of an answer has as many.
   const [CONNECT_MS, FIRST_MS, SILENCE_MS] = [30e3, 30e3, 10e3];
   const [MESSAGE_TOKENS, TEMPLATE_TOKENS] = [32, 512]; // That a chat template may put around a message, and before all of them.
   const MAX_TRIES = 4;
@@ -163,15 +164,15 @@ const privately = (() => {
       ({ body: raw, signature } = unpacked(envelope));
       body = unpacked(raw);
     } catch {
-      throw new PrivateFault("The node's answer cannot be read.");
+      throw new PrivateFault("The node's answer cannot be read: somebody may have changed it on its way.", false);
     }
     const meant = body.kind === "answer" && body.sender === session.node && body.recipient === key.address;
     const fresh = same(body.session, hex(session.session)) && same(body.reply_to, nonce);
     if (!meant || !fresh || !same(body.fingerprint, fingerprintOf(body.sdp))) {
-      throw new PrivateFault("The answer is not the node's answer to this page: somebody has changed it on its way.");
+      throw new PrivateFault("The answer is not the node's answer to this page: somebody has changed it on its way.", false);
     }
     if (!(await verified(session.node, signature, "cottage/signal/1", raw))) {
-      throw new PrivateFault("The answer is not signed by the node: somebody has changed it on its way.");
+      throw new PrivateFault("The answer is not signed by the node: somebody has changed it on its way.", false);
     }
     return body.sdp;
   }
@@ -233,6 +234,7 @@ const privately = (() => {
       this.lane.binaryType = "arraybuffer";
       this.lane.onmessage = (event) => this.took(new Uint8Array(event.data));
       this.lost = new Promise((_, fail) => {
+        this.fail = fail;
         const gone = () => fail(new PrivateFault("The node is gone."));
         this.lane.onclose = gone;
         this.line.onconnectionstatechange = () => ["failed", "closed"].includes(this.line.connectionState) && gone();
@@ -253,9 +255,15 @@ const privately = (() => {
 
     took(frame) {
       this.parts.push(frame.subarray(1));
-      if (frame[0] !== 1) return;
-      this.came.push(JSON.parse(words.decode(joined(this.parts))));
-      this.parts = [];
+      try {
+        if (this.parts.length > MAX_FRAMES || this.came.length > MAX_FRAMES) throw new RangeError("too much");
+        if (frame[0] !== 1) return;
+        this.came.push(JSON.parse(words.decode(joined(this.parts))));
+        this.parts = [];
+      } catch {
+        this.close();
+        this.fail(new PrivateFault("The node says what no node says."));
+      }
       this.wake?.();
     }
 

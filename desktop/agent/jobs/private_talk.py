@@ -83,7 +83,7 @@ class PrivateTalk:
         self._untold: deque[_Untold] = deque()
         self._size = 0
         self._news, self._was_signed = asyncio.Event(), asyncio.Event()
-        self._over = asyncio.Event()
+        self._over: asyncio.Future[SessionOverError] = asyncio.get_running_loop().create_future()
         self._answers = self._prompt = self._tokens = 0  # That the client was told of.
         self._signed = NO_COUNTS
 
@@ -109,15 +109,18 @@ class PrivateTalk:
 
     def end(self) -> None:
         """The model is here no more."""
-        self._over.set()
+        self._end("gone", "this node holds the model no more")
 
     async def refuse(self, code: str, detail: str) -> None:
         """Say why the session is over, if anybody still listens."""
         await self._channel.send(msgspec.json.encode(RefusedReport(REFUSED_SESSION, code, detail)))
 
+    def _end(self, code: str, detail: str) -> None:
+        if not self._over.done():
+            self._over.set_result(SessionOverError(code, detail))
+
     async def _until_over(self) -> None:
-        await self._over.wait()
-        raise SessionOverError("gone", "this node holds the model no more")
+        raise await self._over
 
     # --- what the client says -------------------------------------------------------------------------------------------
 
@@ -183,6 +186,9 @@ class PrivateTalk:
 
     def _put(self, report: FromNode) -> None:
         size = len(msgspec.json.encode(report))
+        if self._size + size > MAX_UNTOLD:
+            self._end("slow", f"more than {MAX_UNTOLD:,} bytes wait for you: read faster")
+            return
         self._untold.append(_Untold(report, size))
         self._size += size
         self._news.set()
@@ -192,8 +198,6 @@ class PrivateTalk:
             while not self._untold:
                 self._news.clear()
                 await self._news.wait()
-            if self._size > MAX_UNTOLD:
-                raise SessionOverError("slow", f"more than {MAX_UNTOLD:,} bytes wait for you: read faster")
             one = self._untold.popleft()
             self._size -= one.size
             await self._until_signed()

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.web.auth.gate import SESSION_COOKIE as SESSION_COOKIE
-from protocol.job.job import ServeSpec
+from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.signed_counts import check_counts
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.pages.test_browser import ARGUMENTS, CHROMIUM, Visit, playwright
@@ -30,10 +29,10 @@ async def chromium() -> AsyncIterator[Any]:
 
 
 async def deployment(house: House) -> str:
-    """A job that serves, with a chat template."""
+    """A job that serves a model of which the page does not know whether it has a chat template."""
     job = await started(house)
     found = house.cluster._find(job)
-    spec = msgspec.structs.replace(found.view.spec, serve=ServeSpec())
+    spec = JobSpec("a job", ModelSpec(from_job="ab" * 16), 1_000_000, serve=ServeSpec())
     found.view = msgspec.structs.replace(found.view, spec=spec, state="running")
     return job
 
@@ -61,9 +60,6 @@ async def test_words_go_to_the_home_and_none_to_the_coordinator(chromium: Any, h
     assert "4 tokens" in facts
     assert "answered by home 1" in facts
     assert "the coordinator saw counts only" in facts
-    assert [body.partition("{")[0].rpartition("/")[0].rpartition("/")[2] for body in bodies] == [
-        body.partition("{")[0].rpartition("/")[0].rpartition("/")[2] for body in bodies
-    ]
     assert len(bodies) == 2, "a session and its offer"
     assert all("/private" in body and "quokka" not in body for body in bodies)
     home = house.private.keys[0]
@@ -83,7 +79,6 @@ async def test_words_go_to_the_home_and_none_to_the_coordinator(chromium: Any, h
 
 async def test_the_page_signs_as_it_reads_so_a_long_answer_comes_whole(chromium: Any, house: House) -> None:
     seen = await privately(chromium, house)
-    await seen.page.fill("#max_tokens", "") if await seen.page.is_visible("#max_tokens") else None
     await seen.page.evaluate("document.querySelector('#max_tokens').value = ''")
     await send(seen, "long")
     assert (await seen.page.inner_text(".says")).split() == [str(number) for number in range(LONG)]
@@ -98,9 +93,9 @@ async def test_where_a_home_is_gone_another_one_goes_on_behind_its_words(chromiu
     await seen.page.fill("#words", SECRET)
     await seen.page.press("#words", "Enter")
     await until(lambda: len(house.private.channels) == 1)
-    await seen.page.wait_for_function("document.querySelector('.says')?.textContent === 'quokka in'")
+    await seen.page.wait_for_function("() => document.querySelector('.says')?.textContent === 'quokka in'")
     await house.private.channels[0].aclose()
-    await seen.page.wait_for_function("document.querySelector('.facts').textContent")
+    await seen.page.wait_for_function("() => document.querySelector('.facts').textContent")
     assert await seen.page.inner_text(".says") == SECRET
     assert "answered by home 1, home 2" in await seen.page.inner_text(".facts")
     assert other.asked[0].begun == (0, 1)
@@ -136,7 +131,7 @@ async def test_stop_ends_the_answer_at_the_model(chromium: Any, house: House) ->
     model.stops_after = 1
     await seen.page.fill("#words", SECRET)
     await seen.page.press("#words", "Enter")
-    await seen.page.wait_for_function("document.querySelector('.says')?.textContent === 'quokka'")
+    await seen.page.wait_for_function("() => document.querySelector('.says')?.textContent === 'quokka'")
     await seen.page.click("#stop")
     await until(lambda: model.forgotten)
     assert "stopped" in await seen.page.inner_text(".facts")
@@ -150,6 +145,8 @@ async def test_only_deployments_can_be_asked_in_private(chromium: Any, house: Ho
 
 async def test_a_browser_without_such_keys_says_so(chromium: Any, house: House) -> None:
     seen = await privately(chromium, house)
-    await seen.page.evaluate("crypto.subtle.generateKey = async () => { throw new Error('NotSupportedError'); }")
+    await seen.page.evaluate(
+        "() => { crypto.subtle.generateKey = async () => { throw new Error('NotSupportedError'); }; }"
+    )
     await send(seen, SECRET)
     assert "has no Ed25519 keys" in await seen.page.inner_text(".note:not([hidden])")
