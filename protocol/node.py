@@ -21,7 +21,7 @@
       ReturnRecords       ->                ... and has what it lacks returned
                           <-    RecordsReturned
       Signal             <->    Signal      sealed by the peers; the coordinator only passes it on
-      PrivateOffer        ->                (wire.private) somebody wants to talk with the node's model past the coordinator ...
+      PrivateOffer        ->                (wire.private) somebody wants to talk with the node's model ...
                           <-    PrivateAnswer
                           <-    PrivateCounts  ... and has signed how much was said
 
@@ -51,7 +51,7 @@ from protocol.ids import (
 )
 from protocol.job.job import JobSpec
 from protocol.network import MAX_PEERS_MEASURED, MAX_RELAYS, NetworkReport
-from protocol.private import PrivateAnswer, PrivateCounts, PrivateOffer
+from protocol.private.sessions import PrivateAnswer, PrivateCounts, PrivateOffer
 from protocol.rest.api import JobStateName
 from protocol.task import Plan, TaskCommand, TaskReport
 

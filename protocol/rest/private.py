@@ -1,4 +1,4 @@
-"""How a client comes to a private session: ``protocol.private`` has the rest."""
+"""How a client comes to a private session: ``protocol.private.sessions`` has the rest."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from msgspec import Meta
 from common.untrusted_text import Untrusted
 from protocol.ids import NodeAddress
 from protocol.node import OfferedIceServer
-from protocol.private import PrivateId, SealedEnvelope
+from protocol.private.sessions import PrivateId, SealedEnvelope
 
 
 class NewPrivateSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

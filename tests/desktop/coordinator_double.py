@@ -35,7 +35,7 @@ from protocol.node import (
     Signal,
     Welcome,
 )
-from protocol.private import PrivateAnswer, PrivateCounts
+from protocol.private.sessions import PrivateAnswer, PrivateCounts
 
 PATIENCE_S = 30.0
 

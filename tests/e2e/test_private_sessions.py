@@ -152,7 +152,7 @@ async def test_no_word_passes_the_coordinator_and_what_was_signed_is_paid(tmp_pa
         heard = bytes(tap.bytes)
         assert b"private_counts" in heard
         assert b"private_offer" in heard
-        for what in (SECRET, SECRET.split()[0], OPEN, "model_said", "generate"):
+        for what in (SECRET, SECRET.split()[0], OPEN, "private:"):  # The last begins the names of private requests.
             assert what.encode() not in heard, what
         assert not remembered(folder, SECRET)
         await in_mid_answer(run, client, web, deployment)

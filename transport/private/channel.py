@@ -8,7 +8,7 @@ from collections import deque
 
 from common.clock import Clock
 from common.errors import ConnectError, MalformedFrameError, PeerUnreachableError
-from protocol.private import FRAME_BYTES
+from protocol.private.sessions import FRAME_BYTES
 from transport.ice.rtc import RtcConnection
 from transport.messages.lanes import Lane
 

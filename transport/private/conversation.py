@@ -9,7 +9,8 @@ from common.clock import Clock
 from common.errors import MalformedFrameError, PeerUnreachableError, TransportError
 from protocol.codec import MessageError, decode_json
 from protocol.identity import NodeKey
-from protocol.private import REFUSED_SESSION, SIGN_EVERY, FromNode, prompt_bound
+from protocol.private.sessions import REFUSED_SESSION, SIGN_EVERY, FromNode, prompt_bound
+from protocol.private.signed_counts import sign_counts
 from protocol.serving import (
     MAX_LINE,
     MAX_TOKENS,
@@ -19,7 +20,6 @@ from protocol.serving import (
     RefusedReport,
     TextReport,
 )
-from protocol.signed_counts import sign_counts
 from transport.private.channel import PrivateChannel
 
 FIRST_SILENCE_S = 30.0  # Before an answer's first token, while the node reads the prompt.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from common.clock import Clock
 from common.errors import PeerUnreachableError, SignalError
 from protocol.identity import NodeKey
-from protocol.private import PrivateTicket
+from protocol.private.sessions import PrivateTicket
 from protocol.serving import MAX_LINE
 from transport.ice.context import LinkOptions
 from transport.ice.ice import IceServer

@@ -62,7 +62,7 @@ from protocol.node import (
     Report,
     Signal,
 )
-from protocol.private import PrivateAnswer, PrivateCounts
+from protocol.private.sessions import PrivateAnswer, PrivateCounts
 from protocol.task import (
     AuditReport,
     BisectAnswer,

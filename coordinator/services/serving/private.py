@@ -1,6 +1,6 @@
 """Private sessions of deployments: who talks with whom is arranged here, and what clients have signed is counted.
 
-The words go past the coordinator (``protocol.private``). What it knows of a session is whose it is, when it was, and how much.
+The words go past the coordinator (``protocol.private``). What it knows of a session is whose it is, when, and how much.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from coordinator.services.network.nodes import Nodes, NodeSession
 from coordinator.services.network.relays import Relays
 from coordinator.services.serving.homes import Homes
 from coordinator.store.ports import col
-from protocol.private import (
+from protocol.private.sessions import (
     LIFE_S,
     OPEN_S,
     SESSION_TOKENS,
@@ -29,8 +29,8 @@ from protocol.private import (
     PrivateTicket,
     SignedCounts,
 )
+from protocol.private.signed_counts import check_counts
 from protocol.rest.private import NewPrivateSession, PrivateSession
-from protocol.signed_counts import check_counts
 
 ANSWER_S = 30.0  # For a node to look for its addresses.
 LATE_S = 3600.0  # After a session's life its node may be away for so long, and still bring what was signed.

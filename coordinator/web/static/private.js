@@ -1,6 +1,6 @@
 // A private session: words go to a node of a deployment over WebRTC, end to end encrypted to the node's key. The coordinator
 // names the node, carries one sealed offer and one sealed answer, and is told by the node what this page signs: counts.
-// docs/decisions/0063 has the rules; protocol/private.py and transport/private are the same in Python.
+// docs/decisions/0063 has the rules; protocol/private and transport/private are the same in Python.
 "use strict";
 
 const privately = (() => {

@@ -66,7 +66,7 @@ from protocol.node import (
     Unanswered,
     Welcome,
 )
-from protocol.private import PrivateOffer
+from protocol.private.sessions import PrivateOffer
 from transport.ice.context import LinkOptions
 from transport.nettest.errors import NettestError
 from transport.nettest.peer import PeerTests

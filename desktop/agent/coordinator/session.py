@@ -52,7 +52,7 @@ from protocol.node import (
     Unanswered,
     Welcome,
 )
-from protocol.private import PrivateOffer
+from protocol.private.sessions import PrivateOffer
 
 NODE_PATH = "/api/v1/node"
 HANDSHAKE_S = 15.0  # A busy coordinator answers within seconds; one that does not is tried again.

@@ -11,7 +11,7 @@ import msgspec
 
 from desktop.agent.base.budget import ByteBudget
 from desktop.agent.errors import WorkerProtocolError
-from protocol.private import MARK
+from protocol.private.sessions import MARK
 from protocol.serving import MAX_SAID, EngineReport
 from protocol.task import ModelSaid
 

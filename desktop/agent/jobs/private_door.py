@@ -14,7 +14,7 @@ from desktop.agent.jobs.private_talk import PrivateTalk, SessionOverError
 from desktop.agent.jobs.tasks import HeldTask
 from protocol.codec import MessageError
 from protocol.identity import NodeKey
-from protocol.private import PrivateAnswer, PrivateCounts, PrivateOffer, SignedCounts
+from protocol.private.sessions import PrivateAnswer, PrivateCounts, PrivateOffer, SignedCounts
 from transport.ice.context import LinkOptions
 from transport.ice.ice import IceServer
 from transport.ice.network_profile import Reach

@@ -13,7 +13,7 @@ from common.clock import Clock
 from common.errors import TransportError
 from desktop.agent.base.exception_groups import main_error
 from protocol.codec import decode_json
-from protocol.private import (
+from protocol.private.sessions import (
     LIFE_S,
     MARK,
     MAX_ANSWERS,
@@ -24,8 +24,8 @@ from protocol.private import (
     PrivateTicket,
     SignedCounts,
 )
+from protocol.private.signed_counts import check_counts
 from protocol.serving import AnsweredReport, CancelCommand, EngineReport, GenerateCommand, RefusedReport, TextReport
-from protocol.signed_counts import check_counts
 from transport.private.channel import PrivateChannel
 from transport.private.meeting import MAX_REQUEST
 

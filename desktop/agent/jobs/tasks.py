@@ -38,7 +38,7 @@ from desktop.agent.jobs.worker_bridge import Bridge, Outside
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign, HeldLease, Report, WorkerKind
-from protocol.private import MARK
+from protocol.private.sessions import MARK
 from protocol.serving import CancelCommand, EngineReport, GenerateCommand
 from protocol.task import (
     AskModel,

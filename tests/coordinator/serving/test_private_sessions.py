@@ -16,9 +16,9 @@ from coordinator.services.serving import private as service
 from coordinator.services.serving.private import ANSWER_S
 from coordinator.store.records import CommitRecord
 from protocol.identity import NodeKey
-from protocol.private import LIFE_S, OPEN_S, PrivateAnswer, PrivateCounts, PrivateOffer, SignedCounts
+from protocol.private.sessions import LIFE_S, OPEN_S, PrivateAnswer, PrivateCounts, PrivateOffer, SignedCounts
+from protocol.private.signed_counts import sign_counts
 from protocol.rest.private import NewPrivateSession, PrivateSession
-from protocol.signed_counts import sign_counts
 from tests.coordinator.serving.deployed import HALF_MB, Deployed, Home
 
 OFFER = b"sealed for the node"

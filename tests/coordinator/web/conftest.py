@@ -31,10 +31,10 @@ from coordinator.web.application import setup
 from coordinator.web.auth import Auth
 from coordinator.web.services import Services
 from tests.coordinator.operation.fake_operation import Operation
+from tests.coordinator.serving.talking_homes import TalkingHomes
 from tests.coordinator.web.documented import Ears
 from tests.coordinator.web.fake import TOKEN, Cluster, address
 from tests.coordinator.web.fake_services import Books, Leavings, Market, PricedWithdrawals, Registry
-from tests.coordinator.web.talking_homes import TalkingHomes
 
 
 def authorise(token: str) -> str:

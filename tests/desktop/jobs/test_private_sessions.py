@@ -19,7 +19,7 @@ from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.process import ProcessSandbox
 from protocol.identity import NodeKey
 from protocol.node import Assign
-from protocol.private import (
+from protocol.private.sessions import (
     MARK,
     MAX_UNSIGNED,
     PrivateAnswer,
@@ -29,6 +29,7 @@ from protocol.private import (
     SignedCounts,
     prompt_bound,
 )
+from protocol.private.signed_counts import check_counts, sign_counts
 from protocol.serving import (
     AnsweredReport,
     CancelCommand,
@@ -38,7 +39,6 @@ from protocol.serving import (
     SketchReport,
     TextReport,
 )
-from protocol.signed_counts import check_counts, sign_counts
 from protocol.task import AskModel, ModelSaid, StopTask, TaskReady
 from tests.desktop.conftest import JOB, Running, StartAgent
 from tests.desktop.coordinator_double import Double

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
-from protocol.signed_counts import check_counts
+from protocol.private.signed_counts import check_counts
+from tests.coordinator.serving.talking_homes import LONG
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.pages.test_browser import ARGUMENTS, CHROMIUM, Visit, playwright
 from tests.coordinator.web.pages.test_browser import pytestmark as browser_marks
 from tests.coordinator.web.pages.test_playground import opened, pictured, send, started
-from tests.coordinator.web.talking_homes import LONG
 
 pytestmark = browser_marks
 WEBRTC = ["--disable-features=WebRtcHideLocalIpsWithMdns", "--allow-loopback-in-peer-connection"]

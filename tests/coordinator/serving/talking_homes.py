@@ -12,7 +12,7 @@ from common.untrusted_text import untrusted
 from coordinator.errors import ConflictError
 from desktop.agent.jobs.private_talk import PrivateTalk
 from protocol.identity import NodeKey
-from protocol.private import MAX_UNSIGNED, PrivateTicket, SignedCounts
+from protocol.private.sessions import MAX_UNSIGNED, PrivateTicket, SignedCounts
 from protocol.rest.private import NewPrivateSession, PrivateSession
 from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, TextReport
 from transport.private.channel import PrivateChannel

@@ -32,7 +32,7 @@ SIGN_EVERY = 64  # Tokens of answers after which a client signs.
 MAX_UNSIGNED = 256  # Tokens of answers that a node tells without a signature.
 MAX_ANSWERS = 4  # Of a session at a time.
 MESSAGE_TOKENS, TEMPLATE_TOKENS = 32, 512  # That a chat template may put around each message, and before all of them.
-MARK = "private/"  # How the names of private requests begin, at a node's worker; no others do.
+MARK = "private:"  # How the names of private requests begin, at a node's worker; no others do.
 REFUSED_SESSION = "session"  # A ``RefusedReport`` of this name is about the session, which is over.
 
 PrivateId = Annotated[str, Meta(pattern=ID_PATTERN)]
@@ -55,7 +55,7 @@ class PrivateTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SignedCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="counts"):
-    """What a node has done in a session so far, as its client has counted and signed it (``protocol.signed_counts``).
+    """What a node has done in a session so far, as its client has counted and signed it (``protocol.private.signed_counts``).
 
     Attributes:
         answers: that have ended. ``prompt``: tokens of their prompts. ``tokens``: of all answers, also of those under way.

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from common.errors import BadSignatureError, IdentityError
 from protocol.identity import NodeKey, verify
-from protocol.private import SignedCounts
+from protocol.private.sessions import SignedCounts
 
 CONTEXT = "cottage/private-counts/1"
 

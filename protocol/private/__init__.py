@@ -1,0 +1,1 @@
+"""Sessions that go past the coordinator: their messages, and what clients sign."""

@@ -1,0 +1,130 @@
+"""``cottage ask`` and its client: over real WebRTC on loopback, with homes that talk behind a coordinator's web layer."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.errors import SignalError
+from coordinator.client import Client, ProblemError
+from cottage.ask import main
+from cottage.private import PrivateClient, PrivateRefusedError
+from protocol.identity import NodeKey
+from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
+from tests.coordinator.serving.talking_homes import LONG
+from tests.coordinator.web.conftest import House
+from tests.coordinator.web.test_life import started
+
+SECRET = "quokka in the larder"
+COMMAND = GenerateCommand("1", SECRET, sampling=Sampling(seed=5))
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    house = House(tmp_path)
+    await house.start()
+    yield house
+    await house.stop()
+
+
+async def said(client: PrivateClient, command: GenerateCommand = COMMAND) -> str:
+    text = ""
+    async for report in client.ask(command):
+        if isinstance(report, TextReport):
+            text += report.text
+        else:
+            assert isinstance(report, AnsweredReport)
+    return text
+
+
+async def test_the_command_prints_the_answer_and_who_read_the_words(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, home = await started(house), house.private.keys[0].address
+    words = ["--server", house.url, "--loopback", "--seed", "5"]
+    assert await asyncio.to_thread(main, [job, SECRET, *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"text": SECRET, "prompt": 7, "tokens": 4, "reason": "stop", "nodes": [home]}
+    assert await asyncio.to_thread(main, [job, SECRET, *words, "--text", "--node", home]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{SECRET}\n"
+    assert f"4 tokens, read by {home}" in shown.err
+    chat, text = house.private.models[home].asked
+    assert (chat.messages, text.prompt) == (({"role": "user", "content": SECRET},), SECRET)
+    assert chat.sampling.seed == text.sampling.seed == 5
+    assert [one.tokens for one in house.private.signed.values()] == [4, 4]
+
+
+async def test_what_cannot_be_asked_is_said_with_its_exit_code(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, words = await started(house), ["--server", house.url, "--loopback"]
+    for argv, status, why in (
+        ([job, SECRET, "--node", "nobody"], 2, "expected 32"),
+        ([job, SECRET, "--tokens", "0"], 2, "tokens"),
+        (["f" * 32, SECRET], 1, "no job"),
+        ([job, SECRET, "--node", NodeKey.generate().address], 1, "not "),
+    ):
+        assert await asyncio.to_thread(main, [*argv, *words]) == status, argv
+        assert why in capsys.readouterr().err
+    assert not any(model.asked for model in house.private.models.values())
+
+
+async def test_where_a_home_is_gone_another_one_goes_on_with_the_same_seed(house: House) -> None:
+    job = await started(house)
+    one, other = (house.private.models[key.address] for key in house.private.keys)
+    one.stops_after = 2
+    text = ""
+    async with Client(house.url) as coordinator, PrivateClient(coordinator, job, loopback=True) as client:
+        async for report in client.ask(COMMAND):
+            text += report.text if isinstance(report, TextReport) else ""
+            if text == "quokka in" and not other.asked:
+                await house.private.channels[0].aclose()
+        assert [session.node for session in client.nodes] == [key.address for key in house.private.keys]
+    assert text == SECRET
+    assert (other.asked[0].begun, other.asked[0].sampling) == ((0, 1), COMMAND.sampling)
+
+
+async def test_one_session_has_several_answers_and_signs_for_all_of_them(house: House) -> None:
+    job = await started(house)
+    async with Client(house.url) as coordinator, PrivateClient(coordinator, job, loopback=True) as client:
+        assert await said(client) == SECRET
+        assert (await said(client, msgspec.structs.replace(COMMAND, prompt="long"))).split()[-1] == str(LONG - 1)
+        assert len(client.nodes) == 1
+    async with asyncio.timeout(10):
+        while [one.answers for one in house.private.signed.values()] != [2]:
+            await asyncio.sleep(0.02)
+    assert [(one.prompt, one.tokens) for one in house.private.signed.values()] == [(14, LONG + 4)]
+
+
+async def test_whoever_is_in_the_middle_is_told_of_and_not_tried_around(house: House) -> None:
+    job = await started(house)
+    intruder = house.private.keys[1]
+
+    def tamper(envelope: bytes) -> bytes:
+        whole = msgspec.msgpack.decode(envelope)
+        return msgspec.msgpack.encode(whole | {"signature": intruder.sign("cottage/signal/1", whole["body"])})
+
+    house.private.tamper = tamper
+    async with Client(house.url) as coordinator, PrivateClient(coordinator, job, loopback=True) as client:
+        with pytest.raises(SignalError, match="signature"):
+            await said(client)
+    assert not any(model.asked for model in house.private.models.values())
+
+
+async def test_a_home_that_does_not_answer_now_is_left_for_another_until_nobody_is_left(house: House) -> None:
+    job = await started(house)
+    one, other = (house.private.models[key.address] for key in house.private.keys)
+    one.talks = False
+    async with Client(house.url) as coordinator, PrivateClient(coordinator, job, loopback=True) as client:
+        assert await said(client) == SECRET
+        other.talks = False
+        with pytest.raises(ProblemError, match="no other node"):
+            await said(client)
+    only = house.private.keys[0].address
+    async with Client(house.url) as coordinator, PrivateClient(coordinator, job, node=only, loopback=True) as client:
+        with pytest.raises(PrivateRefusedError):
+            await said(client)
