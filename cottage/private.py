@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from http import HTTPStatus
 
 import msgspec
 
@@ -65,6 +66,7 @@ class PrivateClient:
         tokens: list[int] = []
         failed: list[str] = []
         while True:
+            reused, before = self._conversation is not None, len(tokens)
             try:
                 conversation = await self._met(failed)
                 asked = msgspec.structs.replace(command, begun=tuple(tokens))
@@ -79,7 +81,9 @@ class PrivateClient:
                 if not _is_for_another(error):
                     raise
                 spent = isinstance(error, PrivateRefusedError) and error.code in ("over", "life")
-                if self._session is not None and not spent:
+                if reused and len(tokens) == before:
+                    pass  # The session had ended meanwhile: its node may do all the same.
+                elif self._session is not None and not spent:
                     failed.append(self._session.node)
                 await self._leave()
                 if len(failed) >= MAX_TRIES or (failed and self._only is not None):
@@ -89,9 +93,7 @@ class PrivateClient:
         if self._conversation is not None:
             return self._conversation
         key = NodeKey.generate()
-        session = self._session = await self._coordinator.private_session(
-            self._deployment, key.address, avoid, self._only
-        )
+        session = self._session = await self._named(key.address, avoid)
         if self._only is not None and session.node != self._only:
             raise SignalError("node", f"the coordinator names node {session.node}, not {self._only}")
         around = dataclasses.replace(self._around, servers=_servers(session.ice_servers))
@@ -108,6 +110,15 @@ class PrivateClient:
         self._conversation = PrivateConversation(key, session.session, session.node, channel, around.clock)
         self.nodes.append(session)
         return self._conversation
+
+    async def _named(self, client: str, avoid: Sequence[str]) -> PrivateSession:
+        """A session with another node, or with one that has failed where there is no other."""
+        try:
+            return await self._coordinator.private_session(self._deployment, client, avoid, self._only)
+        except ProblemError as error:
+            if error.status != HTTPStatus.CONFLICT or not avoid:
+                raise
+        return await self._coordinator.private_session(self._deployment, client, (), self._only)
 
     async def _leave(self) -> None:
         conversation, self._conversation, self._session = self._conversation, None, None

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from common.errors import SignalError
-from coordinator.client import Client, ProblemError
+from coordinator.client import Client
 from cottage.ask import main
 from cottage.private import PrivateClient, PrivateRefusedError
 from protocol.identity import NodeKey
@@ -100,6 +100,28 @@ async def test_one_session_has_several_answers_and_signs_for_all_of_them(house: 
     assert [(one.prompt, one.tokens) for one in house.private.signed.values()] == [(14, LONG + 4)]
 
 
+async def test_a_session_that_has_ended_meanwhile_is_begun_anew_with_the_same_home(house: House) -> None:
+    job, home = await started(house), house.private.keys[0].address
+    async with Client(house.url) as coordinator, PrivateClient(coordinator, job, node=home, loopback=True) as client:
+        assert await said(client) == SECRET
+        await house.private.channels[0].aclose()
+        assert await said(client) == SECRET
+        assert [session.node for session in client.nodes] == [home, home]
+
+
+async def test_where_there_is_no_other_home_the_same_one_goes_on(house: House) -> None:
+    house.private.keys = house.private.keys[:1]
+    job, model = await started(house), house.private.models[house.private.keys[0].address]
+    model.stops_after, text = 2, ""
+    async with Client(house.url) as coordinator, PrivateClient(coordinator, job, loopback=True) as client:
+        async for report in client.ask(COMMAND):
+            text += report.text if isinstance(report, TextReport) else ""
+            if text == "quokka in" and model.stops_after:
+                model.stops_after = None
+                await house.private.channels[0].aclose()
+    assert text == SECRET
+
+
 async def test_whoever_is_in_the_middle_is_told_of_and_not_tried_around(house: House) -> None:
     job = await started(house)
     intruder = house.private.keys[1]
@@ -122,7 +144,7 @@ async def test_a_home_that_does_not_answer_now_is_left_for_another_until_nobody_
     async with Client(house.url) as coordinator, PrivateClient(coordinator, job, loopback=True) as client:
         assert await said(client) == SECRET
         other.talks = False
-        with pytest.raises(ProblemError, match="no other node"):
+        with pytest.raises(PrivateRefusedError, match="does not answer now"):
             await said(client)
     only = house.private.keys[0].address
     async with Client(house.url) as coordinator, PrivateClient(coordinator, job, node=only, loopback=True) as client:

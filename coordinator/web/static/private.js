@@ -195,14 +195,18 @@ const privately = (() => {
     }
     if (answer.ok) return answer.json();
     const told = await answer.json().catch(() => ({}));
-    throw new PrivateFault(told.detail || "The coordinator does not answer as it should: try again.", false);
+    const fault = new PrivateFault(told.detail || "The coordinator does not answer as it should: try again.", false);
+    throw Object.assign(fault, { status: answer.status });
   }
 
   class Session {
     static async meet(deployment, avoid, signal) {
       const key = await newKey();
       const place = `/api/v1/jobs/${deployment}/private`;
-      const named = await post(place, { client: key.address, avoid }, signal);
+      const named = await post(place, { client: key.address, avoid }, signal).catch((error) => {
+        if (error.status !== 409 || !avoid.length) throw error;
+        return post(place, { client: key.address }, signal); // There is no other one: one that has failed may do now.
+      });
       const self = new Session(key, named);
       try {
         const nonce = crypto.getRandomValues(new Uint8Array(16));

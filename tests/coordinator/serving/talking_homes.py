@@ -52,7 +52,7 @@ class TalkingHomes:
     """``PrivatePort`` with homes that are asked in turn. ``tamper``: what becomes of an answer on its way."""
 
     def __init__(self) -> None:
-        self.keys = (NodeKey.generate(), NodeKey.generate())
+        self.keys: tuple[NodeKey, ...] = (NodeKey.generate(), NodeKey.generate())
         self.models = {key.address: RepeatingModel() for key in self.keys}
         self.signed: dict[str, SignedCounts] = {}
         self.channels: list[PrivateChannel] = []
