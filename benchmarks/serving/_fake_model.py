@@ -39,7 +39,7 @@ def main() -> None:
                     heapq.heappush(due, (time.monotonic() + gap, command["id"], 0))
                 else:
                     wanted.pop(command["id"], None)
-        # While nobody takes what was said, nothing more is said, as a model computes nothing then. Requests are taken all the same.
+        # While nobody takes what was said, nothing more is said, but requests are taken all the same.
         unsent = sent(unsent or told(spoken(due, wanted, gap)))
 
 

@@ -103,7 +103,7 @@ def shape(stages: int, replicas: int) -> str:
     return f"{stages} {'stage' if stages == 1 else 'stages'} × {replicas} {'replica' if replicas == 1 else 'replicas'}"
 
 
-def seat_words(stage: int, replica: int, serves: bool) -> str:
+def seat_place(stage: int, replica: int, serves: bool) -> str:
     """``stage 1 of replica 2``. Places of a job that serves are counted from 1, those of one that trains from 0."""
     return f"stage {stage + serves} of replica {replica + serves}"
 

@@ -17,7 +17,7 @@ from aiohttp.web_protocol import RequestHandler
 MAX_CONNECTIONS = 32_768  # 20,000 nodes, 4,096 streams, and pages.
 MAX_EACH = 2_304  # Of one address: its nodes, and what its browsers open.
 RESERVED_FILES = 256  # Of what the system grants this process: for the database, files and tools.
-BACKLOG = 1_024  # That wait while the process is busy. Whoever finds no place there is told nothing, and tries again after 1, 3, 7 s.
+BACKLOG = 1_024  # That wait while the process is busy. Whoever finds no place tries again after 1, 3, 7 s.
 IDLE_S = 75.0  # A connection without a request is closed, also one whose first request never comes.
 
 LOG = logging.getLogger(__name__)

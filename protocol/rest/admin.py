@@ -24,7 +24,7 @@ class AdminOrder(Told, frozen=True, forbid_unknown_fields=True):
 
 
 class AdminLease(View, frozen=True):
-    """What a node holds. ``stage`` None: it is a spare of the job, or looks at others' work. ``serves``: the job is a deployment."""
+    """What a node holds. ``stage`` None: it is a spare of the job, or looks at others' work. ``serves``: it is a deployment."""
 
     job: str
     stage: int | None

@@ -138,7 +138,9 @@ class ChatTemplate:
             except DataError:
                 return ""  # The same.
             except Exception as error:  # noqa: BLE001 - a template may do anything that its language can.
-                if type(error) is TemplateError or name == "tool_use":  # ``raise_exception``; functions that are not there.
+                if (
+                    type(error) is TemplateError or name == "tool_use"
+                ):  # ``raise_exception``; functions that are not there.
                     continue
                 said = " ".join(str(error).split())[:SHOWN] or type(error).__name__
                 return f"the chat template of {self._called} cannot write a greeting: {said}"

@@ -179,7 +179,9 @@ class JobService:
         if not (fault := await self._models.template_fault(tokenizer)):
             return
         if job is None:
-            raise InvalidError(f"{fault}; mend it, or leave it out: then the model continues texts", "tokenizer.settings")
+            raise InvalidError(
+                f"{fault}; mend it, or leave it out: then the model continues texts", "tokenizer.settings"
+            )
         way = f"`cottage download {job}`, mend it in tokenizer_config.json, and deploy the folder"
         raise InvalidError(f"{fault}; {way}", "model.from_job")
 

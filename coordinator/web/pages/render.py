@@ -201,7 +201,7 @@ class Renderer:
             "told_apart",
             "evaluation_sentence",
             "measured",
-            "seat_words",
+            "seat_place",
         ):
             self._environment.filters[name] = getattr(text, name)
         words = (

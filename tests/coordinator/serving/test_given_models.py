@@ -101,7 +101,7 @@ async def test_a_chat_template_with_which_nobody_can_chat_is_refused_when_its_mo
         return msgspec.structs.replace(spec, tokenizer=msgspec.structs.replace(spec.tokenizer, settings=settings))
 
     for broken in ("{% for m in messages %}{{ m.content", "{{ messages[0].no.such }}"):
-        with pytest.raises(InvalidError, match="the chat template of this model .*mend it, or leave it out") as told:
+        with pytest.raises(InvalidError, match=r"the chat template of this model .*mend it, or leave it out") as told:
             await made(hall, with_template(broken))
         assert told.value.field == "tokenizer.settings"
     assert (await made(hall, with_template(None))).state == "created", "it continues texts"

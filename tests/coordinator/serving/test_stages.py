@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from coordinator.client.text import seat_words
+from coordinator.client.text import seat_place
 from coordinator.domain import pricing
 from coordinator.domain import serving as rules
 from coordinator.domain.job import JobAction, JobState
@@ -105,7 +105,7 @@ async def test_whoever_runs_the_coordinator_reads_places_as_the_pages_of_their_j
     await bench.turn(job)
 
     def words(seat: AdminLease) -> str:
-        return seat_words(seat.stage or 0, seat.replica or 0, seat.serves)
+        return seat_place(seat.stage or 0, seat.replica or 0, seat.serves)
 
     listed = (await bench.parts.operation.nodes(NodeQuery(), ListWindow(None, 10))).found
     told = {one.node: [words(seat) for seat in one.leases] for one in listed}

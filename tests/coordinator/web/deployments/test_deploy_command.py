@@ -344,7 +344,7 @@ async def test_a_job_without_a_model_is_refused_with_the_way_out(
     assert "its checkpoint after round 5 can be (--round 5)" in capsys.readouterr().err
     made = await deployed(house)
     assert await cottage("deploy", made, "--yes", "--server", house.url) == 1
-    assert f"job {made} serves the model of another job: name that one:" in capsys.readouterr().err
+    assert f"job {made} serves the model of another job and makes none: name that one:" in capsys.readouterr().err
 
 
 async def test_every_command_shows_a_deployment_without_rounds_and_losses(
@@ -373,7 +373,7 @@ async def test_every_command_shows_a_deployment_without_rounds_and_losses(
     assert await cottage("watch", made, "--server", house.url) == 0
     assert "under way" not in capsys.readouterr().out
     assert await cottage("download", made, str(tmp_path / "m"), "--server", house.url) == 1
-    assert "serves the model of another job: download that of" in capsys.readouterr().err
+    assert "serves the model of another job and makes none: download that of" in capsys.readouterr().err
 
 
 async def test_a_document_with_serve_is_quoted_and_submitted_as_others_are(
