@@ -91,7 +91,7 @@ from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import application
 from coordinator.web.auth import Auth
-from coordinator.web.connections import IDLE_S, Connections
+from coordinator.web.connections import IDLE_S, Connections, listen
 from coordinator.web.monitoring.requests import measured, show_metrics
 from coordinator.web.services import Services
 from coordinator.web.signal import NodeSocket
@@ -445,8 +445,7 @@ async def _work(
         assert runner.server is not None
         Connections(config.behind_proxy).guard(runner.server)
         try:
-            site = web.TCPSite(runner, config.host, config.port)
-            await site.start()
+            await listen(runner, config.host, config.port)
             url = url_of(config.host, _port_of(runner))
             ready(url)
             loops = parts.loops()

@@ -18,6 +18,7 @@ from coordinator.services.payments.chain import ChainPort
 from coordinator.services.recovery.catching_up import CatchingUp
 from coordinator.services.recovery.job_records import RecordsSeal
 from coordinator.services.recovery.recall import NobodysLeases, Recall
+from coordinator.web.connections import listen, put_off
 from coordinator.web.signal import NodeSocket
 from protocol.identity import NodeKey
 
@@ -26,6 +27,8 @@ LEAST_S = 12.0  # Nodes that hold a lease try again every two seconds.
 MOST_S = 75.0  # Others wait for up to a minute.
 LOOK_S = 0.25
 SHUTDOWN_S = 2.0
+SAID = "This coordinator was restored from a backup, and asks its nodes what they know. Come back in a minute."
+BACK_S = 60  # Whoever asks meanwhile comes back then.
 
 LOG = logging.getLogger(__name__)
 
@@ -50,7 +53,7 @@ async def catch_up(context: Context, chain: ChainPort, artifacts: ArtifactStore,
     recall = Recall(context, nodes, RecordsSeal(key.seed), wanted)
     app = web.Application()
     NodeSocket(context, nodes, recall, Patience(clock, context.metrics)).setup(app)
-    app.router.add_route("*", "/{rest:.*}", _later)
+    put_off(app, SAID, BACK_S)
     runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     LOG.warning(
@@ -60,7 +63,7 @@ async def catch_up(context: Context, chain: ChainPort, artifacts: ArtifactStore,
         MOST_S,
     )
     try:
-        await web.TCPSite(runner, config.host, config.port).start()
+        await listen(runner, config.host, config.port)
         await _wait(recall, wanted)
     finally:
         await runner.cleanup()
@@ -77,8 +80,3 @@ async def _wait(recall: Recall, wanted: Collection[str]) -> None:
         await asyncio.sleep(LOOK_S)
         if passed >= LEAST_S and not recall.waits and all(job in recall.found for job in wanted):
             return
-
-
-async def _later(_request: web.Request) -> web.Response:
-    text = "This coordinator was restored from a backup, and asks its nodes what they know. Come back in a minute.\n"
-    return web.Response(status=503, text=text, headers={"Retry-After": "60"})

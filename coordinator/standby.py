@@ -14,9 +14,11 @@ from common.own_folders import make_folder
 from coordinator.config import Config
 from coordinator.errors import StoreAwayError
 from coordinator.store.ownership import Ownership
+from coordinator.web.connections import listen, put_off
 from protocol.identity import NodeKey
 
 LOOK_S = 0.25
+BACK_S = 2  # Whoever asks meanwhile comes back then.
 PATIENCE_S = 1.0  # A coordinator that was started anew after a clean end has its place at once.
 
 LOG = logging.getLogger(__name__)
@@ -56,11 +58,11 @@ async def wait(config: Config, ownership: Ownership, stopping: asyncio.Event) ->
     LOG.warning("another coordinator works with this database, or did a moment ago: this one stands by")
     app = web.Application()
     app.router.add_get("/healthz", _alive)
-    app.router.add_route("*", "/{rest:.*}", _elsewhere)
+    put_off(app, "This coordinator stands by: another one is at work. Come back in a moment.", BACK_S)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, config.host, config.port).start()
+        await listen(runner, config.host, config.port)
         return await _taken(ownership, stopping)
     finally:
         await runner.cleanup()
@@ -93,8 +95,3 @@ def _files(config: Config) -> str:
 
 async def _alive(_request: web.Request) -> web.Response:
     return web.json_response({"status": "standby"})
-
-
-async def _elsewhere(_request: web.Request) -> web.Response:
-    text = "This coordinator stands by: another one is at work. Come back in a moment.\n"
-    return web.Response(status=503, text=text, headers={"Retry-After": "2"})

@@ -1,5 +1,5 @@
-"""``python -m trainer``: worker, bench, prepare, check, single, judge, audit, assemble, merge, start, gguf, sample, generate,
-evaluate, tasks.
+"""``python -m trainer``: worker, bench, prepare, check, single, judge, audit, assemble, merge, start, template, gguf, sample,
+generate, evaluate, tasks.
 
 Exit codes: 0 done; 3 the input cannot be used (JSON ``{"code", "detail"}`` on stderr); 1 anything else.
 Only the verbs that compute import torch.
@@ -161,6 +161,14 @@ def _start(options: argparse.Namespace) -> int:
 
     start(options.weights, options.tokenizer, read_json(options.config), options.out, read_json(options.beside))
     print(json.dumps({"out": str(options.out)}))
+    return 0
+
+
+def _template(options: argparse.Namespace) -> int:
+    from trainer.data.chat import template_fault
+    from trainer.files.json_file import read_json
+
+    print(json.dumps({"fault": template_fault(read_json(options.settings), "this model")}))
     return 0
 
 
@@ -396,6 +404,10 @@ def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser
     start.add_argument("--beside", type=Path, required=True, help="JSON: as of assemble")
     start.add_argument("--out", type=Path, required=True)
     start.set_defaults(verb=_start)
+
+    template = verbs.add_parser("template", help="say why no conversation can be written with a chat template")
+    template.add_argument("--settings", type=Path, required=True, help="a tokenizer_config.json")
+    template.set_defaults(verb=_template)
 
     gguf = verbs.add_parser("gguf", help="make one GGUF file of a Hugging Face folder")
     gguf.add_argument("--model", type=Path, required=True, help="the folder")

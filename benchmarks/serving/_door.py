@@ -33,7 +33,7 @@ from coordinator.store.ports import Store
 from coordinator.store.records import RunRecord
 from coordinator.store.sql import SqlStore
 from coordinator.web.auth import Auth
-from coordinator.web.connections import Connections
+from coordinator.web.connections import Connections, listen
 from protocol.ids import Digest
 from protocol.serving import MAX_LINE
 from protocol.task import Layers
@@ -62,7 +62,7 @@ async def serve(streams: int, gap_s: float) -> None:
         await runner.setup()
         assert runner.server is not None
         Connections(behind_proxy=False).guard(runner.server)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await listen(runner, "127.0.0.1", 0)
         gc_tuning.settle()
         print(json.dumps({"port": runner.addresses[0][1], "callers": callers}), flush=True)
         await asyncio.to_thread(sys.stdin.read)

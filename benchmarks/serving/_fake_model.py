@@ -22,11 +22,12 @@ def main() -> None:
     gap = float(sys.argv[1])
     due: list[tuple[float, str, int]] = []
     wanted: dict[str, int] = {}
-    rest = b""
-    tell([{"type": "ready", "longest": 8192}])
+    rest, unsent = b"", told([{"type": "ready", "longest": 8192}])
+    os.set_blocking(1, False)
     while True:
-        wait = max(0.0, due[0][0] - time.monotonic()) if due else None
-        if select.select([0], [], [], wait)[0]:
+        wait = max(0.0, due[0][0] - time.monotonic()) if due and not unsent else None
+        readable, _, _ = select.select([0], [1] if unsent else [], [], wait)
+        if readable:
             block = os.read(0, BLOCK)
             if not block:
                 return
@@ -38,31 +39,40 @@ def main() -> None:
                     heapq.heappush(due, (time.monotonic() + gap, command["id"], 0))
                 else:
                     wanted.pop(command["id"], None)
-        tell(spoken(due, wanted, gap))
+        # While nobody takes what was said, nothing more is said, but requests are taken all the same.
+        unsent = sent(unsent or told(spoken(due, wanted, gap)))
 
 
 def spoken(due: list[tuple[float, str, int]], wanted: dict[str, int], gap: float) -> list[dict[str, object]]:
-    """What is to be said by now."""
+    """What is to be said now: at most a token of each answer. One that is late is not made up for."""
     said: list[dict[str, object]] = []
-    while due and due[0][0] <= time.monotonic():
+    now = time.monotonic()
+    while due and due[0][0] <= now:
         when, request, number = heapq.heappop(due)
         if request not in wanted:
             continue
         text = f" {number}:{time.monotonic_ns()}"
         said.append({"type": "text", "id": request, "text": text, "tokens": [number]})
         if number + 1 < wanted[request]:
-            heapq.heappush(due, (when + gap, request, number + 1))
+            following = when + gap if when + gap > now else now + gap
+            heapq.heappush(due, (following, request, number + 1))
         else:
             said.append({"type": "answered", "id": request, "reason": "length", "prompt": 1, "tokens": number + 1})
             del wanted[request]
     return said
 
 
-def tell(reports: list[dict[str, object]]) -> None:
-    """Write all of them, a line each."""
-    left = "".join(f"{json.dumps(report)}\n" for report in reports).encode()
-    while left:
-        left = left[os.write(1, left) :]
+def told(reports: list[dict[str, object]]) -> bytes:
+    """All of them, a line each."""
+    return "".join(f"{json.dumps(report)}\n" for report in reports).encode()
+
+
+def sent(lines: bytes) -> bytes:
+    """What is left of them once whoever listens has taken as much as there is room for."""
+    try:
+        return lines[os.write(1, lines) :] if lines else lines
+    except BlockingIOError:
+        return lines
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from coordinator.client.deployments import (
     check_served,
     deployment_document,
     deployment_name,
+    makes_none,
     usual_budget,
 )
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
@@ -488,9 +489,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
             detail = f"job {job} is {view.state} and has no model yet: it has one once it is verified"
             if view.spec.serve is not None:
                 whose = view.spec.model.from_job
-                detail = f"job {job} serves the model of another job: download that of {whose}"
-                if whose is None:
-                    detail = f"job {job} serves a model that was given to it, and makes none"
+                detail = makes_none(job, whose) + ("" if whose is None else f": download that of {whose}")
             raise ProblemError(409, "conflict", detail, "state")
         return await download_file(
             self._line, f"{place('job', job)}/model.zip", view.model, archive, progress or _quiet

@@ -93,6 +93,11 @@ def serves(document: Mapping[str, Any]) -> bool:
     return document.get("serve") is not None
 
 
+def makes_none(job: str, of: str | None) -> str:
+    """Why a deployment has no model that another job could have. ``of``: the job whose model it serves, if any."""
+    return f"job {job} serves {'a model that was given to it' if of is None else 'the model of another job'} and makes none"
+
+
 def check_served(source: api.JobView, round_: int | None) -> None:
     """See that a job has the model that is to be served.
 
@@ -100,13 +105,9 @@ def check_served(source: api.JobView, round_: int | None) -> None:
         ProblemError: it serves one itself, or has none yet.
     """
     if source.spec.serve is not None:
-        whose, way = (
-            "a model of its own",
-            "`cottage deploy` takes what that was deployed from: its folder, or its name on the Hub",
-        )
-        if source.spec.model.from_job is not None:
-            whose, way = "the model of another job", f"name that one: {source.spec.model.from_job}"
-        raise ProblemError(422, "invalid", f"job {source.id} serves {whose}: {way}", "model.from_job")
+        of, way = source.spec.model.from_job, "`cottage deploy` takes that model's folder, or its name on the Hub"
+        way = way if of is None else f"name that one: {of}"
+        raise ProblemError(422, "invalid", f"{makes_none(source.id, of)}: {way}", "model.from_job")
     if round_ is None and source.model is None:
         way = "it is served once it is verified"
         if source.checkpoint:

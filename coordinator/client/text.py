@@ -103,6 +103,11 @@ def shape(stages: int, replicas: int) -> str:
     return f"{stages} {'stage' if stages == 1 else 'stages'} × {replicas} {'replica' if replicas == 1 else 'replicas'}"
 
 
+def seat_place(stage: int, replica: int, serves: bool) -> str:
+    """``stage 1 of replica 2``. Places of a job that serves are counted from 1, those of one that trains from 0."""
+    return f"stage {stage + serves} of replica {replica + serves}"
+
+
 def agreement(whose: Agreement | None) -> str:
     """Whose word a held-out loss is; empty where nobody has told."""
     if whose is None:

@@ -149,9 +149,11 @@ def pot(operations_of_all: Sequence[int], rate: int, room: int) -> int:
 
 
 def stage_parameters(shape: ModelShape, layers: Sequence[Layers], stage: int) -> int:
-    """Scalars that a stage computes with: those of all stages are the model's."""
-    cut = layers[stage]
-    return shape.stage_parameters(cut.first, cut.last, stage == 0, stage == len(layers) - 1)
+    """Scalars that a stage computes with: those of all stages are the model's ``distinct_parameters``. A matrix that is token
+    embedding and head counts as the head: looking rows up costs nothing."""
+    cut, is_first = layers[stage], stage == 0
+    found = shape.stage_parameters(cut.first, cut.last, is_first, stage == len(layers) - 1)
+    return found - shape.tied_parameters * is_first
 
 
 def operations_by_seat(shape: ModelShape, layers: Sequence[Layers], period: CountedPeriod) -> dict[str, int]:
@@ -183,9 +185,10 @@ def needed(shape: ModelShape, context: int, layers: Sequence[Layers]) -> Needed:
 
 
 def stage_needed(shape: ModelShape, context: int, layers: int, is_first: bool, is_last: bool) -> Needed:
-    """The same of one stage with so many layers; the first has the embedding too, the last the head. Of the whole model's cache
-    it has what belongs to its layers."""
-    weights = _FLOAT32 * shape.stage_parameters(0, layers, is_first, is_last)
+    """The same of one stage with so many layers; the first has the embedding too, the last the head: a copy each where they are
+    tied, one where it is the same stage. Of the whole model's cache it has what belongs to its layers."""
+    copies = shape.tied_parameters * (is_first and is_last)
+    weights = _FLOAT32 * (shape.stage_parameters(0, layers, is_first, is_last) - copies)
     token = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
     cache = max(context * token, min(CACHE_BYTES, _CACHED_ANSWERS * context * token)) * layers // shape.layers
     main = int(weights * _LOADING) + cache + _BASE_BYTES

@@ -1,6 +1,7 @@
 """Connections that are open at a time: of one address, and in sum. Beyond it the oldest rule of a door holds: it stays shut.
 
-What a connection then does has bounds of its own; these are for those that do nothing.
+What a connection then does has bounds of its own; these are for those that do nothing. Beside them is how a port is opened, also
+by a coordinator that only says that it is not ready yet.
 """
 
 import asyncio
@@ -10,12 +11,13 @@ import resource
 from collections import Counter
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
 MAX_CONNECTIONS = 32_768  # 20,000 nodes, 4,096 streams, and pages.
 MAX_EACH = 2_304  # Of one address: its nodes, and what its browsers open.
 RESERVED_FILES = 256  # Of what the system grants this process: for the database, files and tools.
+BACKLOG = 1_024  # That wait while the process is busy. Whoever finds no place tries again after 1, 3, 7 s.
 IDLE_S = 75.0  # A connection without a request is closed, also one whose first request never comes.
 
 LOG = logging.getLogger(__name__)
@@ -57,6 +59,20 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._open)
+
+
+async def listen(runner: web.AppRunner, host: str, port: int) -> None:
+    """Open the port of an application that is set up; raises OSError where that is not possible."""
+    await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+
+
+def put_off(app: web.Application, why: str, seconds: int) -> None:
+    """Answer everything that ``app`` has no route for with ``why``, and when to come back."""
+
+    async def later(_request: web.Request) -> web.Response:
+        return web.Response(status=503, text=f"{why}\n", headers={hdrs.RETRY_AFTER: str(seconds)})
+
+    app.router.add_route("*", "/{rest:.*}", later)
 
 
 def _address(transport: asyncio.Transport) -> str:

@@ -98,8 +98,18 @@ class ModelShape(Sizes):
 
     @property
     def parameters(self) -> int:
-        """All scalars of the model."""
+        """All scalars of its stages: token embedding and head both, also where they are tied."""
         return self.stage_parameters(0, self.layers, True, True)
+
+    @property
+    def tied_parameters(self) -> int:
+        """Scalars that token embedding and head share."""
+        return self.vocabulary * self.hidden * self.keeps_embedding
+
+    @property
+    def distinct_parameters(self) -> int:
+        """All scalars of the model as people count them: what is tied counts once."""
+        return self.parameters - self.tied_parameters
 
     def stage_parameters(self, first: int, last: int, is_first: bool, is_last: bool) -> int:
         """Scalars of a stage with layers ``first <= i < last``, plus embedding or head where it has them.
@@ -125,7 +135,7 @@ class ModelShape(Sizes):
         whole = self.stage_parameters(first, last, is_first, is_last)
         if lora is not None:
             return (last - first) * lora.rank * sum(self._adapted(lora)), whole
-        kept = self.vocabulary * self.hidden * (is_first + is_last) * self.keeps_embedding
+        kept = self.tied_parameters * (is_first + is_last)
         return whole - kept, kept
 
     def frozen_bytes(self, layers: int, is_first: bool, is_last: bool, lora: LoraSpec | None, width: float) -> int:

@@ -24,13 +24,14 @@ class AdminOrder(Told, frozen=True, forbid_unknown_fields=True):
 
 
 class AdminLease(View, frozen=True):
-    """What a node holds. ``stage`` None: it is a spare of the job, or looks at others' work."""
+    """What a node holds. ``stage`` None: it is a spare of the job, or looks at others' work. ``serves``: it is a deployment."""
 
     job: str
     stage: int | None
     replica: int | None
     state: str
     granted: float
+    serves: bool = False
 
 
 class AdminNode(View, frozen=True):

@@ -95,6 +95,9 @@ class FakeModels:
     async def published(self, spec: JobSpec, config: Mapping[str, object]) -> Prepared:
         return Prepared({MODEL_ARCHIVE: digest("published"), "config.json": digest("config")}, dict(config))
 
+    async def template_fault(self, tokenizer: TokenizerSpec) -> str:
+        return ""
+
     async def stage_files(self, archive: str) -> dict[str, str]:
         return {name: digest(name, archive) for name in (SMALL_ARCHIVE, WEIGHT_INDEX)}
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordLevel
 
 from trainer.data.encoded import MOST_CHARACTERS, TokenIds, batches, encoded, encodings
 from trainer.errors import DataError
@@ -38,6 +39,9 @@ _PARTS: Final = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|\.text\b|\[\s*['"
 """How a template reads the parts of a message; others write a list of them as Python does."""
 _BESIDE_CONTENT: Final = ("tool_calls", "reasoning_content", "thinking")
 _NAMED: Final = re.compile(r"^[a-z]+_token$")
+
+
+_GREETING: Final = ChatMessages([{"role": "user", "content": "Hello"}])
 
 
 class UselessTemplateError(DataError):
@@ -116,6 +120,31 @@ class ChatTemplate:
         """Whether the template leaves out thoughts of earlier turns, and is used so that it does not."""
         texts = self._templates.values() if self._learn == "answers" else ()
         return any(part in text and not _MARKS.search(text) for text in texts for part in _LATER_TURNS)
+
+    def fault(self) -> str:
+        """Why no conversation can be written with a template, not even a greeting; empty: each can, or there is none.
+
+        One that refuses a greeting in words of its own may take other messages.
+        """
+        try:
+            from jinja2 import TemplateError
+        except ImportError:
+            return ""  # Nobody can say.
+        for name, template in self._templates.items():
+            try:
+                self._render(template, _GREETING, len(_GREETING.messages), asks=True)
+            except UselessTemplateError as error:
+                return error.detail
+            except DataError:
+                return ""  # The same.
+            except Exception as error:  # noqa: BLE001 - a template may do anything that its language can.
+                if (
+                    type(error) is TemplateError or name == "tool_use"
+                ):  # ``raise_exception``; functions that are not there.
+                    continue
+                said = " ".join(str(error).split())[:SHOWN] or type(error).__name__
+                return f"the chat template of {self._called} cannot write a greeting: {said}"
+        return ""
 
     def plain(self, texts: Sequence[str]) -> list[TokenIds]:
         """The tokens of texts as they stand there."""
@@ -355,3 +384,8 @@ def _not_kept(index: int) -> DataError:
         "nobody knows which tokens are the answer's. Bring a template with {% generation %} around answers, write the last "
         "answer as completion and the rest as prompt, or learn all (dataset.learn all)",
     )
+
+
+def template_fault(settings: Mapping[str, Any], called: str) -> str:
+    """As ``ChatTemplate.fault``, of ``tokenizer_config.json`` alone. ``called``: whose settings they are."""
+    return ChatTemplate(Tokenizer(WordLevel({})), settings, "answers", None, called).fault()

@@ -53,7 +53,7 @@ def assemble(
         beside: small files of the folder that the model came from, by name: ``SETTINGS`` and ``GENERATION``.
         weights: safetensors files that the run started from, where the model ``keeps_embedding`` or is a part of theirs.
     Returns:
-        How many parameters the model has.
+        How many parameters the stages have: ``ModelShape.parameters``.
     Raises:
         WeightsError: a checkpoint is broken, a stage is missing or there twice, or rounds differ.
         ModelConfigError: the config describes no model.
@@ -84,7 +84,7 @@ def assemble(
     write_json(out / "config.json", joined(finished, config[AROUND]) if within else finished)
     if generation := finished_generation(config, beside.get(GENERATION, {})):
         write_json(out / GENERATION, generation)
-    _write_card(card, model_card(card, shape.parameters, finished), out)
+    _write_card(card, model_card(card, shape.distinct_parameters, finished), out)
     return count
 
 

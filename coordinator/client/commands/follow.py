@@ -89,11 +89,27 @@ def ended(view: api.JobView) -> int:
 async def follow(
     client: Client, job: str, options: argparse.Namespace, out: Terminal, until: Until | None = None
 ) -> api.JobView:
-    """Show a job as it goes on until it is over, or until something is so of it."""
+    """Show a job as it goes on until it is over, or until something is so of it.
+
+    A terminal shows all of it as it is now; a pipe or a file gets a line whenever it stands elsewhere, and all of it at the end.
+    """
     if options.json:
         return await _wait(client, job, options, lambda update: say_json(update), until)
     recent: deque[api.JobEvent] = deque(maxlen=_EVENTS_SHOWN)
     view = await client.get(job)
+    if not out.is_terminal:
+        said = ""
+
+        def on_change(update: JobUpdate) -> None:
+            nonlocal said
+            recent.extend(update.events)
+            if update.job is not None and (now := update.job.sentence or update.job.state) != said:
+                out.print(now, soft_wrap=True)
+                said = now
+
+        view = await _wait(client, job, options, on_change, until)
+        out.print(job_panel(view, tuple(recent)))
+        return view
     with Live(job_panel(view), console=out, refresh_per_second=4) as live:
 
         def on_update(update: JobUpdate) -> None:

@@ -12,7 +12,7 @@ from coordinator.client.client import Client
 from coordinator.client.commands.base import CliUsageError, show
 from coordinator.client.looks import moment
 from coordinator.client.show import STYLES
-from coordinator.client.text import count, duration, money, size
+from coordinator.client.text import count, duration, money, seat_place, size
 from protocol.rest.admin import AdminJob, AdminLease, AdminNode, AdminRow, AdminStorage
 from protocol.rest.lending import InvitationView, LendersView
 
@@ -155,7 +155,7 @@ def node_table(node: AdminNode) -> RenderableType:
 
 
 def _held(lease: AdminLease) -> str:
-    what = "no seat" if lease.stage is None else f"stage {lease.stage} of replica {lease.replica}"
+    what = "no seat" if lease.stage is None else seat_place(lease.stage, lease.replica or 0, lease.serves)
     return f"{what} in job {lease.job}, {lease.state} since {moment(lease.granted)}"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from coordinator.client.deployments import makes_none
 from coordinator.domain.job import Job, JobState
 from coordinator.errors import ConflictError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
@@ -46,10 +47,9 @@ class Origins:
         if not found:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", FIELD)
         if found[0].spec.serve is not None:
-            whose, way = "a model that was given to it", "name that model's own files"
-            if found[0].spec.model.from_job is not None:
-                whose, way = "the model of another job", f"name that one: {found[0].spec.model.from_job}"
-            raise ConflictError(f"job {job} serves {whose} and makes none: {way}", FIELD)
+            of = found[0].spec.model.from_job
+            way = "name that model's own files" if of is None else f"name that one: {of}"
+            raise ConflictError(f"{makes_none(job, of)}: {way}", FIELD)
         if model.from_round is None and (found[0].model is None or found[0].state is not JobState.SETTLED):
             raise ConflictError(
                 f"job {job} is {found[0].state} and has no model yet: start from one that is done, or from a checkpoint",

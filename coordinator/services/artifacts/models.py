@@ -62,6 +62,7 @@ _DOING = {
     "assemble": "putting the model together",
     "merge": "putting the adapter into its model",
     "start": "putting the model together that it started from",
+    "template": "reading the chat template",
     "serve": "running the model",
     "tasks": "evaluating the model",
 }
@@ -102,6 +103,9 @@ class ModelWorkshop(Protocol):
 
     async def published(self, spec: JobSpec, config: Mapping[str, object]) -> Prepared:
         """Make the archive of the model whose files a document names, as it is; ``config``: its resolved one."""
+
+    async def template_fault(self, tokenizer: TokenizerSpec) -> str:
+        """Why no conversation can be written with a tokenizer's chat template; empty: it can, or there is none."""
 
     async def stage_files(self, archive: Digest) -> dict[str, Digest]:
         """Make what nodes of a stage fetch in place of a whole model's archive, by name; nothing where it cannot be cut."""
@@ -257,6 +261,16 @@ class TrainerTools:
             await self._run([*arguments, "--out", str(out)])
             await asyncio.to_thread(pack, out, archive)
             return await self._artifacts.put_file(archive)
+
+    async def template_fault(self, tokenizer: TokenizerSpec) -> str:
+        """As ``ModelWorkshop.template_fault``; UnavailableError: the tool failed."""
+        settings = tokenizer.settings or {}
+        if not settings.get("chat_template"):
+            return ""
+        async with self._folder() as folder:
+            path = Path(folder) / "settings.json"
+            path.write_bytes(msgspec.json.encode(settings))
+            return str(json.loads(await self._run(["template", "--settings", str(path)]))["fault"])
 
     async def stage_files(self, archive: Digest) -> dict[str, Digest]:
         """As ``ModelWorkshop.stage_files``: of a model that cannot be cut a node fetches everything, and says why.

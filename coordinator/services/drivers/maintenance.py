@@ -206,6 +206,7 @@ class Upkeep:
                 data = await dataset_name(work.tx, stored)
             try:
                 model = await self._models.assemble(stored, checkpoints, rounds, data)
+                fault = await self._template_fault(stored)
             except StoreAwayError:
                 raise
             except CottageError as error:
@@ -215,9 +216,19 @@ class Upkeep:
             async with self._desk.open(job) as work:
                 work.change(model=model)
                 work.note("model", "the model folder is ready")
+                if fault:
+                    work.note("model", f"{fault}; the model continues texts, and cannot chat")
             return
         async with self._desk.open(job) as work:
             await self._runs.stop(work, JobState.FAILED, f"the model could not be put together: {problem}")
+
+    async def _template_fault(self, job: Job) -> str:
+        """Why nobody can chat with the job's model though it has a template for that; empty: somebody can, or nobody knows."""
+        try:
+            return await self._models.template_fault(job.spec.tokenizer)
+        except CottageError as error:
+            LOG.warning("job %s: its chat template was not looked at: %s", job.id, error.detail)
+            return ""
 
     async def _guarded(self, job: str, act: Callable[[UnitOfWork], Awaitable[None]]) -> None:
         """Open a job and act; a fault in one job must not stop the others, and what failed is not stored."""

@@ -160,7 +160,9 @@ class JobService:
         async with self._unpaid.making(account_id):
             if spec.model.from_job is not None:
                 found, tokenizer = await self._origins.served(spec.model)
+                await self._check_template(tokenizer, spec.model.from_job)
             else:
+                await self._check_template(spec.tokenizer)
                 model = await self._model_files.of(spec, None, await self._weight_names(spec, account_id))
                 found = await self._models.published(spec, {**model.config, ENDS_WITH: model.end})
                 tokenizer = spec.tokenizer
@@ -171,6 +173,17 @@ class JobService:
         serve = msgspec.structs.replace(serve, context=context)
         spec = msgspec.structs.replace(spec, serve=serve, tokenizer=tokenizer)
         return await self._make(new, spec, final, found, account_id, job)
+
+    async def _check_template(self, tokenizer: TokenizerSpec, job: str | None = None) -> None:
+        """Refuse a chat template with which nobody could be answered. ``job``: the one that has made the model."""
+        if not (fault := await self._models.template_fault(tokenizer)):
+            return
+        if job is None:
+            raise InvalidError(
+                f"{fault}; mend it, or leave it out: then the model continues texts", "tokenizer.settings"
+            )
+        way = f"`cottage download {job}`, mend it in tokenizer_config.json, and deploy the folder"
+        raise InvalidError(f"{fault}; {way}", "model.from_job")
 
     async def _check_weights(self, spec: JobSpec) -> None:
         for digest in spec.model.weight_files:

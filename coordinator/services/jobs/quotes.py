@@ -147,7 +147,7 @@ def _priced(
     low, middle = max(pricing.least(price, replicas), int(price * part.low)), int(price * part.middle)
     return Quote(
         operations=float(operations),
-        parameters=shape.parameters,
+        parameters=shape.distinct_parameters,
         tokens=tokens,
         stages=stages,
         replicas=replicas,

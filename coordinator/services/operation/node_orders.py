@@ -1,13 +1,12 @@
 """Nodes in an operator's hands: looked for, drained, banned, and both taken back."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import assert_never
 
 import msgspec
 
 from common.untrusted_text import untrusted
-from coordinator.domain.lease import Lease
+from coordinator.domain.job import Job
 from coordinator.errors import ConflictError, InvalidError, NotFoundError
 from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.core.context import Context
@@ -48,10 +47,10 @@ class NodeOrders:
             records += [record for record in page if _fits(record, asked.text, text)]
             looked += len(page)
             if len(page) < size or len(records) >= window.limit:
-                return NodeSlice(self._views(records[: window.limit]))
+                return NodeSlice(await self._views(records[: window.limit]))
             after = KINDS[NodeRecord].place_of(page[-1])
             if looked >= MAX_LOOKED:
-                return NodeSlice(self._views(records), after)
+                return NodeSlice(await self._views(records), after)
 
     async def one(self, node: str) -> AdminNode:
         """One node.
@@ -60,7 +59,8 @@ class NodeOrders:
             NotFoundError: it never was here.
         """
         async with self._context.store.transaction() as tx:
-            return self._views([await _known(tx, node)])[0]
+            record = await _known(tx, node)
+        return (await self._views([record]))[0]
 
     async def order(self, node: str, order: NodeOrder, reason: str, by: OrderedBy) -> AdminNode:
         """Do it, and write it into the trail; what is so already stays as it is, with the reason that it has.
@@ -85,7 +85,7 @@ class NodeOrders:
                 break
         if changed:
             self._take_over(record, order)
-        return self._views([record])[0]
+        return (await self._views([record]))[0]
 
     async def _store(self, node: str, order: NodeOrder, reason: str, by: OrderedBy) -> tuple[NodeRecord, bool]:
         async with self._context.store.transaction() as tx:
@@ -130,13 +130,19 @@ class NodeOrders:
                 assert_never(state)
         return (col(NodeRecord.address).in_(tuple(sorted(named))),) if named else None
 
-    def _views(self, records: Sequence[NodeRecord]) -> list[AdminNode]:
-        busy, held = self._leases.busy(), defaultdict[str, list[Lease]](list)
-        for lease in self._leases.live():
-            held[lease.node].append(lease)
-        return [self._view(record, record.address in busy, held) for record in records]
+    async def _views(self, records: Sequence[NodeRecord]) -> list[AdminNode]:
+        held: dict[str, list[AdminLease]] = {record.address: [] for record in records}
+        live = [lease for lease in self._leases.live() if lease.node in held]
+        where = col(Job.id).in_(tuple(sorted({lease.job for lease in live})))
+        async with self._context.store.transaction() as tx:
+            serve = {job.id for job in await tx.find(Job, where) if job.spec.serve is not None}
+        for one in live:
+            told = AdminLease(one.job, one.stage, one.replica, one.state, one.granted, one.job in serve)
+            held[one.node].append(told)
+        busy = self._leases.busy()
+        return [self._view(record, record.address in busy, held[record.address]) for record in records]
 
-    def _view(self, record: NodeRecord, busy: bool, held: Mapping[str, Sequence[Lease]]) -> AdminNode:
+    def _view(self, record: NodeRecord, busy: bool, held: Sequence[AdminLease]) -> AdminNode:
         session, profile = self._nodes.session(record.address), record.profile
         return AdminNode(
             node=record.address,
@@ -155,10 +161,7 @@ class NodeOrders:
             since=record.since,
             seen=record.seen if session is None else self._context.clock.time(),
             address="" if session is None else session.address,
-            leases=tuple(
-                AdminLease(one.job, one.stage, one.replica, one.state, one.granted)
-                for one in held.get(record.address, ())
-            ),
+            leases=tuple(held),
             why_not=untrusted(self._nodes.lenders.why_not(record.address)),
         )
 

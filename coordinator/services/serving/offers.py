@@ -44,7 +44,7 @@ def quote(
         )
     needed = rules.needed(shape, context, cut)
     able = [one for one in willing if any(one.holds(needed, stage) for stage in range(len(cut)))]
-    hourly = rules.hour(shape.parameters, rate.per_petaflop)
+    hourly = rules.hour(shape.distinct_parameters, rate.per_petaflop)
     ready = max(1, int(serve.replicas * spec.deadline_hours * hourly))
     least = max(ready, limits.minimum_price)
     problems = []
@@ -58,7 +58,7 @@ def quote(
         )
     return Quote(
         operations=0.0,
-        parameters=shape.parameters,
+        parameters=shape.distinct_parameters,
         tokens=0,
         stages=len(cut),
         replicas=serve.replicas,
@@ -116,7 +116,7 @@ def _limit(able: int, replicas: int, stages: int) -> str:
 
 
 def _reasons(shape: ModelShape, spec: JobSpec, rate: int, hourly: int, stages: int) -> tuple[str, ...]:
-    answers, prompts = per_million(shape.parameters, rate)
+    answers, prompts = per_million(shape.distinct_parameters, rate)
     idle = "a node that is ready and asked nothing costs"
     if stages > 1:
         idle = f"{nodes(stages)} that hold the model together, ready and asked nothing, cost"

@@ -47,6 +47,9 @@ _PARTS: Mapping[str, type[msgspec.Struct]] = {
 }
 
 
+FieldKind = Literal["whole", "decimal", "text", "amount", "names"]
+
+
 @dataclass(frozen=True)
 class Field:
     """One input. ``name`` is the path in the job document; an empty input leaves the document's default."""
@@ -54,7 +57,7 @@ class Field:
     name: str
     label: str
     help: str
-    kind: Literal["whole", "decimal", "text", "amount", "names"]
+    kind: FieldKind
 
 
 BASIC = (
@@ -370,7 +373,7 @@ def read(typed: Mapping[str, str], draft: bool = False) -> Filled:
         document["training"].pop("lora", None)
         document["training"].pop("preference", None)
     _complete_evaluation(values, document, errors)
-    submitter = _submitter(values, errors)
+    submitter = None if values["payer"] == "test" else read_wallet(values, errors)
     spec = None if errors else _whole(document, errors)
     return Filled(values, errors, spec, submitter, _shown(document, values))
 
@@ -524,23 +527,32 @@ def _read_field(field: Field, text: str, document: dict[str, Any], errors: dict[
                 )
         return
     try:
-        value: Any = text
-        if field.kind == "amount":
-            value = parse_amount(text)
-        elif field.kind == "whole":
-            value = whole_number(text)
-        elif field.kind == "decimal":
-            value = float(text.replace(",", "."))
-        elif field.kind == "names":
-            value = re.split(r"[,\s]+", text)
+        value = typed_value(field.kind, text)
     except ValueError as error:
-        errors[field.name] = f"{text[:40]!r} is not a number" if field.kind == "decimal" else str(error)
+        errors[field.name] = str(error)
         return
     _put(document, field.name, value, errors)
 
 
-def whole_number(text: str) -> int:
-    """What was typed as a whole number; raises ``ValueError`` where it is none."""
+def typed_value(kind: FieldKind, text: str) -> Any:
+    """What was typed into a field as a value of its kind; raises ``ValueError`` with why it is none."""
+    match kind:
+        case "amount":
+            return parse_amount(text)
+        case "whole":
+            return _whole_number(text)
+        case "decimal":
+            try:
+                return float(text.replace(",", "."))
+            except ValueError:
+                raise ValueError(f"{text[:40]!r} is not a number") from None
+        case "names":
+            return re.split(r"[,\s]+", text)
+        case "text":
+            return text
+
+
+def _whole_number(text: str) -> int:
     digits = re.sub(r"[,_\s]", "", text)
     if not re.fullmatch(r"[0-9]{1,18}", digits):
         raise ValueError(f"{text[:40]!r} is not a whole number")
@@ -561,9 +573,8 @@ def _put(document: dict[str, Any], name: str, value: Any, errors: dict[str, str]
     document[key] = value
 
 
-def _submitter(values: dict[str, str], errors: dict[str, str]) -> str | None:
-    if values["payer"] == "test":
-        return None
+def read_wallet(values: dict[str, str], errors: dict[str, str]) -> str | None:
+    """The address that was typed as ``submitter``; None with an error where it is none."""
     try:
         return wallet_address(values["submitter"])
     except WalletAddressError as error:

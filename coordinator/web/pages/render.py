@@ -201,6 +201,7 @@ class Renderer:
             "told_apart",
             "evaluation_sentence",
             "measured",
+            "seat_place",
         ):
             self._environment.filters[name] = getattr(text, name)
         words = (

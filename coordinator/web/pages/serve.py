@@ -7,7 +7,6 @@ from typing import Any, Final, Literal, get_type_hints
 import msgspec
 from aiohttp import hdrs, web
 
-from common.errors import SecretPastedError, WalletAddressError
 from coordinator.client.deployments import (
     HOURS,
     REPLICAS,
@@ -16,21 +15,20 @@ from coordinator.client.deployments import (
     usual_budget,
     usual_words,
 )
-from coordinator.client.text import money, parse_amount
+from coordinator.client.text import money
 from coordinator.errors import CottageError
 from coordinator.services.accounts.budgets import PRICES
 from coordinator.services.jobs import ports
 from coordinator.web.auth import costs, principal
 from coordinator.web.documents import own_origin
 from coordinator.web.pages.account import read_form
-from coordinator.web.pages.forms import whole_number
+from coordinator.web.pages.forms import read_wallet, typed_value
 from coordinator.web.pages.render import Renderer
 from coordinator.web.transfers import job_id
 from protocol import codec
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.rest.api import JobView, NewJob, Quote
 from protocol.serving import LONGEST
-from protocol.wallets import wallet_address
 
 MAX_TYPED = 200  # Characters of a field.
 
@@ -131,7 +129,7 @@ def read(typed: Mapping[str, str], job: JobView) -> ServeAsked:
     values = {name: typed.get(name, value).strip()[:MAX_TYPED] for name, value in usual(job).values.items()}
     errors: dict[str, str] = {}
     found = {one.name: _value(one, values[one.name], errors) for one in (*MAIN, *MORE) if one.place is not None}
-    submitter = _submitter(values, errors)
+    submitter = read_wallet(values, errors) if values["submitter"] else None
     opened = any(one.name in errors for one in MORE)
     if errors:
         return ServeAsked(values, errors, opened=opened)
@@ -154,35 +152,16 @@ def _value(one: ServeField, text: str, errors: dict[str, str]) -> Any:
     if not text or one.place is None:
         return None
     try:
-        value: Any = text
-        if one.kind == "amount":
-            value = parse_amount(text)
-        elif one.kind == "whole":
-            value = whole_number(text)
-        elif one.kind == "decimal":
-            value = float(text.replace(",", "."))
         kind, name = one.place
-        found = codec.convert(value, get_type_hints(kind, include_extras=True)[name])
+        found = codec.convert(typed_value(one.kind, text), get_type_hints(kind, include_extras=True)[name])
         if one.most is None or found <= one.most:
             return found
         errors[one.name] = f"{found:,} is too many: write {one.most:,} at most"
     except codec.MessageError as error:
         errors[one.name] = error.words
     except ValueError as error:
-        errors[one.name] = f"{text[:40]!r} is not a number" if one.kind == "decimal" else str(error)
+        errors[one.name] = str(error)
     return None
-
-
-def _submitter(values: dict[str, str], errors: dict[str, str]) -> str | None:
-    if not values["submitter"]:
-        return None
-    try:
-        return wallet_address(values["submitter"])
-    except WalletAddressError as error:
-        if isinstance(error, SecretPastedError):
-            values["submitter"] = ""  # No page shows it again.
-        errors["submitter"] = str(error)
-        return None
 
 
 class ServePages:

@@ -32,18 +32,11 @@ async function asked(address, more = {}) {
 
 // What a stream says, piece by piece, until it says that it is done.
 async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (let { value, done } = await reader.read(); !done; { value, done } = await reader.read()) {
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      if (part === "data: [DONE]") return;
-      if (!part.startsWith("data: ")) continue;
-      const piece = JSON.parse(part.slice(6));
-      if (piece.error) throw new Fault(piece.error);
-      yield piece;
-    }
+  for await (const data of eventData(response)) {
+    if (data === "[DONE]") return;
+    const piece = JSON.parse(data);
+    if (piece.error) throw new Fault(piece.error);
+    yield piece;
   }
   throw new Fault({ message: "The line was cut before the answer's end." });
 }

@@ -1,19 +1,6 @@
 // Trying the model: the text appears word by word, as the coordinator sends it.
 "use strict";
 
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (let { value, done } = await reader.read(); !done; { value, done } = await reader.read()) {
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const data = part.split("\n").find((line) => line.startsWith("data: "));
-      if (data) yield JSON.parse(data.slice(6));
-    }
-  }
-}
-
 async function say(url, asked, said, prompt) {
   said.hidden = false;
   said.className = "said soft";
@@ -25,7 +12,8 @@ async function say(url, asked, said, prompt) {
       body: JSON.stringify(asked),
     });
     if (!answer.ok) throw new Error((await answer.json()).detail);
-    for await (const piece of events(answer)) {
+    for await (const data of eventData(answer)) {
+      const piece = JSON.parse(data);
       if (piece.error) throw new Error(piece.error.detail);
       if (piece.waiting) said.textContent = `${piece.waiting} before you …`;
       if (piece.checkpoint !== undefined) said.textContent = "The model is being loaded …";

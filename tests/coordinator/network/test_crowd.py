@@ -1,6 +1,8 @@
 """Nodes that nobody knows: what an address and all of them together may open, and that others are still let in."""
 
 import asyncio
+import socket
+from contextlib import ExitStack
 from typing import Any
 
 import aiohttp
@@ -14,7 +16,7 @@ from coordinator.services.network.admission import Crowd, CrowdedError
 from coordinator.services.network.nodes import NodeRefusedError, NodeSession
 from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
-from coordinator.web.connections import Connections
+from coordinator.web.connections import Connections, listen, put_off
 from protocol.identity import NodeKey
 from protocol.network import NetworkReport, PeerMeasure
 from protocol.node import Accounts, Claim
@@ -229,3 +231,23 @@ async def test_connections_of_one_address_and_in_sum_have_a_bound(monkeypatch: p
         assert len(doors) <= 1
     finally:
         await runner.cleanup()
+
+
+async def test_many_who_come_while_the_process_is_busy_find_a_place_and_an_answer() -> None:
+    app = web.Application()
+    put_off(app, "Not yet: come back in a moment.", 2)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await listen(runner, "127.0.0.1", 0)
+        there = runner.addresses[0]
+        with ExitStack() as stack:
+            for _ in range(300):  # The loop takes none of them meanwhile.
+                line = stack.enter_context(socket.create_connection(there, timeout=0.9))
+            line.sendall(b"GET /anything HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+            said = await asyncio.to_thread(line.makefile("rb").read)
+    finally:
+        await runner.cleanup()
+    assert said.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 2" in said
+    assert said.endswith(b"Not yet: come back in a moment.\n")

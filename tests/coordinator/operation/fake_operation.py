@@ -106,7 +106,8 @@ class Operation:
 
 
 def _node(one: api.NodeView) -> AdminNode:
-    held = (AdminLease(f"{1:032x}", 0, 1, "ready", START),) if one.busy else ()
+    serves = one.name != "attic-4090"
+    held = (AdminLease(f"{1 + serves:032x}", 0, 1, "ready", START, serves),) if one.busy else ()
     return AdminNode(
         node=one.node,
         payout=one.payout,

@@ -45,8 +45,11 @@ async def test_nodes_are_listed_searched_and_shown(admin: Admin, capsys: pytest.
     assert "No such nodes." in capsys.readouterr().out
     assert await admin("node", NODE) == 0
     told = capsys.readouterr().out
-    assert "stage 0 of replica 1 in job" in told
+    assert f"stage 0 of replica 1 in job {1:032x}" in told, "of training, as its page counts"
     assert "203.0.113.7" in told
+    assert await admin("node", address("kitchen-3060")) == 0
+    told = capsys.readouterr().out
+    assert f"stage 1 of replica 2 in job {2:032x}" in told, "of a deployment, as its page counts"
 
 
 async def test_computers_are_invited_listed_and_invitations_taken_back(

@@ -8,17 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.errors import InvalidError, NotFoundError
+from coordinator.domain.job import JobState
+from coordinator.errors import InvalidError, NotFoundError, UnavailableError
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.model_files import ModelFiles
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ServeSpec, TokenizerSpec
 from protocol.models.weights import WEIGHT_INDEX, WeightIndex
 from protocol.rest.api import JobView, NewJob
 from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE
-from tests.coordinator.fakes import digest
+from tests.coordinator.fakes import FakeModels, digest
 from tests.coordinator.serving.deployed import Deployed, Home
 from tests.coordinator.serving.small_model import small_model
 from tests.coordinator.serving.test_engines import GREEDY, Hall, ask
+from tests.coordinator.serving.test_stages import notes
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,60 @@ async def test_files_that_are_not_here_or_do_not_fit_are_refused_before_anything
     config = {**(spec.model.config or {}), "num_hidden_layers": 9}
     with pytest.raises(InvalidError, match="layers"):
         await made(hall, await asked_for(hall.artifacts, folder, config=config))
+
+
+async def test_a_chat_template_with_which_nobody_can_chat_is_refused_when_its_model_is_deployed(
+    folder: Path, tmp_path: Path
+) -> None:
+    hall = Hall(tmp_path)
+    spec = await asked_for(hall.artifacts, folder)
+
+    def with_template(template: str | None) -> JobSpec:
+        settings = {**(spec.tokenizer.settings or {}), "chat_template": template}
+        return msgspec.structs.replace(spec, tokenizer=msgspec.structs.replace(spec.tokenizer, settings=settings))
+
+    for broken in ("{% for m in messages %}{{ m.content", "{{ messages[0].no.such }}"):
+        with pytest.raises(InvalidError, match=r"the chat template of this model .*mend it, or leave it out") as told:
+            await made(hall, with_template(broken))
+        assert told.value.field == "tokenizer.settings"
+    assert (await made(hall, with_template(None))).state == "created", "it continues texts"
+
+
+async def test_the_template_of_a_job_s_model_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Deployed()
+    await bench.come(1)
+    asked: list[TokenizerSpec] = []
+
+    async def broken(_models: FakeModels, tokenizer: TokenizerSpec) -> str:
+        asked.append(tokenizer)
+        return "the chat template of this model is broken"
+
+    monkeypatch.setattr(FakeModels, "template_fault", broken)
+    with pytest.raises(InvalidError, match=r"is broken; `cottage download [0-9a-f]+`, mend it") as told:
+        await bench.deploy()
+    assert told.value.field == "model.from_job"
+    assert [one.kind for one in asked] == ["file"], "that of the job's model"
+
+
+@pytest.mark.parametrize("fault", ["", "the chat template of this model is broken", None])
+async def test_a_trained_model_that_cannot_chat_is_told_so_when_it_is_there(
+    fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(_models: FakeModels, _tokenizer: TokenizerSpec) -> str:
+        if fault is None:
+            raise UnavailableError("reading the chat template failed")
+        return fault
+
+    monkeypatch.setattr(FakeModels, "template_fault", found)
+    bench = Deployed()
+    await bench.come(1)
+    job = await bench.trained()
+    async with bench.desk(job) as work:
+        work.change(state=JobState.VERIFYING, model=None)
+    await bench.parts.upkeep.assemble_next()
+    assert (await bench.stored(job)).model is not None, "it is there all the same"
+    told = [text for text in await notes(bench, job) if "chat template" in text]
+    assert told == ([f"{fault}; the model continues texts, and cannot chat"] if fault else [])
 
 
 async def test_a_model_that_cannot_be_cut_has_no_files_for_stages(

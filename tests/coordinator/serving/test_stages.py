@@ -3,10 +3,13 @@
 import msgspec
 import pytest
 
+from coordinator.client.text import seat_place
 from coordinator.domain import pricing
 from coordinator.domain import serving as rules
 from coordinator.domain.job import JobAction, JobState
 from coordinator.errors import ConflictError, InvalidError
+from coordinator.services.jobs.ports import ListWindow
+from coordinator.services.operation.ports import NodeQuery
 from coordinator.services.serving import offers
 from coordinator.services.serving.seating import HALF_S
 from coordinator.store.ports import col
@@ -15,11 +18,12 @@ from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.models.model import inspect_config
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Command
+from protocol.rest.admin import AdminLease
 from protocol.rest.api import NewJob
 from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE, GenerateCommand
 from protocol.task import ExpectPeers
-from tests.coordinator.fakes import BUDGET
-from tests.coordinator.serving.deployed import HALF_MB, Deployed, Home
+from tests.coordinator.fakes import BUDGET, spec
+from tests.coordinator.serving.deployed import HALF_MB, MB, Deployed, Home
 from tests.coordinator.serving.test_deployments import count, shares
 
 
@@ -89,6 +93,30 @@ async def test_a_model_that_no_node_holds_is_cut_for_two_that_are_joined_asked_a
     split = pricing.shares(period.pot, {"0:0": parts[0], "0:1": parts[1]})
     assert {f"0:{share.stage}": share.amount for share in found} == split
     assert min(split.values()) > 1
+
+
+async def test_whoever_runs_the_coordinator_reads_places_as_the_pages_of_their_jobs_count_them() -> None:
+    bench = Deployed()
+    homes = await halves(bench, 1, 2)
+    await bench.deploy()
+    trains = await bench.enter(3, memory_mb=MB)
+    job = await bench.job(spec(1, 1), nodes=0)
+    await bench.while_time_moves(bench.fund(job))
+    await bench.turn(job)
+
+    def words(seat: AdminLease) -> str:
+        return seat_place(seat.stage or 0, seat.replica or 0, seat.serves)
+
+    listed = (await bench.parts.operation.nodes(NodeQuery(), ListWindow(None, 10))).found
+    told = {one.node: [words(seat) for seat in one.leases] for one in listed}
+    first, last = by_stage(homes)
+    assert told == {
+        first.node: ["stage 1 of replica 1"],
+        last.node: ["stage 2 of replica 1"],
+        trains.node: ["stage 0 of replica 0"],
+    }
+    for node, expected in told.items():
+        assert [words(seat) for seat in (await bench.parts.operation.node(node)).leases] == expected
 
 
 async def test_a_seat_that_is_lost_in_mid_answer_is_taken_again_and_the_answer_goes_on_there() -> None:

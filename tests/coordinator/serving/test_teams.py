@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,24 @@ from coordinator.domain.serving import Blame, CountedPeriod, Join, NodeUsage
 from coordinator.domain.teams import TeamWishes
 from coordinator.services.serving.sketches import AnswerSketches
 from protocol.job.job import ModelSpec
-from protocol.models.model import inspect_config, resolve
+from protocol.models.model import KEEPS_EMBEDDING, inspect_config, resolve
 from protocol.network import NetworkReport, PeerMeasure
 from protocol.serving import BoundarySketches, SketchReport
 from protocol.task import Layers
 from tests.support.clock import VirtualClock
 
 SHAPE = inspect_config(resolve(ModelSpec("tiny-llama"), 2048))  # Of four layers.
+SMOL: dict[str, Any] = {  # SmolLM2-135M.
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
 CONTEXT = 1024
 HALF, QUARTER, WHOLE = 1_150, 1_000, 1_300  # MB that hold so much of it.
 
@@ -52,6 +64,23 @@ def test_a_cut_is_even_by_parameters_and_keeps_every_layer() -> None:
     assert teams.cut_for(SHAPE, SHAPE.layers + 1) is None
     assert teams.cut_for(SHAPE, 2, [1, 2]) is None
     assert teams.cut_for(SHAPE, 2, [1, 3]) == (Layers(0, 1), Layers(1, 4))
+
+
+def test_a_matrix_that_is_embedding_and_head_is_paid_once_and_held_wherever_it_is_needed() -> None:
+    config = resolve(ModelSpec(config=SMOL, weights="0" * 64), SMOL["vocab_size"])
+    tied, apart = inspect_config(config), inspect_config(config | {KEEPS_EMBEDDING: False})
+    matrix = SMOL["vocab_size"] * SMOL["hidden_size"]
+    assert (tied.distinct_parameters, apart.distinct_parameters) == (134_515_008, 134_515_008 + matrix)
+    for stages in (1, 2, 3):
+        cut = teams.cut_for(tied, stages)
+        assert cut == teams.cut_for(apart, stages)
+        assert cut is not None
+        paid = [rules.stage_parameters(tied, cut, stage) for stage in range(stages)]
+        assert sum(paid) == tied.distinct_parameters
+        assert paid[-1] >= matrix, "who draws multiplies by it; who looks rows up does not"
+        held, copies = rules.needed(tied, CONTEXT, cut), rules.needed(apart, CONTEXT, cut)
+        saved = [more - less for more, less in zip(copies["card"], held["card"], strict=True)]
+        assert saved == ([4 * matrix] if stages == 1 else [0] * stages), "first and last stage have a copy each"
 
 
 def test_as_few_nodes_as_hold_it_and_as_many_as_are_asked_for() -> None:

@@ -19,7 +19,7 @@ from tests.support.chat_templates import (
     small_tokenizer,
     unmarked,
 )
-from trainer.data.chat import ChatTemplate, Document, Learn
+from trainer.data.chat import ChatTemplate, Document, Learn, template_fault
 from trainer.errors import DataError
 from trainer.formats.conversations import talk_of
 from trainer.formats.talk import ChatMessages, Pair, Talk
@@ -265,6 +265,27 @@ def test_a_template_that_is_broken_is_told_once_and_not_of_each_row(broken: str,
     ) as told:
         one(chat(tokenizer, broken), {"messages": TALK})
     assert told.value.code == "bad-template"
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        (None, ""),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", ""),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}", ""),
+        ("{{ raise_exception('begin with a system message') }}", ""),
+        ([{"name": "default", "template": "x"}, {"name": "tool_use", "template": "{{ tools[0].name.first }}"}], ""),
+        ("\n{% for m in messages %}{{ m.content", "is broken in line 2: "),
+        ("{{ messages | no_such_filter }}", "is broken in line 1: No filter named 'no_such_filter'"),
+        ([{"name": "default", "template": "x"}, {"name": "tool_use", "template": "{% if %}"}], "is broken in line 1: "),
+        ("{{ messages[0].no.such }}", "cannot write a greeting: 'dict object' has no attribute 'no'"),
+        ("{{ no_such_function() }}", "cannot write a greeting: 'no_such_function' is undefined"),
+    ],
+)
+def test_a_template_with_which_nobody_can_chat_is_found_without_a_conversation(given: Any, fault: str) -> None:
+    found = template_fault({"chat_template": given}, "this model")
+    assert found.startswith(f"the chat template of this model {fault}" if fault else ""), found
+    assert bool(found) == bool(fault), found
 
 
 PART = [{"type": "text", "text": "2 + 2?"}, {"type": "text", "text": "Quickly."}]

@@ -135,6 +135,17 @@ def test_only_weights_that_are_tied_keep_their_embedding(tmp_path: Path) -> None
     assert not keeps_embedding(resolve(ModelSpec(config=apart, weights=weights), 300))
 
 
+@pytest.mark.parametrize("family", TIED)
+def test_people_read_as_many_parameters_as_transformers_counts(family: str, tmp_path: Path) -> None:
+    model, config = tied(family, tmp_path)
+    shape = inspect_config(config)
+    assert shape.distinct_parameters == model.num_parameters()
+    assert shape.parameters == model.num_parameters() + shape.vocabulary * shape.hidden, "what stages hold"
+    apart = theirs(family, tie=False)
+    published(apart, tmp_path / "apart")
+    assert inspect_config(config_of(tmp_path / "apart")).distinct_parameters == apart.num_parameters()
+
+
 def test_weights_without_the_embedding_are_refused_at_the_end(tmp_path: Path, tokenizer: Path) -> None:
     _, config = tied("llama", tmp_path / "hub")
     stages = [Stage(config, cut, training(), tmp_path / "hub/model.safetensors") for cut in cuts(3, 1)]

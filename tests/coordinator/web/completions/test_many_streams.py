@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from benchmarks.serving._door import fake_model
 from benchmarks.serving.streams import measured
 from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 from tests.coordinator.web.conftest import House
@@ -23,6 +24,27 @@ async def test_every_one_of_many_streams_has_all_its_tokens_in_order() -> None:
     alone, many = await measured((1, STREAMS), TOKENS, 0.05)
     assert (alone["whole"], many["whole"]) == (1, STREAMS), "a token that is missing, or comes too early, fails the run"
     assert many["resident_mb"] - alone["resident_mb"] < STREAMS, "less than a megabyte each"
+
+
+async def test_the_model_of_the_benchmark_takes_requests_while_it_has_more_to_say_than_is_heard() -> None:
+    most = 50
+    async with asyncio.timeout(60), fake_model(1e-5) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(request: str) -> None:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"type": "generate", "id": request, "tokens": 10**9}).encode() + b"\n")
+
+        for number in range(most):
+            ask(str(number))
+        heard = [json.loads(await process.stdout.readline()) for _ in range(10 * most)]
+        ask("late")
+        while (report := json.loads(await process.stdout.readline()))["id"] != "late":
+            heard.append(report)
+        assert report["tokens"] == [0]
+        said = [one["tokens"][0] for one in heard[1:] if one["id"] == "7"]
+        assert said == list(range(len(said))), "in their order"
 
 
 async def test_a_reader_that_takes_nothing_is_cut_off_and_holds_nobody_up(

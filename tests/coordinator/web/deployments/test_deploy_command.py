@@ -26,7 +26,9 @@ from coordinator.client.deployments import (
     usual_budget,
 )
 from coordinator.client.line import HttpLine
+from coordinator.client.text import JOB_SENTENCES
 from coordinator.client.tracking import TrackerError, track
+from coordinator.domain.job import JobAction
 from protocol.job.job import JobSpec, ServeSpec
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.deployments.conftest import ENOUGH, deployed, finished
@@ -95,6 +97,40 @@ async def test_a_model_is_deployed_with_its_price_and_then_says_how_it_is_asked(
         assert words in said, words
     assert "twice" not in said
     assert not re.search(r"\bround|loss\b", said), "it learns nothing"
+
+
+@pytest.mark.parametrize("words", [("deploy",), ("submit", "--watch"), ("watch",)])
+async def test_a_pipe_hears_of_each_change_as_it_comes(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    job = await finished(house)
+    document = {"name": "x", "model": {"from_job": job}, "serve": {}, "budget": ENOUGH, "deadline_hours": 8}
+    (file := tmp_path / "serve.json").write_text(json.dumps(document))
+    named = {"deploy": job, "submit": str(file)}.get(words[0]) or await deployed(house, replicas=1)
+    said = ""
+
+    async def heard(sentence: str) -> None:
+        nonlocal said
+        while sentence not in said:
+            said += capsys.readouterr().out
+            await asyncio.sleep(0.01)
+
+    agreed = () if words == ("watch",) else ("--yes",)
+    command = asyncio.create_task(cottage(*words, named, *agreed, "--server", house.url))
+    async with asyncio.timeout(20):
+        await heard(JOB_SENTENCES["funded"])
+        made = (await house.cluster.list(1, None))[0].id
+        house.cluster.step(made)
+        await heard(JOB_SENTENCES["planned"])
+        house.cluster.step(made)
+        if words != ("deploy",):
+            await heard("\nIt answers on 1 of 1 nodes.\n")
+            await house.cluster.ask(made, JobAction.STOP)
+            house.cluster.step(made)
+        assert await command == 0
+    said += capsys.readouterr().out
+    for state in ("funded", "planned"):
+        assert said.count(JOB_SENTENCES[state]) == 1, "a line for each change, and none beside"
 
 
 async def test_the_folder_of_a_model_is_sent_and_answers_without_a_job_that_made_it(
@@ -308,7 +344,7 @@ async def test_a_job_without_a_model_is_refused_with_the_way_out(
     assert "its checkpoint after round 5 can be (--round 5)" in capsys.readouterr().err
     made = await deployed(house)
     assert await cottage("deploy", made, "--yes", "--server", house.url) == 1
-    assert f"job {made} serves the model of another job: name that one:" in capsys.readouterr().err
+    assert f"job {made} serves the model of another job and makes none: name that one:" in capsys.readouterr().err
 
 
 async def test_every_command_shows_a_deployment_without_rounds_and_losses(
@@ -337,7 +373,7 @@ async def test_every_command_shows_a_deployment_without_rounds_and_losses(
     assert await cottage("watch", made, "--server", house.url) == 0
     assert "under way" not in capsys.readouterr().out
     assert await cottage("download", made, str(tmp_path / "m"), "--server", house.url) == 1
-    assert "serves the model of another job: download that of" in capsys.readouterr().err
+    assert "serves the model of another job and makes none: download that of" in capsys.readouterr().err
 
 
 async def test_a_document_with_serve_is_quoted_and_submitted_as_others_are(

@@ -6,11 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from coordinator.client import Client
 from protocol.ids import Digest
 from protocol.job.job import ModelSpec, ServeSpec, TokenizerSpec
+from protocol.rest.api import JobNode
 from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.deployments.conftest import deployed, finished
+from tests.coordinator.web.deployments.conftest import ENOUGH, deployed, finished
 from tests.coordinator.web.deployments.serving_cluster import QUIET
 from tests.coordinator.web.fake_services import Leavings
 from tests.coordinator.web.pages.test_adapters import LOOKS, look
@@ -88,6 +90,44 @@ async def test_the_page_of_a_deployment_follows_it(chromium: Any, house: House) 
     await page.wait_for_selector(".badge:has-text('settled')")
     assert await page.is_hidden("#programs"), "nobody has to reload the page for that"
     await whole(page, "deployment-settled")
+    assert seen.complaints == []
+
+
+async def test_the_page_of_a_deployment_in_stages_says_who_holds_what_and_whom_the_others_wait_for(
+    chromium: Any,  # noqa: F811
+    house: House,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Client(house.url) as client:
+        made = (await client.deploy(await finished(house), 2, 8.0, ENOUGH, stages=2)).id
+    for _ in range(4):
+        house.cluster.step(made)
+    found = house.cluster._find(made)
+    assert found.view.serving is not None
+    serving = msgspec.structs.replace(found.view.serving, ready=1, wrong=1, answering=2)
+    house.cluster._change(found, serving=serving, sentence="Serving: 1 replica of 2 nodes answers.")
+    house.cluster._say(found, "lost", "node kitchen-3060 lost its connection 4.2 s ago, is not back and is given up")
+    nodes = await house.cluster.nodes(made)
+    states = ("ready", "ready", "ready", "lost")
+    shown = [msgspec.structs.replace(one, state=state) for one, state in zip(nodes, states, strict=False)]
+
+    async def held(_cluster: object, _job: str) -> list[JobNode]:
+        return shown
+
+    monkeypatch.setattr(type(house.cluster), "nodes", held)
+    seen = await visit(chromium, house, f"/jobs/{made}")
+    page = seen.page
+    rows = await page.locator("#node-table tbody tr").all_inner_texts()
+    assert len(rows) == 4
+    for row, place, state in zip(
+        rows,
+        ("1 of 2, replica 1", "2 of 2, replica 1", "1 of 2, replica 2", "2 of 2, replica 2"),
+        ("answers", "answers", "waits for the others", "lost"),
+        strict=True,
+    ):
+        assert f"stage {place}" in row
+        assert state in row
+    await whole(page, "deployment-stages")
     assert seen.complaints == []
 
 

@@ -87,7 +87,11 @@ async def test_a_form_without_its_token_changes_nothing(town: House, root: aioht
 async def test_orders_are_done_shown_and_written_into_the_trail(town: House, root: aiohttp.ClientSession) -> None:
     there = f"/admin/nodes/{NODE}"
     assert await send(root, f"{there}/drain", reason="a new fan") == there
-    assert "draining" in await page(root, there)
+    shown = await page(root, there)
+    assert "draining" in shown
+    assert "stage 0 of replica 1" in shown
+    other = await page(root, f"/admin/nodes/{address('kitchen-3060')}")
+    assert "stage 1 of replica 2" in other, "its job is a deployment, whose page counts from 1"
     assert "attic-4090" in await page(root, "/admin?state=draining")
     assert "No such node" in await page(root, "/admin?state=banned")
     assert "needs a reason" in await send(root, f"{there}/ban", 422, reason=" ")
