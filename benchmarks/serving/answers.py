@@ -36,12 +36,17 @@ class Served:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
+    @property
+    def pid(self) -> int:
+        """Its number on this system."""
+        return self._process.pid
+
     @classmethod
-    async def begin(cls, model: Path, threads: int) -> "Served":
-        """Start it, and wait until it is ready."""
+    async def begin(cls, model: Path, threads: int, weights: str = "float32") -> "Served":
+        """Start it, and wait until it is ready. ``weights``: how it holds the model."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "trainer", "serve", "--model", str(model), "--threads", str(threads)),
+            *("-m", "trainer", "serve", "--model", str(model), "--threads", str(threads), "--weights", weights),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

@@ -8,7 +8,7 @@ are, and stay tied. The number of stages therefore never changes the model.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from protocol.job.job import LoraSpec, ModelSpec
 from protocol.models import config_keys
@@ -137,11 +137,22 @@ class ModelShape(Sizes):
         _, frozen = self.stage_learns(0, layers, is_first, is_last, lora)
         if lora is None or lora.quantize == "none":
             return int(width * frozen)
+        return self.narrow_bytes(layers, is_first, is_last, lora.quantize, width)
+
+    def narrow_bytes(
+        self, layers: int, is_first: bool, is_last: bool, kind: Literal["int8", "nf4"], width: float = _FLOAT32
+    ) -> int:
+        """Of a stage whose matrices are quantised, and of what making one of them wide takes for a moment.
+
+        Args:
+            width: bytes of a value that is not quantised.
+        """
+        whole = self.stage_parameters(0, layers, is_first, is_last)
         edge = self.vocabulary * self.hidden * (is_first and self.hidden % QUANTIZED_BLOCK == 0)
         matrices = layers * self.matrix_parameters
-        narrow = matrices * QUANTIZED_BYTES[lora.quantize] + edge * QUANTIZED_BYTES["int8"]
+        narrow = matrices * QUANTIZED_BYTES[kind] + edge * QUANTIZED_BYTES["int8"]
         moment = _FLOAT32 * (self.largest_matrix + 4 * LEAN_PART)
-        return int(narrow + width * (frozen - matrices - edge) + moment)
+        return int(narrow + width * (whole - matrices - edge) + moment)
 
     def adapter_values(self, lora: LoraSpec | None) -> int:
         """Values that a layer's adapters keep of a token for the backward pass."""
