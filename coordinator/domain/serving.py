@@ -200,8 +200,10 @@ def stage_needed(held: HeldModel, layers: int, is_first: bool, is_last: bool) ->
         loading = int(weights * _LOADING)
     else:
         weights = shape.narrow_bytes(layers, is_first, is_last, held.weights)
-        # The largest tensors are at the ends, and are float32 while they are read.
-        loading = weights + _FLOAT32 * shape.vocabulary * shape.hidden * (is_first or is_last)
+        # What becomes codes is float32 while it is read; a matrix is again while it is computed with.
+        largest = max(shape.largest_matrix, shape.vocabulary * shape.hidden * is_first)
+        loading = int(weights * _LOADING) + _FLOAT32 * largest
+        weights += _FLOAT32 * shape.largest_matrix
     token = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
     cache = max(context * token, min(CACHE_BYTES, _CACHED_ANSWERS * context * token)) * layers // shape.layers
     return {
