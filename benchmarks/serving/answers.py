@@ -31,10 +31,11 @@ THINGS = ("a lemon", "the sea", "an oak", "a swan", "the night", "a brick", "cop
 
 
 class Served:
-    """``trainer serve`` with a model."""
+    """``trainer serve`` with a model. ``made``: tokens that it has answered so far."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self.made = 0
 
     @property
     def pid(self) -> int:
@@ -70,6 +71,7 @@ class Served:
                 first = first or time.perf_counter() - began
             if isinstance(report, AnsweredReport):
                 left, made = left - 1, made + report.tokens
+        self.made += made
         return first, made / (time.perf_counter() - began)
 
     async def end(self) -> None:

@@ -1,6 +1,7 @@
 """A model held as float32, in 8 and in 4 bits: memory, speed, how its answers differ, and whether checks find the difference.
 
-Memory and speed are of ``trainer serve``, a process of its own for each, asked in turns. Differences are of a text's tokens:
+Memory and speed are of ``trainer serve``, a process of its own for each, asked in turns; speed is in tokens a second of its
+own processor time, so that other work on the machine counts little. Differences are of a text's tokens:
 ``loss`` in nats a token, ``divergence`` of the next token's distribution from that of float32, ``same`` the share of tokens
 whose likeliest next one is the same, and ``states`` how far hidden states behind half of the layers are off, of their length.
 At last each kind answers, and each other one checks that. ``found`` are answers that are called wrong.
@@ -10,6 +11,7 @@ At last each kind answers, and each other one checks that. ``found`` are answers
 
 import argparse
 import asyncio
+import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,8 +49,14 @@ def memory_of(pid: int) -> dict[str, int]:
     return {name: int(told[key].split()[0]) * 1024 // MEGABYTE for name, key in (("ready", "VmRSS"), ("peak", "VmHWM"))}
 
 
+def processor_s(pid: int) -> float:
+    """Seconds that a process has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 async def processes(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Of each kind its process' memory once it is ready, and the median of its tokens a second by streams."""
+    """Of each kind its process' memory once it is ready, and by streams the median of its tokens a second of a processor."""
     prompts = Plain(options.model, options.threads)
     served = {kind: await Served.begin(options.model, options.threads, kind) for kind in KINDS}
     found: dict[str, dict[str, Any]] = {kind: {"memory_mb": memory_of(one.pid)} for kind, one in served.items()}
@@ -56,9 +64,11 @@ async def processes(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for _ in range(options.runs + 1):  # The first one warms up.
             for kind, one in served.items():
-                rates[kind].append((await one.answer(prompts.asked(streams), options.tokens))[1])
+                began, before = processor_s(one.pid), one.made
+                await one.answer(prompts.asked(streams), options.tokens)
+                rates[kind].append((one.made - before) / (processor_s(one.pid) - began))
         for kind, all_of in rates.items():
-            found[kind].setdefault("tokens_per_s", {})[str(streams)] = round(statistics.median(all_of[1:]), 2)
+            found[kind].setdefault("tokens_per_core_s", {})[str(streams)] = round(statistics.median(all_of[1:]), 2)
     for one in served.values():
         await one.end()
     return found
@@ -162,11 +172,21 @@ def _outcome(reports: list[Any]) -> dict[str, Any]:
 def shown(found: dict[str, Any]) -> Table:
     """For people."""
     table = Table(title="a model by how it is held")
-    names = ("weights", "MB held", "process MB", "peak", "tokens a second", "loss", "divergence", "same", "found by")
+    names = (
+        "weights",
+        "MB held",
+        "process MB",
+        "peak",
+        "tokens a core second",
+        "loss",
+        "divergence",
+        "same",
+        "found by",
+    )
     for name in names:
         table.add_column(name, justify="right")
     for kind, row in found["kinds"].items():
-        memory, rates = row["memory_mb"], ", ".join(f"{rate} at {n}" for n, rate in row["tokens_per_s"].items())
+        memory, rates = row["memory_mb"], ", ".join(f"{rate} at {n}" for n, rate in row["tokens_per_core_s"].items())
         checks = ", ".join(f"{who} {by[kind]['found']}/{by[kind]['answers']}" for who, by in found["checks"].items())
         cells = (kind, row["held_mb"], memory["ready"], memory["peak"], rates, row["loss"], row["divergence"])
         table.add_row(*map(str, (*cells, row["same"], checks)))
