@@ -205,11 +205,19 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=12)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    rows = asyncio.run(processes(options))
     configure(options.threads)
-    rows = {kind: row | rows[kind] for kind, row in differences(options).items()}
-    found = {"tolerance_nats": TOLERANCE, "kinds": rows, "checks": asyncio.run(checked(options))}
-    Console(stderr=True).print(shown(found))
+    console = Console(stderr=True)
+    parts: list[dict[str, Any]] = []
+    for measure in (
+        differences,
+        lambda given: asyncio.run(checked(given)),
+        lambda given: asyncio.run(processes(given)),
+    ):
+        parts.append(measure(options))
+        console.print(parts[-1])  # The next one takes a while.
+    rows = {kind: row | parts[2][kind] for kind, row in parts[0].items()}
+    found = {"tolerance_nats": TOLERANCE, "kinds": rows, "checks": parts[1]}
+    console.print(shown(found))
     publish("weights", "a check passes whoever holds what was promised, and finds 8 bits where 4 are, or none", found)
 
 

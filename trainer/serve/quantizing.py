@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
-from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from protocol.job.job import ServedWeights
+from trainer.errors import WeightsError
 from trainer.stage.model import check_finite
 from trainer.stage.quantized import Bits, QuantizedMatrix, hold, quantized, takes
 
@@ -30,7 +32,7 @@ def codes_of(value: Tensor, bits: Bits, device: str) -> QuantizedMatrix:
 
 
 @register_quantization_config(METHOD)
-class ServedWeightsConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class ServedWeightsConfig(QuantizationConfigMixin):
     """How a model's matrices are held. ``device``: where codes are made and lie."""
 
     def __init__(self, weights: ServedWeights, device: str) -> None:
@@ -39,7 +41,7 @@ class ServedWeightsConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 @register_quantizer(METHOD)
-class MatrixQuantizer(HfQuantizer):  # type: ignore[misc]
+class MatrixQuantizer(HfQuantizer):
     """Says which parameters become codes: those that training quantises, by the same rule.
 
     An embedding that is the head, too, is loaded as it is: once both have it, its rows are looked up as codes, and the head
@@ -63,16 +65,20 @@ class MatrixQuantizer(HfQuantizer):  # type: ignore[misc]
         """What is done with such a parameter."""
         return _Quantize(self.make)
 
-    def make(self, owner: nn.Module, name: str, value: Tensor) -> None:
-        """Make codes of a layer's ``weight``, if it is to have any; the layer holds them once everything is loaded.
+    def make(self, owner: Any, name: str, value: Tensor) -> bool:
+        """Make codes of a layer's ``weight``, which holds them once everything is loaded; False: it is to have none.
 
         Raises:
-            NonFiniteError: a value is no number.
+            NonFiniteError: a value is no number. WeightsError: the matrix is of another shape.
         """
         bits = takes(owner, name, self.quantization_config.weights)
-        if bits is not None:
-            check_finite(value, f"tensor {name}")
-            self._made.append((owner, codes_of(value.float(), bits, self.quantization_config.device)))
+        if bits is None:
+            return False
+        if value.shape != owner.weight.shape:
+            raise WeightsError("wrong-shape", f"tensor {name} is {tuple(value.shape)}, which is wrong")
+        check_finite(value, f"tensor {name}")
+        self._made.append((owner, codes_of(value.float(), bits, self.quantization_config.device)))
+        return True
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         """Have layers compute from codes, also of embeddings that were loaded as they are."""
@@ -94,31 +100,26 @@ class MatrixQuantizer(HfQuantizer):  # type: ignore[misc]
         return False
 
 
-class _Quantize(ConversionOps):  # type: ignore[misc]
+class _Quantize(ConversionOps):
     """Makes codes of what was read."""
 
-    def __init__(self, make: Callable[[nn.Module, str, Tensor], None]) -> None:
+    def __init__(self, make: Callable[[nn.Module, str, Tensor], bool]) -> None:
         self._make = make
 
     def convert(
-        self,
-        input_dict: dict[str, Any],
-        model: Any = None,
-        full_layer_name: str = "",
-        missing_keys: set[str] | None = None,
-        **_: Any,
-    ) -> dict[str, Tensor]:
-        """Take one parameter; nothing is left for the library to put anywhere."""
-        (given,) = input_dict.values()
-        value = given[0] if isinstance(given, list) else given
-        owner = model.get_submodule(full_layer_name.rpartition(".")[0])
-        if value.shape != owner.weight.shape:
-            raise ValueError(f"tensor {full_layer_name} is {tuple(value.shape)}, which is wrong")
-        self._make(owner, full_layer_name, value)
-        owner.weight._is_hf_initialized = True  # Else the library draws values for it.
-        if missing_keys is not None:
-            missing_keys.discard(full_layer_name)
-        return {}
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, list[Tensor]]:
+        """Take parameters that were made of what was read; those that stay as they are are left for the library to put."""
+        left: dict[str, list[Tensor]] = {}
+        for name, given in input_dict.items():
+            value = given[0] if isinstance(given, list) else given
+            owner = kwargs["model"].get_submodule(name.rpartition(".")[0])
+            if not self._make(owner, name, value):
+                left[name] = [value]
+                continue
+            owner.weight._is_hf_initialized = True  # Else the library draws values for it.
+            kwargs["missing_keys"].discard(name)
+        return left
 
 
 def _is_tied(model: Any, name: str) -> bool:
