@@ -21,7 +21,7 @@ from common.log_lines import log_to
 from common.output import guarded
 from protocol.codec import MessageError, convert, decode_json
 from protocol.evaluation import EvaluationSpec
-from protocol.job.job import BesideDataset, DatasetFormat, Encoding, JobSpec, TokenizerSpec
+from protocol.job.job import BesideDataset, DatasetFormat, Encoding, JobSpec, ServedWeights, TokenizerSpec
 from protocol.models.model import ModelConfigError
 from trainer.errors import InputError, TrainerError
 
@@ -202,7 +202,7 @@ def _sample(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from trainer.serve.loop import serve
 
-    asyncio.run(serve(options.model, options.threads))
+    asyncio.run(serve(options.model, options.threads, options.weights))
     return 0
 
 
@@ -441,6 +441,9 @@ def _using_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     served.add_argument("--model", type=Path, required=True)
     served.add_argument("--threads", type=int, default=1)
+    served.add_argument(
+        "--weights", choices=get_args(ServedWeights), default="float32", help="how its matrices are held"
+    )
     served.set_defaults(verb=_serve)
 
     evaluate = verbs.add_parser("evaluate", help="held-out loss of a model folder; prints JSON")

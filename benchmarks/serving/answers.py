@@ -31,17 +31,23 @@ THINGS = ("a lemon", "the sea", "an oak", "a swan", "the night", "a brick", "cop
 
 
 class Served:
-    """``trainer serve`` with a model."""
+    """``trainer serve`` with a model. ``made``: tokens that it has answered so far."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self.made = 0
+
+    @property
+    def pid(self) -> int:
+        """Its number on this system."""
+        return self._process.pid
 
     @classmethod
-    async def begin(cls, model: Path, threads: int) -> "Served":
-        """Start it, and wait until it is ready."""
+    async def begin(cls, model: Path, threads: int, weights: str = "float32") -> "Served":
+        """Start it, and wait until it is ready. ``weights``: how it holds the model."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "trainer", "serve", "--model", str(model), "--threads", str(threads)),
+            *("-m", "trainer", "serve", "--model", str(model), "--threads", str(threads), "--weights", weights),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -65,6 +71,7 @@ class Served:
                 first = first or time.perf_counter() - began
             if isinstance(report, AnsweredReport):
                 left, made = left - 1, made + report.tokens
+        self.made += made
         return first, made / (time.perf_counter() - began)
 
     async def end(self) -> None:

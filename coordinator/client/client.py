@@ -29,7 +29,7 @@ from coordinator.client.files import TUS, Progress, digest_of, download_file, up
 from coordinator.client.line import ATTEMPTS, CHANGE_S, WORK_S, HttpLine, Sleep, decode, is_passing, place
 from coordinator.client.operation import OperatorCalls
 from coordinator.client.private import PrivateCalls
-from protocol.job.job import DatasetFormat, JobSpec
+from protocol.job.job import DatasetFormat, JobSpec, ServedWeights
 from protocol.rest import api
 from protocol.rest.dataset import Check, CheckRequest
 from protocol.rest.hub import HubFile, HubModelView, NewHubModel, Pull
@@ -180,6 +180,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
         name: str = "",
         idle_minutes: int | None = None,
         stages: int | None = None,
+        weights: ServedWeights = "float32",
         submitter: str | None = None,
     ) -> api.JobView:
         """Have a job's model answer at ``/v1`` on nodes of the network; ``wait`` with ``until=answers`` waits for the first.
@@ -196,6 +197,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
             name: how you find it again.
             idle_minutes: without a request for so long its nodes are let go, until somebody asks; ``None``: they stay.
             stages: nodes that hold it together, each some layers; ``None``: one where it fits, else as few as it fits.
+            weights: how nodes hold the matrices of its layers: less memory, other answers, and slower ones.
             submitter: the wallet that will fund it; ``None``: the coordinator's test wallet does so at once.
         Raises:
             ProblemError: the job has no such model, or the price forbids it.
@@ -203,7 +205,9 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
         source = await self.get(job)
         check_served(source, round_)
         name = name or deployment_name(source.name)
-        document = deployment_document(job, budget or 1, replicas, hours, round_, context, name, idle_minutes, stages)
+        document = deployment_document(
+            job, budget or 1, replicas, hours, round_, context, name, idle_minutes, stages, weights
+        )
         if budget is None:
             document["budget"] = usual_budget(await self.quote(document))
         made = await self.create_job(document, submitter)

@@ -6,6 +6,7 @@ from typing import Any
 
 from coordinator.client.errors import ProblemError
 from coordinator.client.text import count, money
+from protocol.job.job import ServeSpec
 from protocol.rest import api
 
 REPLICAS, HOURS = 1, 8.0
@@ -13,7 +14,14 @@ MOST_STAGES = 16  # As ``ServeSpec.stages``.
 OFTEN = 2  # Where no budget is named: as much again for answers as being ready costs.
 MOST_NAME = 100  # Characters of a job's name.
 AT_HOMES = " at homes"
-MEMORY_OF = "the model in float32, its cache for answers, and the programs"
+MEMORY_OF = "its cache for answers, and the programs"
+WEIGHTS: Mapping[str, str] = {
+    "float32": "the model in float32",
+    "int8": "the model with its matrices in 8 bits (int8)",
+    "nf4": "the model with its matrices in 4 bits (nf4)",
+}
+"""What nodes hold, by ``ServeSpec.weights``."""
+WEIGHTS_LABELS: Mapping[str, str] = {"float32": "float32", "int8": "8 bits (int8)", "nf4": "4 bits (nf4)"}
 QUESTION = "What colour is a lemon?"
 
 SERVING_SENTENCES: dict[api.JobStateName, str] = {
@@ -49,13 +57,20 @@ def deployment_document(
     name: str = "",
     idle_minutes: int | None = None,
     stages: int | None = None,
+    weights: str = "float32",
 ) -> dict[str, Any]:
     """The job document that has a model answer on nodes. ``model``: a job that made it, or where its files are."""
     given = {"from_job": model, "from_round": round_} if isinstance(model, str) else dict(model)
     return {
         "name": name or deployment_name(str(given.get("from_job") or "a model")[:8]),
         "model": given,
-        "serve": {"replicas": replicas, "context": context, "idle_minutes": idle_minutes, "stages": stages},
+        "serve": {
+            "replicas": replicas,
+            "context": context,
+            "idle_minutes": idle_minutes,
+            "stages": stages,
+            "weights": weights,
+        },
         "budget": budget,
         "deadline_hours": hours,
     }
@@ -85,7 +100,12 @@ def memory_words(quote: api.Quote) -> str:
     """What a node must have room for: ``932 MB on each node: ...``."""
     if not quote.memory_mb_per_stage:
         return "not planned"
-    return f"{max(quote.memory_mb_per_stage):,} MB on each node: {MEMORY_OF}"
+    return f"{max(quote.memory_mb_per_stage):,} MB on each node: {WEIGHTS[quote.weights]}, {MEMORY_OF}"
+
+
+def bits_words(serve: ServeSpec) -> str:
+    """What is said behind "the model" of how nodes hold it; empty: as float32."""
+    return "" if serve.weights == "float32" else f", its matrices in {WEIGHTS_LABELS[serve.weights]}"
 
 
 def serves(document: Mapping[str, Any]) -> bool:

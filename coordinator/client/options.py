@@ -14,7 +14,7 @@ from coordinator.client.datasets import CHOICES
 from coordinator.client.deployments import HOURS, MOST_STAGES, REPLICAS
 from coordinator.client.login import take_token
 from coordinator.client.text import parse_amount
-from protocol.job.job import Encoding
+from protocol.job.job import Encoding, ServedWeights
 from protocol.rest.admin import AdminJobState, AdminNodeState, AdminRowState
 from protocol.rest.api import JobNotice
 from protocol.serving import LONGEST
@@ -140,6 +140,8 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     stages = "nodes that hold it together, each some layers; default: one where it fits, else as few as it fits"
     deploy.add_argument("--stages", type=_between(1, MOST_STAGES), metavar="N", help=stages)
+    held = "how nodes hold its matrices: int8 and nf4 (4 bits) take less memory, and are slower; default: %(default)s"
+    deploy.add_argument("--weights", choices=get_args(ServedWeights), default="float32", help=held)
     hours = "until it ends; default: 8"
     deploy.add_argument("--hours", type=_hours, default=HOURS, metavar="N", help=hours)
     most = "the most that is paid, such as 2.50; default: twice what being ready costs, or the least that is taken"

@@ -12,6 +12,7 @@ from rich.text import Text
 from coordinator.client.deployments import (
     SERVING_SENTENCES,
     answered,
+    bits_words,
     drawn_again,
     held_by,
     hours,
@@ -163,6 +164,8 @@ def _serving(view: api.JobView) -> list[RenderableType]:
     if (serving := view.serving) is not None:
         if view.ended is None:
             lines.append(Text(f"{nodes_sentence(serving)} · {under_way(serving)}"))
+        if view.spec.serve is not None and (bits := bits_words(view.spec.serve)):
+            lines.append(Text(f"nodes hold the model{bits}", style="dim"))
         lines += [Text(answered(serving)), Text(drawn_again(serving)), Text(prices(serving), style="dim")]
     lines.append(Text(f"cost so far {money(view.cost)} of {amount(view.cap or view.spec.budget)}, never more"))
     left = "" if view.ended is not None else f" · ends in {duration(seconds_left(view, time.time()))} at the latest"

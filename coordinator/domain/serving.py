@@ -16,6 +16,7 @@ from coordinator.domain import pricing
 from coordinator.domain.lease import Lease
 from coordinator.domain.placement import Needed
 from protocol.ids import NodeAddress
+from protocol.job.job import ServedWeights
 from protocol.models.model import ModelShape
 from protocol.serving import CACHE_BYTES, LONGEST
 from protocol.task import Layers
@@ -166,15 +167,23 @@ def hour(parameters: int, rate: int) -> int:
     return worth(parameters, rate, NodeUsage(ready=pricing.HOUR))
 
 
+class HeldModel(msgspec.Struct, frozen=True):
+    """What the nodes of a replica hold: a model, with room for prompts and answers of ``context`` tokens."""
+
+    shape: ModelShape
+    context: int
+    weights: ServedWeights = "float32"
+
+
 def context_of(shape: ModelShape, wanted: int | None) -> int:
     """Tokens of a prompt with its answer."""
     return min(wanted or LONGEST, LONGEST, shape.max_positions)
 
 
-def needed(shape: ModelShape, context: int, layers: Sequence[Layers]) -> Needed:
+def needed(held: HeldModel, layers: Sequence[Layers]) -> Needed:
     """Memory that the nodes of a replica need to hold their layers and answer, by stage."""
     found = [
-        stage_needed(shape, context, cut.last - cut.first, stage == 0, stage == len(layers) - 1)
+        stage_needed(held, cut.last - cut.first, stage == 0, stage == len(layers) - 1)
         for stage, cut in enumerate(layers)
     ]
     return {
@@ -184,18 +193,26 @@ def needed(shape: ModelShape, context: int, layers: Sequence[Layers]) -> Needed:
     }
 
 
-def stage_needed(shape: ModelShape, context: int, layers: int, is_first: bool, is_last: bool) -> Needed:
+def stage_needed(held: HeldModel, layers: int, is_first: bool, is_last: bool) -> Needed:
     """The same of one stage with so many layers; the first has the embedding too, the last the head: a copy each where they are
-    tied, one where it is the same stage. Of the whole model's cache it has what belongs to its layers."""
-    copies = shape.tied_parameters * (is_first and is_last)
-    weights = _FLOAT32 * (shape.stage_parameters(0, layers, is_first, is_last) - copies)
+    tied, one where it is the same stage in float32. Of the whole model's cache it has what belongs to its layers."""
+    shape, context = held.shape, held.context
+    if held.weights == "float32":
+        copies = shape.tied_parameters * (is_first and is_last)
+        weights = _FLOAT32 * (shape.stage_parameters(0, layers, is_first, is_last) - copies)
+        loading = int(weights * _LOADING)
+    else:
+        weights = shape.narrow_bytes(layers, is_first, is_last, held.weights)
+        # What becomes codes is float32 while it is read; a matrix is again while it is computed with.
+        largest = max(shape.largest_matrix, shape.vocabulary * shape.hidden * is_first)
+        loading = int(weights * _LOADING) + _FLOAT32 * largest
+        weights += _FLOAT32 * shape.largest_matrix
     token = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
     cache = max(context * token, min(CACHE_BYTES, _CACHED_ANSWERS * context * token)) * layers // shape.layers
-    main = int(weights * _LOADING) + cache + _BASE_BYTES
     return {
-        "main": (main,),
+        "main": (loading + cache + _BASE_BYTES,),
         "card": (weights + cache + _CARD_BYTES,),
-        "beside": (int(weights * _LOADING) + _BASE_BYTES,),
+        "beside": (loading + _BASE_BYTES,),
     }
 
 

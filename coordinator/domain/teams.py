@@ -11,6 +11,7 @@ import msgspec
 from coordinator.domain import serving as rules
 from coordinator.domain.placement import Candidate, MeasuredNetwork, Needed
 from coordinator.domain.placement.layers import ranges
+from coordinator.domain.serving import HeldModel
 from protocol.ids import NodeAddress
 from protocol.models.model import ModelShape
 from protocol.task import Layers
@@ -60,7 +61,7 @@ def cut_for(shape: ModelShape, stages: int, caps: Sequence[int] | None = None) -
 
 
 def first_team(
-    shape: ModelShape, context: int, free: Sequence[Candidate], stages: int | None, wishes: TeamWishes
+    held: HeldModel, free: Sequence[Candidate], stages: int | None, wishes: TeamWishes
 ) -> tuple[tuple[Layers, ...], Team] | None:
     """The cut of a deployment and its first replica; None: these nodes hold it in no way.
 
@@ -70,7 +71,7 @@ def first_team(
     for number in range(1, MOST_STAGES + 1) if stages is None else (stages,):
         if len(free) < number:
             return None
-        found = _even(shape, context, free, number, wishes) or _by_memory(shape, context, free, number, wishes)
+        found = _even(held, free, number, wishes) or _by_memory(held, free, number, wishes)
         if found is not None:
             return found
     return None
@@ -99,37 +100,37 @@ def team(
 
 
 def _even(
-    shape: ModelShape, context: int, free: Sequence[Candidate], stages: int, wishes: TeamWishes
+    held: HeldModel, free: Sequence[Candidate], stages: int, wishes: TeamWishes
 ) -> tuple[tuple[Layers, ...], Team] | None:
-    cut = cut_for(shape, stages)
+    cut = cut_for(held.shape, stages)
     if cut is None:
         return None
-    found = team(rules.needed(shape, context, cut), range(stages), free, (), wishes)
+    found = team(rules.needed(held, cut), range(stages), free, (), wishes)
     return None if found is None else (cut, found)
 
 
 def _by_memory(
-    shape: ModelShape, context: int, free: Sequence[Candidate], stages: int, wishes: TeamWishes
+    held: HeldModel, free: Sequence[Candidate], stages: int, wishes: TeamWishes
 ) -> tuple[tuple[Layers, ...], Team] | None:
     """A cut for the largest nodes, the two largest at the ends, which hold the embedding and the head."""
-    if stages == 1 or stages > shape.layers:
+    if stages == 1 or stages > held.shape.layers:
         return None
     largest = sorted(free, key=lambda one: (-one.memory_mb, one.node))[:stages]
     places = [*largest[1:], largest[0]]
-    caps = [_most_layers(one, shape, context, stage, stages) for stage, one in enumerate(places)]
-    cut = cut_for(shape, stages, caps)
+    caps = [_most_layers(one, held, stage, stages) for stage, one in enumerate(places)]
+    cut = cut_for(held.shape, stages, caps)
     if cut is None:
         return None
-    found = team(rules.needed(shape, context, cut), range(stages), free, (), wishes)
+    found = team(rules.needed(held, cut), range(stages), free, (), wishes)
     return None if found is None else (cut, found)
 
 
-def _most_layers(one: Candidate, shape: ModelShape, context: int, stage: int, stages: int) -> int:
+def _most_layers(one: Candidate, held: HeldModel, stage: int, stages: int) -> int:
     """As many layers as a node can hold as this stage; 0: not one."""
-    low, high = 0, shape.layers - stages + 1
+    low, high = 0, held.shape.layers - stages + 1
     while low < high:
         middle = (low + high + 1) // 2
-        if one.holds(rules.stage_needed(shape, context, middle, stage == 0, stage == stages - 1), 0):
+        if one.holds(rules.stage_needed(held, middle, stage == 0, stage == stages - 1), 0):
             low = middle
         else:
             high = middle - 1

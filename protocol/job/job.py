@@ -340,19 +340,25 @@ class ParallelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas: Annotated[int, Meta(ge=1, le=256)] | None = None
 
 
+ServedWeights = Literal["float32", "int8", "nf4"]
+"""How nodes hold a model that answers: as float32, or its matrices in 8 or 4 bits (``trainer.stage.quantized``)."""
+
+
 class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model answers programs on nodes instead of learning, see ``coordinator.services.serving``.
 
     ``replicas``: how often it is held, as often as there are nodes for up to so many times. ``stages``: nodes that hold it
     together, each some layers of it; ``None``: one where it fits, else as few as it fits. ``context``: tokens of a prompt with
     its answer; ``None``: as many as the model reads, and ``protocol.serving.LONGEST`` at most. ``idle_minutes``: without a
-    request for so long its nodes are let go, until somebody asks; ``None``: they stay.
+    request for so long its nodes are let go, until somebody asks; ``None``: they stay. ``weights``: how nodes hold the
+    matrices of its layers; what is computed with them is float32.
     """
 
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
     context: Annotated[int, Meta(ge=64, le=131_072)] | None = None
     idle_minutes: Annotated[int, Meta(ge=1, le=10_080)] | None = None
     stages: Annotated[int, Meta(ge=1, le=16)] | None = None
+    weights: ServedWeights = "float32"
 
 
 class JobSpec(Told, frozen=True, forbid_unknown_fields=True):

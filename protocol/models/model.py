@@ -8,7 +8,7 @@ are, and stay tied. The number of stages therefore never changes the model.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from protocol.job.job import LoraSpec, ModelSpec
 from protocol.models import config_keys
@@ -147,11 +147,22 @@ class ModelShape(Sizes):
         _, frozen = self.stage_learns(0, layers, is_first, is_last, lora)
         if lora is None or lora.quantize == "none":
             return int(width * frozen)
+        moment = _FLOAT32 * (self.largest_matrix + 4 * LEAN_PART)
+        return int(self.narrow_bytes(layers, is_first, is_last, lora.quantize, width) + moment)
+
+    def narrow_bytes(
+        self, layers: int, is_first: bool, is_last: bool, kind: Literal["int8", "nf4"], width: float = _FLOAT32
+    ) -> int:
+        """Of a stage whose matrices are quantised.
+
+        Args:
+            width: bytes of a value that is not quantised.
+        """
+        whole = self.stage_parameters(0, layers, is_first, is_last)
         edge = self.vocabulary * self.hidden * (is_first and self.hidden % QUANTIZED_BLOCK == 0)
         matrices = layers * self.matrix_parameters
-        narrow = matrices * QUANTIZED_BYTES[lora.quantize] + edge * QUANTIZED_BYTES["int8"]
-        moment = _FLOAT32 * (self.largest_matrix + 4 * LEAN_PART)
-        return int(narrow + width * (frozen - matrices - edge) + moment)
+        narrow = matrices * QUANTIZED_BYTES[kind] + edge * QUANTIZED_BYTES["int8"]
+        return int(narrow + width * (whole - matrices - edge))
 
     def adapter_values(self, lora: LoraSpec | None) -> int:
         """Values that a layer's adapters keep of a token for the backward pass."""

@@ -11,7 +11,7 @@ from msgspec import Meta
 from common.untrusted_text import Told, Untrusted, View
 from protocol.evaluation import EvaluationView
 from protocol.ids import ID_PATTERN, Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
-from protocol.job.job import DatasetFormat, JobSpec
+from protocol.job.job import DatasetFormat, JobSpec, ServedWeights
 from protocol.rest.lending import LendingRule
 from protocol.task import PreferenceScore
 
@@ -79,6 +79,8 @@ class Quote(View, frozen=True):
 
     ``rate`` is the network's price of 10^15 operations; nodes that ask more are not chosen. ``fee_lamports`` is what the ledger
     takes from the submitter; ``reasons`` say where all of it comes from.
+
+    ``weights``: how nodes of a deployment hold the model.
     """
 
     operations: float
@@ -102,6 +104,7 @@ class Quote(View, frozen=True):
     hours_low: float = 0.0
     hours_high: float = 0.0
     hours_planned: float = 0.0
+    weights: ServedWeights = "float32"
 
 
 class Choice(View, frozen=True):

@@ -13,6 +13,7 @@ from typing import Any, cast
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
+from protocol.job.job import ServedWeights
 from protocol.serving import (
     CACHE_BYTES,
     LONGEST,
@@ -60,24 +61,25 @@ class Engine:
         device: str = "cpu",
         context: int | None = None,
         weights: Mapping[str, Any] | None = None,
+        held: ServedWeights = "float32",
     ) -> None:
         """Load a model.
 
         Args:
             say: takes what comes of requests, on the loop's thread.
             context: bounds ``longest``.
-            weights: see ``trainer.serve.loading``.
+            weights: see ``trainer.serve.loading``; ``held``, too.
         Raises:
             WeightsError: the model is not whole.
         """
         configure(threads, device)
         self._say = say
         self._answers: dict[str, AskedAnswer] = {}
-        loaded = load(folder, device, weights)
+        loaded = load(folder, device, weights, held)
         each = _cached_bytes(loaded.config)
         most = min(int(loaded.config.max_position_embeddings), LONGEST, CACHE_BYTES // each, context or LONGEST)
         self.longest = max(PAGE, most)
-        self.parameters = sum(one.numel() for one in loaded.model.parameters())
+        self.parameters = loaded.parameters
         self._ends = loaded.ends
         self._requests = Requests(loaded, self.longest)
         self._checker = AnswerChecker(loaded)

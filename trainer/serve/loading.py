@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -19,8 +20,12 @@ from transformers import (
     GenerationConfig,
 )
 
+from protocol.job.job import ServedWeights
 from trainer.errors import WeightsError
+from trainer.malloc_trim import trim
 from trainer.memory import lacks_memory
+from trainer.serve.quantizing import ServedWeightsConfig
+from trainer.stage.quantized import matrices
 
 GENERATION = "generation_config.json"
 NAMED = 3  # Tensors that a folder lacks.
@@ -48,17 +53,32 @@ class LoadedModel(ModelTokens):
     model: Any
     config: Any
 
+    @property
+    def parameters(self) -> int:
+        """How many the model has."""
+        return parameters_of(self.model)
+
     def twin(self) -> Any:
         """The same parameters in modules of their own, whose way of attention and state are nobody else's."""
-        shared = {id(one): one for one in chain(self.model.parameters(), self.model.buffers())}
+        narrow = (matrix for _, matrix in matrices(self.model))
+        shared = {id(one): one for one in chain(self.model.parameters(), self.model.buffers(), narrow)}
         return copy.deepcopy(self.model, shared)
 
 
-def load(folder: Path, device: str, weights: Mapping[str, Any] | None = None) -> LoadedModel:
-    """Load a folder in float32.
+def parameters_of(module: nn.Module) -> int:
+    """Scalars of a module, those of its quantised matrices among them."""
+    wide = sum(one.numel() for one in module.parameters())
+    return wide + sum(matrix.numel() for _, matrix in matrices(module))
+
+
+def load(
+    folder: Path, device: str, weights: Mapping[str, Any] | None = None, held: ServedWeights = "float32"
+) -> LoadedModel:
+    """Load a folder, to compute in float32.
 
     Args:
         weights: by name what ``[...]`` makes a tensor of; None: they lie in the folder.
+        held: how matrices are held.
     Raises:
         WeightsError: a tensor is missing, or no such model is known.
     """
@@ -66,6 +86,8 @@ def load(folder: Path, device: str, weights: Mapping[str, Any] | None = None) ->
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         settings = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
+        if held != "float32":
+            settings["quantization_config"] = ServedWeightsConfig(held, device)
         if weights is None:
             writes = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
             kind: Any = AutoModelForCausalLM if writes else AutoModelForImageTextToText
@@ -81,6 +103,8 @@ def load(folder: Path, device: str, weights: Mapping[str, Any] | None = None) ->
         raise WeightsError("missing-tensor", f"the model lacks {len(missing):,} of its tensors: {names}")
     if weights is not None and (folder / GENERATION).exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
+    if held != "float32":
+        trim()  # Of what was float32 for a moment, half stays with the process otherwise.
     text = config.get_text_config()
     ends = _ends(model.generation_config, tokenizer)
     return LoadedModel(tokenizer, int(text.vocab_size), ends, model.to(device), text)

@@ -6,15 +6,18 @@ from pathlib import Path
 import msgspec
 
 from protocol.codec import MessageError, decode_json
+from protocol.job.job import ServedWeights
 from protocol.serving import MAX_LINE, EngineCommand, EngineReport, ReadyReport
 from protocol.stdio import open_stdio
 from trainer.errors import InputError
 from trainer.serve.engine import Engine
 
 
-async def serve(folder: Path, threads: int) -> None:
+async def serve(folder: Path, threads: int, held: ServedWeights = "float32") -> None:
     """Answer until nobody asks any more.
 
+    Args:
+        held: how the model's matrices are held.
     Raises:
         InputError: a line is no command, or the model cannot be loaded. Exception: its thread failed.
     """
@@ -24,7 +27,7 @@ async def serve(folder: Path, threads: int) -> None:
         if not writer.is_closing():
             writer.write(msgspec.json.encode(report) + b"\n")
 
-    async with Engine(folder, threads, say) as engine:
+    async with Engine(folder, threads, say, held=held) as engine:
         say(ReadyReport(engine.longest))
         if (failure := await engine.beside(_read(reader, engine))) is not None:
             raise failure

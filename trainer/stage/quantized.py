@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from protocol.job.job import LoraSpec
 from protocol.models.model import LEAN_PART, QUANTIZED_BLOCK
 from trainer.stage.model import is_of_a_layer
 
@@ -44,6 +43,7 @@ class QuantizedMatrix:
 
     Attributes:
         codes: uint8, two a byte for 4 bits. scales: uint8, of blocks. groups: float32, of scales.
+        part: values that are made wide at a time, a multiple of those with one of ``groups``; they are the same in any parts.
     """
 
     codes: Tensor
@@ -51,6 +51,7 @@ class QuantizedMatrix:
     groups: Tensor
     bits: Bits
     shape: tuple[int, ...]
+    part: int = LEAN_PART
 
     @property
     def bytes(self) -> int:
@@ -64,13 +65,13 @@ class QuantizedMatrix:
     def to(self, device: torch.device) -> "QuantizedMatrix":
         """The same on a device."""
         codes, scales, groups = (part.to(device) for part in (self.codes, self.scales, self.groups))
-        return QuantizedMatrix(codes, scales, groups, self.bits, self.shape)
+        return QuantizedMatrix(codes, scales, groups, self.bits, self.shape, self.part)
 
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """``shape``, made in parts of which float32 is there for a moment."""
         made = torch.empty(len(self.scales) * BLOCK, dtype=dtype, device=self.codes.device)
-        for start in range(0, len(made), LEAN_PART):
-            stop = min(start + LEAN_PART, len(made))
+        for start in range(0, len(made), self.part):
+            stop = min(start + self.part, len(made))
             codes = self.codes[start * self.bits // 8 : stop * self.bits // 8]
             groups = self.groups[start // (BLOCK * GROUP) : -(-stop // (BLOCK * GROUP))]
             scales = _scales(self.scales[start // BLOCK : stop // BLOCK], groups)
@@ -133,18 +134,18 @@ def _wide(scales: Tensor, groups: Tensor) -> Tensor:
     return _scales(scales, groups).clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)
 
 
-def takes(owner: nn.Module, name: str, spec: LoraSpec | None) -> Bits | None:
-    """In how many bits a job keeps a layer's frozen ``weight``, by full name; None: as it came.
+def takes(owner: nn.Module, name: str, kind: str) -> Bits | None:
+    """In how many bits a job keeps a layer's frozen ``weight``, by full name; None: as it came, as ``kind`` is none of ``BITS``.
 
     Matrices of decoder layers, but routers and experts that lie in one tensor. Of an embedding rows are looked up, always in 8
     bits, where a row is made of whole blocks.
     """
-    if spec is None or spec.quantize == "none" or not name.endswith(".weight"):
+    if kind not in BITS or not name.endswith(".weight"):
         return None
     if isinstance(owner, nn.Embedding):
         return 8 if name.endswith(TOKENS) and owner.embedding_dim % BLOCK == 0 else None
     linear = isinstance(owner, nn.Linear | Conv1D) or hasattr(owner, "lora_A")
-    return BITS[spec.quantize] if linear and is_of_a_layer(name) else None
+    return BITS[kind] if linear and is_of_a_layer(name) else None
 
 
 def matrices(module: nn.Module) -> Iterator[tuple[str, QuantizedMatrix]]:
@@ -225,8 +226,14 @@ def _unpacked(codes: Tensor, bits: Bits) -> Tensor:
     """Values relative to their blocks' scales, flat float32."""
     if bits == 8:
         return codes.view(torch.int8).float().mul_(1 / _STEPS)
-    pairs = torch.stack((codes.bitwise_right_shift(4), codes.bitwise_and(15)), dim=1)
-    return _levels(codes.device).index_select(0, pairs.flatten().to(torch.int32))
+    return _pairs(codes.device).index_select(0, codes.to(torch.int32)).view(-1)
+
+
+@functools.cache
+def _pairs(device: torch.device) -> Tensor:
+    """The two values that each byte names, ``[256, 2]``."""
+    levels = _levels(torch.device("cpu")).tolist()
+    return torch.tensor([[high, low] for high in levels for low in levels], device=device)
 
 
 def _scales(scales: Tensor, groups: Tensor) -> Tensor:

@@ -211,7 +211,8 @@ class Stage:
     def _bind_frozen(
         self, owner: nn.Module, name: str, leaf: str, values: Mapping[str, Tensor | QuantizedMatrix]
     ) -> None:
-        value, bits = values[name], takes(owner, name, self.training.lora)
+        lora = self.training.lora
+        value, bits = values[name], takes(owner, name, "none" if lora is None else lora.quantize)
         if isinstance(value, Tensor) and bits is not None:
             value = quantized(value, bits, self.device)
         if isinstance(value, QuantizedMatrix):

@@ -91,7 +91,8 @@ async def answer(setup: Setup, reader: asyncio.StreamReader, outbox: WorkerOutbo
 
 
 def _load(setup: Setup, say: Say, outbox: WorkerOutbox) -> Engines:
-    assert setup.spec.serve is not None
+    served = setup.spec.serve
+    assert served is not None
     files = InputFolder(Path(setup.folder), setup.keys, setup.weights_key)
     cut = files.has(SMALL_ARCHIVE)  # Else the whole model is here, also where this is one of several stages.
     archive = ModelArchive(files.file(SMALL_ARCHIVE if cut else MODEL_ARCHIVE))
@@ -101,7 +102,7 @@ def _load(setup: Setup, say: Say, outbox: WorkerOutbox) -> Engines:
         weights = _tensors_of_stage(setup, files) if cut else archive.tensors()
         if len(setup.plan.layers) > 1:
             return StageEngine(folder, setup, say, lambda name, pieces: outbox.put(name, *pieces), weights)
-        return Engine(folder, setup.threads, say, setup.device, setup.spec.serve.context, weights=weights)
+        return Engine(folder, setup.threads, say, setup.device, served.context, weights, served.weights)
 
 
 def _tensors_of_stage(setup: Setup, files: InputFolder) -> Mapping[str, LazyTensor]:

@@ -52,6 +52,7 @@ from trainer.codecs.envelope import unwrap, wrap
 from trainer.data.data import Windows, heldout_parts
 from trainer.data.folder import JobFiles
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
+from trainer.malloc_trim import trim
 from trainer.outer import Local, OuterState, local_digest, momentum_type, outer_method
 from trainer.outer.audit import Shown, contribution_name, outer_step, outer_step_of_results
 from trainer.outer.inner_update import update
@@ -64,7 +65,6 @@ from trainer.stage.stage import Stage, StageState
 from trainer.stage.steps import Recorder, accumulate, digests, heldout_loss
 from trainer.worker.checkpoint import checkpoint_pieces, moments_pieces, read_checkpoint, read_moments
 from trainer.worker.inbox import PartsHeld, RoundKey, Work, WorkerInbox
-from trainer.worker.malloc_trim import trim
 from trainer.worker.opening_service import OpeningService
 from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.sharding import ShardExchange

@@ -39,6 +39,7 @@ async def deploy(client: Client, options: argparse.Namespace, out: Terminal) -> 
         options.name or deployment_name(name),
         options.idle_minutes,
         options.stages,
+        options.weights,
     )
     document |= tokenizer
     if options.budget is None:

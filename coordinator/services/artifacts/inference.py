@@ -16,6 +16,7 @@ from coordinator.services.accounts.budgets import (
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.core.context import Context
 from coordinator.store.ports import col
+from protocol.job.job import ServedWeights
 from protocol.rest.api import TrialRequest
 from protocol.serving import (
     AnswerCheck,
@@ -41,8 +42,8 @@ class Generator(Protocol):
     def generate(self, archive: str, command: AskCommand, seconds: float) -> AsyncIterator[AnswerReport]:
         """Pieces of text as they come, then how it ended."""
 
-    async def check(self, archive: str, command: AnswerCheck, seconds: float) -> CheckedReport:
-        """Whether a model gives an answer."""
+    async def check(self, archive: str, weights: ServedWeights, command: AnswerCheck, seconds: float) -> CheckedReport:
+        """Whether a model that is held so gives an answer."""
 
 
 class NodeAnswers(Protocol):

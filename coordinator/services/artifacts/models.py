@@ -37,7 +37,7 @@ from protocol.audit import MAX_RECORD_BYTES
 from protocol.evaluation import EvaluationSpec
 from protocol.ids import Digest
 from protocol.job.end_tokens import ends_of
-from protocol.job.job import BesideDataset, JobSpec, TokenizerSpec, datasets_of
+from protocol.job.job import BesideDataset, JobSpec, ServedWeights, TokenizerSpec, datasets_of
 from protocol.models.model import ENDS_WITH, ModelConfigError, keeps_embedding, resolve
 from protocol.models.text_part import AROUND
 from protocol.models.weights import WEIGHT_INDEX
@@ -423,16 +423,21 @@ class TrainerTools:
                 await asyncio.wait([running])
 
     @asynccontextmanager
-    async def served(self, archive: Digest) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def served(
+        self, archive: Digest, weights: ServedWeights = "float32"
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
         """A process that answers with a whole model's archive, as ``protocol.serving`` says; leaving ends it.
 
+        Args:
+            weights: how it holds the model.
         Raises:
             NotFoundError: the archive is not here. UnavailableError: this machine has no PyTorch.
         """
         if find_spec("torch") is None:
             raise UnavailableError("models cannot be tried here: PyTorch is not installed beside the coordinator")
         async with self._unpacked(archive) as model:
-            process = await self._begun(["serve", "--model", str(model), "--threads", _half()], self._left())
+            arguments = ["serve", "--model", str(model), "--threads", _half(), "--weights", weights]
+            process = await self._begun(arguments, self._left())
             try:
                 yield process
             finally:

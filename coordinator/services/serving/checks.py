@@ -11,6 +11,7 @@ from coordinator.services.serving.answers import DrawnAnswer
 from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.homes import Homes
 from protocol.ids import Digest
+from protocol.job.job import ServedWeights, ServeSpec
 from protocol.serving import MODEL_ARCHIVE, AnswerCheck, CheckedReport
 
 CHECK_S = 300.0  # For loading the model and one pass.
@@ -21,8 +22,10 @@ LOG = logging.getLogger(__name__)
 class AnswerDrawer(Protocol):
     """Runs a model somewhere else: the coordinator never imports torch."""
 
-    async def check(self, archive: Digest, command: AnswerCheck, seconds: float) -> CheckedReport:
-        """Draw an answer again; raises CottageError."""
+    async def check(
+        self, archive: Digest, weights: ServedWeights, command: AnswerCheck, seconds: float
+    ) -> CheckedReport:
+        """Draw an answer again, with the model held so; raises CottageError."""
 
 
 class AnswerChecks:
@@ -60,8 +63,9 @@ class AnswerChecks:
             return None
         try:
             async with self._context.store.transaction() as tx:
-                archive = (await tx.get(Job, drawn.job)).files[MODEL_ARCHIVE]
-            report = await self._checker.check(archive, drawn.check, CHECK_S)
+                job = await tx.get(Job, drawn.job)
+            serve = job.spec.serve or ServeSpec()
+            report = await self._checker.check(job.files[MODEL_ARCHIVE], serve.weights, drawn.check, CHECK_S)
         except StoreAwayError:
             raise
         except (CottageError, KeyError) as error:

@@ -8,7 +8,7 @@ from coordinator.config import Config
 from coordinator.domain import serving as rules
 from coordinator.domain import teams
 from coordinator.domain.placement import MEGABYTE, Candidate, Needed
-from coordinator.domain.serving import NodeUsage
+from coordinator.domain.serving import HeldModel, NodeUsage
 from coordinator.domain.teams import TeamWishes
 from coordinator.services.jobs.quotes import OPENING_LAMPORTS, impossible
 from coordinator.services.network.market_price import MarketRate
@@ -34,15 +34,16 @@ def quote(
     except ModelConfigError as error:
         return impossible(str(error), len(everybody))
     context = rules.context_of(shape, serve.context)
+    held = HeldModel(shape, context, serve.weights)
     willing = affordable(everybody, rate.per_petaflop)
-    found = teams.first_team(shape, context, willing, serve.stages, TeamWishes())
+    found = teams.first_team(held, willing, serve.stages, TeamWishes())
     cut = found[0] if found is not None else teams.cut_for(shape, serve.stages or 1)
     if cut is None:
         return impossible(
             f"serve.stages {serve.stages} is more than the {shape.layers} layers of this model: each stage has one at least",
             len(everybody),
         )
-    needed = rules.needed(shape, context, cut)
+    needed = rules.needed(held, cut)
     able = [one for one in willing if any(one.holds(needed, stage) for stage in range(len(cut)))]
     hourly = rules.hour(shape.distinct_parameters, rate.per_petaflop)
     ready = max(1, int(serve.replicas * spec.deadline_hours * hourly))
@@ -77,6 +78,7 @@ def quote(
         reasons=(*filter(None, [rate.reason]), *_reasons(shape, spec, rate.per_petaflop, hourly, len(cut))),
         hours_low=spec.deadline_hours,
         hours_high=spec.deadline_hours,
+        weights=serve.weights,
     )
 
 

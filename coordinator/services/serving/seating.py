@@ -9,6 +9,7 @@ from coordinator.domain.job import JobState
 from coordinator.domain.lease import FAULTS, Lease, LeaseEnd
 from coordinator.domain.placement import MEGABYTE, Candidate, Needed
 from coordinator.domain.rounds.run import Run
+from coordinator.domain.serving import HeldModel
 from coordinator.domain.teams import Team, TeamWishes
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.link_telemetry import Links
@@ -27,7 +28,7 @@ HALF_S = 600.0  # For so long nodes of a replica wait, unpaid, for one in the pl
 def memory_needed(work: UnitOfWork) -> Needed:
     """What the nodes of a replica need, by stage."""
     assert work.run is not None
-    return rules.needed(shape_of(work), _context_of(work), work.run.layers)
+    return rules.needed(_held(work), work.run.layers)
 
 
 class ReplicaStaffing:
@@ -146,7 +147,7 @@ class ReplicaStaffing:
         if work.run is not None or not free:
             return None
         wishes = self._wishes(work)
-        return teams.first_team(shape_of(work), _context_of(work), free, _serve(work).stages, wishes)
+        return teams.first_team(_held(work), free, _serve(work).stages, wishes)
 
     def _free(self, work: UnitOfWork) -> list[Candidate]:
         """Free nodes that can hold something of the model and work for its price."""
@@ -173,9 +174,9 @@ class ReplicaStaffing:
     def _tell(self, work: UnitOfWork) -> None:
         """Say once why a deployment waits."""
         stages = _serve(work).stages if work.run is None else len(work.run.layers)
-        shape, context = shape_of(work), _context_of(work)
-        cut = teams.cut_for(shape, stages or 1) or (Layers(0, shape.layers),)
-        needed = rules.needed(shape, context, cut)["main"]
+        held = _held(work)
+        cut = teams.cut_for(held.shape, stages or 1) or (Layers(0, held.shape.layers),)
+        needed = rules.needed(held, cut)["main"]
         if len(cut) == 1:
             why = f"no free node holds the model with its cache ({needed[0] // MEGABYTE:,} MB) at this price"
             why += f", nor do up to {teams.MOST_STAGES} together" if stages is None else ""
@@ -219,8 +220,9 @@ def _serve(work: UnitOfWork) -> ServeSpec:
     return work.job.spec.serve
 
 
-def _context_of(work: UnitOfWork) -> int:
-    return rules.context_of(shape_of(work), _serve(work).context)
+def _held(work: UnitOfWork) -> HeldModel:
+    shape, serve = shape_of(work), _serve(work)
+    return HeldModel(shape, rules.context_of(shape, serve.context), serve.weights)
 
 
 def _run(cut: tuple[Layers, ...], replicas: int) -> Run:

@@ -47,7 +47,7 @@ _PARTS: Mapping[str, type[msgspec.Struct]] = {
 }
 
 
-FieldKind = Literal["whole", "decimal", "text", "amount", "names"]
+FieldKind = Literal["whole", "decimal", "text", "choice", "amount", "names"]
 
 
 @dataclass(frozen=True)
@@ -548,7 +548,7 @@ def typed_value(kind: FieldKind, text: str) -> Any:
                 raise ValueError(f"{text[:40]!r} is not a number") from None
         case "names":
             return re.split(r"[,\s]+", text)
-        case "text":
+        case "text" | "choice":
             return text
 
 

@@ -42,6 +42,9 @@ class Playground:
         jobs = await self._jobs.list(MAX_MODELS, None, principal(request).account_id)
         tuned = [job.id for job in jobs if job.spec.model.weight_files and job.spec.serve is None]
         served = [job.id for job in jobs if job.spec.serve is not None]
+        narrow = [(job.id, job.spec.serve) for job in jobs if job.spec.serve is not None]
+        held = [f"{job}:{serve.weights}" for job, serve in narrow if serve.weights != "float32"]
         known = {job.id: job for job in jobs}
         texts = [job.id for job in jobs if has_template(job, known) is False]
-        return self._renderer.page(request, "playground.html", tuned=tuned, served=served, texts=texts, longest=LONGEST)
+        lists = {"tuned": tuned, "served": served, "held": held, "texts": texts}
+        return self._renderer.page(request, "playground.html", longest=LONGEST, **lists)

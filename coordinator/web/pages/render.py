@@ -206,6 +206,7 @@ class Renderer:
             self._environment.filters[name] = getattr(text, name)
         words = (
             "answered",
+            "bits_words",
             "drawn_again",
             "hours",
             "memory_words",

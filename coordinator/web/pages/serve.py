@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 from coordinator.client.deployments import (
     HOURS,
     REPLICAS,
+    WEIGHTS_LABELS,
     deployment_document,
     deployment_name,
     usual_budget,
@@ -35,14 +36,21 @@ MAX_TYPED = 200  # Characters of a field.
 
 @dataclass(frozen=True)
 class ServeField:
-    """One input. ``place``: the type and field of the job document that bounds it; ``most``: where less is taken here."""
+    """One input.
+
+    Attributes:
+        place: the type and field of the job document that bounds it.
+        most: where less is taken here.
+        choices: values with their labels, of which one is chosen.
+    """
 
     name: str
     label: str
     help: str
-    kind: Literal["whole", "decimal", "amount", "text"]
+    kind: Literal["whole", "decimal", "amount", "text", "choice"]
     place: tuple[type[msgspec.Struct], str] | None
     most: int | None = None
+    choices: tuple[tuple[str, str], ...] = ()
 
 
 MAIN = (
@@ -74,6 +82,14 @@ MORE = (
         (ServeSpec, "stages"),
     ),
     ServeField(
+        "weights",
+        "Weights",
+        "How nodes hold its matrices. Fewer bits take less memory, and answer slower and a little otherwise.",
+        "choice",
+        (ServeSpec, "weights"),
+        choices=tuple(WEIGHTS_LABELS.items()),
+    ),
+    ServeField(
         "idle",
         "Minutes without a request",
         "Then its nodes are let go until somebody asks. Empty: they stay.",
@@ -90,6 +106,7 @@ _PLACES: Final[Mapping[str, str]] = {
     "model.from_round": "round",
     "serve.context": "context",
     "serve.stages": "stages",
+    "serve.weights": "weights",
     "serve.idle_minutes": "idle",
     "name": "name",
     "submitter": "submitter",
@@ -121,7 +138,8 @@ def usual(job: JobView) -> ServeAsked:
     """The form as it is before anybody types: the finished model, or the newest checkpoint where there is none yet."""
     round_ = "" if job.model is not None or not job.checkpoint else str(job.checkpoint)
     values = {"replicas": str(REPLICAS), "hours": f"{HOURS:g}", "budget": "", "round": round_, "context": ""}
-    return ServeAsked(values | {"stages": "", "idle": "", "name": deployment_name(job.name), "submitter": ""}, {})
+    values |= {"stages": "", "weights": "float32"}
+    return ServeAsked(values | {"idle": "", "name": deployment_name(job.name), "submitter": ""}, {})
 
 
 def read(typed: Mapping[str, str], job: JobView) -> ServeAsked:
@@ -143,6 +161,7 @@ def read(typed: Mapping[str, str], job: JobView) -> ServeAsked:
         found["name"] or deployment_name(job.name),
         found["idle"],
         found["stages"],
+        found["weights"] or "float32",
     )
     return ServeAsked(values, errors, document, submitter, opened)
 

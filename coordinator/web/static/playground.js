@@ -278,9 +278,11 @@ function fill(models) {
   const named = new URLSearchParams(location.search);
   const names = models.map((model) => model.owned_by);
   const title = (model) => (names.indexOf(model.owned_by) === names.lastIndexOf(model.owned_by) ? model.owned_by : `${model.owned_by} (${model.id.slice(0, 8)})`);
+  const held = new Map(play.dataset.held.split(" ").map((one) => one.split(":"))); // Deployments in fewer bits.
+  const full = (model) => (held.has(model.id) ? `${title(model)}, ${held.get(model.id)}` : title(model));
   at("beside").append(new Option("nothing", ""));
   for (const [list, wanted] of [[at("model"), named.get("model")], [at("beside"), named.get("beside")]]) {
-    for (const model of models) option(list, model.id, title(model));
+    for (const model of models) option(list, model.id, full(model));
     for (const model of models) if (tuned.has(model.id)) option(list, `${model.id}@start`, `${title(model)}, before its training`);
     if (!wanted) continue;
     const [id, round] = wanted.split("@");

@@ -16,7 +16,7 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import NodeSession
-from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.job.job import JobSpec, ModelSpec, ServedWeights, ServeSpec
 from protocol.node import Assign, Command, CoordinatorMessage, HeldLease, Report
 from protocol.rest.api import NewJob
 from protocol.serving import (
@@ -195,14 +195,18 @@ class TruthTeller:
 
     def __init__(self) -> None:
         self.checked: list[AnswerCheck] = []
+        self.held: list[ServedWeights] = []
         self.able = True
         self.names: tuple[int, ...] = ()
 
     def before(self, _archive: str) -> int:
         return 0
 
-    async def check(self, _archive: str, command: AnswerCheck, _seconds: float) -> CheckedReport:
+    async def check(
+        self, _archive: str, weights: ServedWeights, command: AnswerCheck, _seconds: float
+    ) -> CheckedReport:
         self.checked.append(command)
+        self.held.append(weights)
         if not self.able:
             raise UnavailableError("no model here")
         if isinstance(command, CheckEmbeddingsCommand):
@@ -281,6 +285,7 @@ class Deployed(Bench):
         idle: int | None = None,
         stages: int | None = None,
         alone: bool = False,
+        weights: ServedWeights = "float32",
     ) -> str:
         """A deployment with its money in escrow. ``alone``: all nodes leave before."""
         trained = await self.trained()
@@ -289,7 +294,7 @@ class Deployed(Bench):
             ModelSpec(from_job=trained),
             budget,
             deadline_hours=hours,
-            serve=ServeSpec(replicas, idle_minutes=idle, stages=stages),
+            serve=ServeSpec(replicas, idle_minutes=idle, stages=stages, weights=weights),
         )
         job = (await self.parts.jobs.create(NewJob(document))).id
         for home in self.homes.values() if alone else ():

@@ -18,6 +18,7 @@ from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.serving.engines import Engines
 from protocol.ids import Digest
+from protocol.job.job import ServedWeights
 from protocol.serving import (
     AnsweredReport,
     CheckEmbeddingsCommand,
@@ -53,9 +54,9 @@ class Hall:
         self.engines = Engines(self._start, **settings)
 
     @asynccontextmanager
-    async def _start(self, archive: Digest) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def _start(self, archive: Digest, weights: ServedWeights) -> AsyncIterator[asyncio.subprocess.Process]:
         self.begun.append(archive)
-        async with self.tools.served(archive) as process:
+        async with self.tools.served(archive, weights) as process:
             self.processes.append(process)
             yield process
 
@@ -131,6 +132,18 @@ async def test_an_answer_keeps_to_its_limits(folder: Path, tmp_path: Path) -> No
     await hall.engines.close()
 
 
+async def test_a_model_is_checked_as_it_is_held_by_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
+    hall, command = Hall(tmp_path), EmbedCommand("1", ("def f",))
+    archive = await hall.archive(folder, tmp_path / "model.zip")
+    parts = [report async for report in hall.engines.generate(archive, command, SECONDS)]
+    (made,) = [one for one in parts if isinstance(one, EmbeddedReport)]
+    check = CheckEmbeddingsCommand("1", command, made.tokens, made.vectors)
+    assert not (await hall.engines.check(archive, "float32", check, SECONDS)).wrong
+    assert "away from this model's" in (await hall.engines.check(archive, "nf4", check, SECONDS)).wrong
+    assert len(hall.processes) == 2
+    await hall.engines.close()
+
+
 async def test_texts_become_embeddings_which_are_checked(folder: Path, tmp_path: Path) -> None:
     hall, command = Hall(tmp_path), EmbedCommand("1", ("def f", "def ", "def f"))
     archive = await hall.archive(folder, tmp_path / "model.zip")
@@ -141,7 +154,7 @@ async def test_texts_become_embeddings_which_are_checked(folder: Path, tmp_path:
     assert (len(vectors), end.prompt, vectors[0]) == (3, sum(counts), vectors[2])
     for forged, wrong in ((vectors, False), ((*vectors[:2], vectors[1]), True)):
         check = CheckEmbeddingsCommand("1", command, counts, forged)
-        assert bool((await hall.engines.check(archive, check, SECONDS)).wrong) is wrong
+        assert bool((await hall.engines.check(archive, "float32", check, SECONDS)).wrong) is wrong
     for texts, kind, words in (
         (("def ", ""), InvalidError, "text 2 of 2 has 0 tokens"),
         (("def " * 200,), PromptTooLongError, f"give 1 to {LONGEST}"),

@@ -1,25 +1,31 @@
 """Replicas of several nodes on virtual time: they are seated, joined and asked, lose seats and take them again."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from coordinator.client.deployments import memory_words
 from coordinator.client.text import seat_place
+from coordinator.config import Config
 from coordinator.domain import pricing
 from coordinator.domain import serving as rules
 from coordinator.domain.job import JobAction, JobState
+from coordinator.domain.placement import Candidate
 from coordinator.errors import ConflictError, InvalidError
 from coordinator.services.jobs.ports import ListWindow
+from coordinator.services.network.market_price import MarketRate
 from coordinator.services.operation.ports import NodeQuery
 from coordinator.services.serving import offers
 from coordinator.services.serving.seating import HALF_S
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, EventRecord, RoundRecord
-from protocol.job.job import JobSpec, ModelSpec, ServeSpec
-from protocol.models.model import inspect_config
+from protocol.job.job import JobSpec, ModelSpec, ServedWeights, ServeSpec
+from protocol.models.model import inspect_config, resolve
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Command
 from protocol.rest.admin import AdminLease
-from protocol.rest.api import NewJob
+from protocol.rest.api import NewJob, Quote
 from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE, GenerateCommand
 from protocol.task import ExpectPeers
 from tests.coordinator.fakes import BUDGET, spec
@@ -274,6 +280,34 @@ async def test_a_price_of_several_nodes_is_told_as_theirs() -> None:
     assert any("a node that is ready and asked nothing costs" in words for words in one.reasons)
     (many,) = (await bench.parts.jobs.quote(change(spec, serve=ServeSpec(stages=4)))).problems
     assert many == "4 nodes are needed, 3 are here"
+
+
+async def test_a_price_names_how_the_model_is_held_and_counts_its_bytes_so() -> None:
+    config = resolve(ModelSpec("qwen2.5-0.5b"), 49_152)
+    everybody = [Candidate(name, f"owner of {name}", 2_700, 1e9, "cpu") for name in ("a", "b")]
+
+    def quoted(weights: ServedWeights) -> Quote:
+        serve = ServeSpec(weights=weights)
+        spec = JobSpec("moo", ModelSpec(from_job="0" * 32), BUDGET, serve=serve, deadline_hours=1.0)
+        limits = Config(Path(), "http://ledger.test")
+        return offers.quote(spec, serve, config, everybody, limits, MarketRate(100, ""))
+
+    wide, narrow = quoted("float32"), quoted("nf4")
+    assert (wide.stages, narrow.stages, wide.problems, narrow.problems) == (2, 1, (), ())
+    assert narrow.price_low == wide.price_low, "operations are paid, and not bytes"
+    assert "the model in float32, its cache" in memory_words(wide)
+    assert "the model with its matrices in 4 bits (nf4), its cache" in memory_words(narrow)
+
+
+async def test_answers_are_drawn_again_with_weights_as_nodes_hold_them() -> None:
+    bench = Deployed()
+    await halves(bench, 1, 2)
+    job = await bench.deploy(weights="int8")
+    async with bench.checking():
+        asked = bench.ask(await bench.stored(job))
+        await bench.pass_time(8.0)
+        await asked.task
+    assert bench.checker.held == ["int8"]
 
 
 @pytest.mark.parametrize(

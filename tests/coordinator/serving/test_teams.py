@@ -10,11 +10,11 @@ from coordinator.domain import serving as rules
 from coordinator.domain import teams
 from coordinator.domain.lease import Lease
 from coordinator.domain.network import NetworkMap
-from coordinator.domain.placement import Candidate
-from coordinator.domain.serving import Blame, CountedPeriod, Join, NodeUsage
+from coordinator.domain.placement import MEGABYTE, Candidate
+from coordinator.domain.serving import Blame, CountedPeriod, HeldModel, Join, NodeUsage
 from coordinator.domain.teams import TeamWishes
 from coordinator.services.serving.sketches import AnswerSketches
-from protocol.job.job import ModelSpec
+from protocol.job.job import ModelSpec, ServedWeights
 from protocol.models.model import KEEPS_EMBEDDING, inspect_config, resolve
 from protocol.network import NetworkReport, PeerMeasure
 from protocol.serving import BoundarySketches, SketchReport
@@ -34,6 +34,7 @@ SMOL: dict[str, Any] = {  # SmolLM2-135M.
     "vocab_size": 49152,
 }
 CONTEXT = 1024
+MODEL = HeldModel(SHAPE, CONTEXT)
 HALF, QUARTER, WHOLE = 1_150, 1_000, 1_300  # MB that hold so much of it.
 
 KEYS = (b"a", b"b", b"c")
@@ -78,33 +79,45 @@ def test_a_matrix_that_is_embedding_and_head_is_paid_once_and_held_wherever_it_i
         paid = [rules.stage_parameters(tied, cut, stage) for stage in range(stages)]
         assert sum(paid) == tied.distinct_parameters
         assert paid[-1] >= matrix, "who draws multiplies by it; who looks rows up does not"
-        held, copies = rules.needed(tied, CONTEXT, cut), rules.needed(apart, CONTEXT, cut)
+        held, copies = (rules.needed(HeldModel(one, CONTEXT), cut) for one in (tied, apart))
         saved = [more - less for more, less in zip(copies["card"], held["card"], strict=True)]
         assert saved == ([4 * matrix] if stages == 1 else [0] * stages), "first and last stage have a copy each"
 
 
 def test_as_few_nodes_as_hold_it_and_as_many_as_are_asked_for() -> None:
     four = [node(name) for name in "abcd"]
-    assert len(held(teams.first_team(SHAPE, CONTEXT, [*four, node("e", WHOLE)], None, TeamWishes()))) == 1
-    assert len(held(teams.first_team(SHAPE, CONTEXT, four, None, TeamWishes()))) == 2
-    assert len(held(teams.first_team(SHAPE, CONTEXT, four, 3, TeamWishes()))) == 3
-    assert teams.first_team(SHAPE, CONTEXT, four[:1], None, TeamWishes()) is None
-    assert teams.first_team(SHAPE, CONTEXT, four, 5, TeamWishes()) is None
+    assert len(held(teams.first_team(MODEL, [*four, node("e", WHOLE)], None, TeamWishes()))) == 1
+    assert len(held(teams.first_team(MODEL, four, None, TeamWishes()))) == 2
+    assert len(held(teams.first_team(MODEL, four, 3, TeamWishes()))) == 3
+    assert teams.first_team(MODEL, four[:1], None, TeamWishes()) is None
+    assert teams.first_team(MODEL, four, 5, TeamWishes()) is None
     small = [node(name, QUARTER) for name in "abcd"]
-    assert len(held(teams.first_team(SHAPE, CONTEXT, small, None, TeamWishes()))) == 4
+    assert len(held(teams.first_team(MODEL, small, None, TeamWishes()))) == 4
 
 
 def test_where_an_even_cut_fits_nobody_it_follows_the_memory() -> None:
     unequal = [node("small", QUARTER), node("large", 1_200)]
-    found = teams.first_team(SHAPE, CONTEXT, unequal, 2, TeamWishes())
+    found = teams.first_team(MODEL, unequal, 2, TeamWishes())
     assert found is not None
     assert found[0] in ((Layers(0, 1), Layers(1, 4)), (Layers(0, 3), Layers(3, 4)))
-    needed = rules.needed(SHAPE, CONTEXT, found[0])
+    needed = rules.needed(MODEL, found[0])
     assert all(candidate.holds(needed, stage) for stage, candidate in found[1].items())
 
 
+def test_a_model_that_two_nodes_hold_as_float32_fits_one_in_fewer_bits() -> None:
+    shape = inspect_config(resolve(ModelSpec("qwen2.5-0.5b"), 49_152))
+    kinds: tuple[ServedWeights, ...] = ("float32", "int8", "nf4")
+    held_so = [HeldModel(shape, 1024, kind) for kind in kinds]
+    whole = [rules.needed(one, (Layers(0, shape.layers),)) for one in held_so]
+    for where in ("main", "card", "beside"):
+        assert whole[0][where][0] > whole[1][where][0] > whole[2][where][0]
+    two = [node(name, whole[2]["main"][0] // MEGABYTE + 1) for name in "ab"]
+    found = [teams.first_team(one, two, None, TeamWishes()) for one in held_so]
+    assert [len(held(one)) for one in found] == [2, 2, 1]
+
+
 def test_near_nodes_come_first_then_quick_ones_and_who_was_of_a_broken_replica_last() -> None:
-    needed = rules.needed(SHAPE, CONTEXT, (Layers(0, 2), Layers(2, 4)))
+    needed = rules.needed(MODEL, (Layers(0, 2), Layers(2, 4)))
     network = NetworkMap()
     near = NetworkReport(peers=(PeerMeasure("near", "host/host", 0.005, 0.0, 0, 0),))
     network.learn("quick", near, 0.0)

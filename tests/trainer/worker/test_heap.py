@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from trainer.worker import malloc_trim
+from trainer import malloc_trim
 
 HELD = """
 import torch
-from trainer.worker.malloc_trim import trim
+from trainer.malloc_trim import trim
 
 def held():
     return 4096 * int(open("/proc/self/statm").read().split()[1])

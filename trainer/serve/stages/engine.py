@@ -80,12 +80,13 @@ class StageEngine:
         self._layers_of, self._stage, self._replica = setup.plan.layers, setup.stage, setup.replica
         own, count = setup.plan.layers[setup.stage], len(setup.plan.layers)
         cut = Cut(own.first, own.last, setup.stage == 0, setup.stage == count - 1)
-        share = ModelShare(folder, cut, weights, setup.device)
+        served = setup.spec.serve
+        share = ModelShare(folder, cut, weights, setup.device, "float32" if served is None else served.weights)
         if setup.plan.layers[-1].last != share.shape.layers:
             raise WeightsError(
                 "bad-model", f"the stages have {setup.plan.layers[-1].last} of {share.shape.layers} layers"
             )
-        size = cache_size(share.shape, setup.spec.serve.context if setup.spec.serve is not None else None)
+        size = cache_size(share.shape, None if served is None else served.context)
         self.longest, self.parameters, self.leads = size.longest, share.parameters, cut.is_first
         self._hidden = share.shape.hidden
         self._say, self._send = say, send

@@ -1,7 +1,7 @@
 """One stage's share of a model in memory: its layers, with the embedding or the head where it has an end."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -10,14 +10,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from protocol.job.job import ServedWeights
 from protocol.models.model import STARTS_TIED, ModelConfigError, ModelShape, resolve_finished
 from protocol.models.tensor_names import way_in
 from protocol.serving import CACHE_BYTES, LONGEST
 from trainer.errors import WeightsError
-from trainer.serve.loading import load_tokens
+from trainer.malloc_trim import trim
+from trainer.serve.loading import load_tokens, parameters_of
+from trainer.serve.quantizing import codes_of
 from trainer.serve.stages.attention import paged_attention
 from trainer.serve.stages.pages import PAGE, PassPlaces
 from trainer.stage.model import Cut, build_module, check_finite, full_name, head
+from trainer.stage.quantized import hold, takes
 
 ATTENTION = "cottage_pages"
 SEATS = 64  # Answers under way.
@@ -57,12 +61,15 @@ class ModelShare:
         parameters: of this share.
     """
 
-    def __init__(self, folder: Path, cut: Cut, weights: Mapping[str, Any], device: str) -> None:
-        """Read what belongs to ``cut``, in float32, one tensor after the other.
+    def __init__(
+        self, folder: Path, cut: Cut, weights: Mapping[str, Any], device: str, held: ServedWeights = "float32"
+    ) -> None:
+        """Read what belongs to ``cut``, one tensor after the other.
 
         Args:
             folder: of the small files.
             weights: by name what ``[...]`` makes a tensor of.
+            held: how matrices are held.
         Raises:
             WeightsError: the model cannot be cut, or is not whole.
         """
@@ -72,8 +79,12 @@ class ModelShare:
         except (ModelConfigError, ValueError, KeyError) as error:
             raise WeightsError("bad-model", f"this model cannot be cut into stages: {error}") from error
         self.cut, self.tokens = cut, load_tokens(folder)
-        _fill(module, cut, config, weights, device)
-        self.parameters = sum(one.numel() for one in module.parameters())
+        for local, value in _values(module, cut, config, weights):
+            _put(module, local, full_name(local, cut), value, device, held)
+        module.to(device)
+        if held != "float32":
+            trim()
+        self.parameters = parameters_of(module)
         cast(Any, module).config._attn_implementation = ATTENTION
         self._module = module.eval().requires_grad_(False)
         self.device = torch.device(device)
@@ -106,8 +117,10 @@ def _config(folder: Path) -> dict[str, Any]:
         raise WeightsError("bad-model", f"this model cannot be cut into stages: {error}") from error
 
 
-def _fill(module: nn.Module, cut: Cut, config: Mapping[str, Any], weights: Mapping[str, Any], device: str) -> None:
-    """Give every parameter its value, and take the module to the device."""
+def _values(
+    module: nn.Module, cut: Cut, config: Mapping[str, Any], weights: Mapping[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter's name in the module, with its value in float32."""
     tied = bool(config.get(STARTS_TIED, False))
     for local, parameter in list(module.named_parameters()):
         name, size = full_name(local, cut), tuple(parameter.shape)
@@ -121,6 +134,14 @@ def _fill(module: nn.Module, cut: Cut, config: Mapping[str, Any], weights: Mappi
                 raise WeightsError("wrong-shape", f"tensor {part.key} is {tuple(found.shape)}, which is wrong")
             value[part.index].copy_(found)
         check_finite(value, f"tensor {name}")
-        owner, _, last = local.rpartition(".")
-        setattr(module.get_submodule(owner), last, nn.Parameter(value.to(device), requires_grad=False))
-    module.to(device)
+        yield local, value
+
+
+def _put(module: nn.Module, local: str, name: str, value: Tensor, device: str, held: ServedWeights) -> None:
+    """Give a parameter its value on the device, as codes where the matrix is held so."""
+    path, _, last = local.rpartition(".")
+    owner = module.get_submodule(path)
+    if (bits := takes(owner, name, held)) is not None:
+        hold(owner, codes_of(value, bits, device))
+        return
+    setattr(owner, last, nn.Parameter(value.to(device), requires_grad=False))

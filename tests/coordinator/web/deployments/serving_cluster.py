@@ -55,6 +55,7 @@ class ServingCluster(Cluster):
             memory_mb_per_stage=(812,) * (spec.serve.stages or 1),
             limit="",
             problems=tuple(problems),
+            weights=spec.serve.weights,
             rate=250_000_000,
             reasons=(
                 "a million tokens of answers cost 1.20, of prompts 0.24: what the network asks for as many operations",

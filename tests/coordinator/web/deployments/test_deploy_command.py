@@ -72,6 +72,17 @@ async def test_nodes_that_hold_it_together_are_asked_for_and_named_in_the_price(
     assert nodes_sentence(msgspec.structs.replace(one, ready=0, loading=0)) == "no replica of 3 nodes answers"
 
 
+async def test_weights_in_fewer_bits_are_asked_for_and_named(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    job = await finished(house)
+    assert await deploy(house, job, "--weights", "nf4", "--hours", "8", "--budget", "5") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the model with its matrices in 4 bits (nf4), its cache for answers, and the programs" in said
+    assert "nodes hold the model, its matrices in 4 bits (nf4)" in said
+    assert (await house.cluster.list(1, None))[0].spec.serve == ServeSpec(weights="nf4")
+    async with Client(house.url) as client:
+        assert (await client.deploy(job, 1, 8.0, ENOUGH, weights="int8")).spec.serve == ServeSpec(weights="int8")
+
+
 async def test_a_model_is_deployed_with_its_price_and_then_says_how_it_is_asked(
     house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,6 +96,32 @@ async def test_several_nodes_hold_a_model_together_and_the_page_says_who_holds_w
     assert "2 replicas of 2 nodes answer" in words(await page(house, http, "/jobs"))
 
 
+async def test_weights_are_chosen_and_the_page_says_how_nodes_hold_them(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    job = await finished(house)
+    shown = await page(house, http, f"/jobs/{job}")
+    assert re.findall(r'<option value="(\w+)" (selected)?>[^<]+</option>', shown[shown.index('name="weights"') :])[
+        :3
+    ] == [
+        ("float32", "selected"),
+        ("int8", ""),
+        ("nf4", ""),
+    ]
+    asked = {"hours": "8", "weights": "int8"}
+    said = await send(house, http, job, {**asked, "action": "quote"})
+    assert '<option value="int8" selected>' in said
+    assert "the model with its matrices in 8 bits (int8), its cache" in words(said)
+    assert 'id="error-weights"' in await send(house, http, job, {**asked, "weights": "int3", "action": "create"}, 422)
+    await send(house, http, job, {**asked, "budget": "5", "action": "create"})
+    made = (await house.cluster.list(1, None))[0]
+    assert made.spec.serve == ServeSpec(weights="int8")
+    assert f'data-held="{made.id}:int8"' in await page(house, http, "/playground")
+    assert "each with the whole model, its matrices in 8 bits (int8)" in words(
+        await page(house, http, f"/jobs/{made.id}")
+    )
+
+
 async def test_the_budget_is_named_by_who_pays(house: House, http: aiohttp.ClientSession) -> None:
     job = await finished(house)
     text = await send(house, http, job, {"hours": "4", "action": "create"}, 422)

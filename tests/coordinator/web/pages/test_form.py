@@ -65,6 +65,7 @@ def test_the_form_has_every_field_of_the_document() -> None:
         "serve.context",
         "serve.idle_minutes",
         "serve.stages",
+        "serve.weights",
     }  # A deployment has a form of its own.
     assert set(every_field()) - others <= set(DEFAULTS)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from safetensors.torch import load_file
 
-from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.job.job import JobSpec, ModelSpec, ServedWeights, ServeSpec
 from protocol.plan import Plan
 from protocol.serving import EngineCommand, EngineReport, SketchReport
 from protocol.worker import PeerSend, Setup
@@ -112,18 +112,22 @@ async def ring(
     weights: Mapping[int, Mapping[str, Any]] | None = None,
     cuts: list[tuple[int, int]] | None = None,
     joined: bool = True,
+    held: ServedWeights | Mapping[int, ServedWeights] = "float32",
 ) -> AsyncIterator[Ring]:
     """The stages of a folder's model, joined.
 
     Args:
         weights: those that a stage has in place of the folder's.
+        held: how stages hold them, each in its own way or all in one.
     """
     made = make_plan(cuts or CUTS[stages], [0])
     loop, whole = asyncio.get_running_loop(), tensors_of(folder)
     here = Ring(made, delay, payloads=[0] * stages)
-    spec = JobSpec("moo", ModelSpec(from_job="ab" * 16), 1000, serve=ServeSpec(context=context))
     async with contextlib.AsyncExitStack() as stack:
         for stage in range(stages):
+            kind = held if isinstance(held, str) else held[stage]
+            serve = ServeSpec(context=context, weights=kind)
+            spec = JobSpec("moo", ModelSpec(from_job="ab" * 16), 1000, serve=serve)
             setup = Setup(spec, made, stage, 0, str(folder), 1)
             own = whole if weights is None else weights.get(stage, whole)
             engine = StageEngine(folder, setup, partial(here.say, stage), partial(here.send, loop, stage), own)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from protocol.job.job import ServedWeights
 from protocol.serving import BoundarySketches, CheckCommand, CheckedReport, GenerateCommand, Sampling
 from protocol.worker import PeerSend
 from tests.trainer.serve.answering import Asking, Reports, check_of
@@ -62,9 +63,13 @@ async def told(here: Ring) -> Recorded:
     return found, await here.sketched(ASKED.id)
 
 
-async def checked(folder: Path, command: CheckCommand) -> CheckedReport:  # noqa: F811
+async def checked(
+    folder: Path,  # noqa: F811
+    command: CheckCommand,
+    held: ServedWeights = "float32",
+) -> CheckedReport:
     asking = Asking()
-    async with Engine(folder, 1, asking.say, context=256) as engine:
+    async with Engine(folder, 1, asking.say, context=256, held=held) as engine:
         said = (await asking.over(engine, command))[command.id][-1]
     assert isinstance(said, CheckedReport), said
     return said
@@ -90,11 +95,15 @@ def misdrawn(sharp: Path) -> Recorded:
         return asyncio.run(recorded(sharp))
 
 
-async def judged(folder: Path, record: Recorded) -> CheckedReport:  # noqa: F811
+async def judged(
+    folder: Path,  # noqa: F811
+    record: Recorded,
+    held: ServedWeights = "float32",
+) -> CheckedReport:
     """What comes of checking an answer of stages."""
     found, sketched = record
     asked = check_of(ASKED, found[ASKED.id])
-    return await checked(folder, msgspec.structs.replace(asked, boundaries=boundaries(sketched, CUTS[STAGES])))
+    return await checked(folder, msgspec.structs.replace(asked, boundaries=boundaries(sketched, CUTS[STAGES])), held)
 
 
 def off(factor: float) -> Callable[[Tensor], Tensor]:
@@ -132,6 +141,20 @@ async def test_other_weights_are_on_the_stage_that_has_them(
     report = await judged(sharp, await recorded(sharp, lied(sharp, stage, change)))
     assert report.wrong
     assert report.stages == (stage,)
+
+
+@pytest.mark.parametrize("other", [None, "nf4", "float32"])
+async def test_a_stage_that_holds_other_bits_than_promised_is_named(
+    sharp: Path, monkeypatch: pytest.MonkeyPatch, other: ServedWeights | None
+) -> None:
+    held: dict[int, ServedWeights] = {0: "int8", 1: other or "int8", 2: "int8"}
+    async with ring(sharp, STAGES, held=held) as here:
+        record = await told(here)
+    if other is not None:
+        monkeypatch.setattr(checking, "TOLERANCE", SHARP)
+    report = await judged(sharp, record, "int8")
+    assert bool(report.wrong) is (other is not None)
+    assert report.stages == (() if other is None else (1,))
 
 
 async def test_draws_that_were_not_made_are_on_the_last_stage(sharp: Path, misdrawn: Recorded) -> None:
