@@ -194,7 +194,7 @@ def _sample(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from trainer.serve.loop import serve
 
-    asyncio.run(serve(options.model, options.threads))
+    asyncio.run(serve(options.model, options.threads, options.adapter))
     return 0
 
 
@@ -429,6 +429,8 @@ def _using_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     served.add_argument("--model", type=Path, required=True)
     served.add_argument("--threads", type=int, default=1)
+    beside = "a folder of an adapter that requests may ask for, numbered from 1 in this order"
+    served.add_argument("--adapter", type=Path, action="append", default=[], metavar="PATH", help=beside)
     served.set_defaults(verb=_serve)
 
     evaluate = verbs.add_parser("evaluate", help="held-out loss of a model folder; prints JSON")

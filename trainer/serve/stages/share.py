@@ -1,7 +1,7 @@
 """One stage's share of a model in memory: its layers, with the embedding or the head where it has an end."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ from protocol.models.model import STARTS_TIED, ModelConfigError, ModelShape, res
 from protocol.models.tensor_names import way_in
 from protocol.serving import CACHE_BYTES, LONGEST
 from trainer.errors import WeightsError
+from trainer.serve.adapters import AdapterFiles, put_beside
 from trainer.serve.loading import load_tokens
 from trainer.serve.stages.attention import paged_attention
 from trainer.serve.stages.pages import PAGE, PassPlaces
@@ -55,16 +56,25 @@ class ModelShare:
         shape: of the whole model.
         tokens: its tokenizer, vocabulary and ends.
         parameters: of this share.
+        adapters: how many requests may ask for.
     """
 
-    def __init__(self, folder: Path, cut: Cut, weights: Mapping[str, Any], device: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cut: Cut,
+        weights: Mapping[str, Any],
+        device: str,
+        adapters: Sequence[AdapterFiles] = (),
+    ) -> None:
         """Read what belongs to ``cut``, in float32, one tensor after the other.
 
         Args:
             folder: of the small files.
             weights: by name what ``[...]`` makes a tensor of.
+            adapters: of the whole model, numbered from 1.
         Raises:
-            WeightsError: the model cannot be cut, or is not whole.
+            WeightsError: the model cannot be cut, or is not whole, or an adapter is of another one.
         """
         config = _config(folder)
         try:
@@ -74,6 +84,9 @@ class ModelShare:
         self.cut, self.tokens = cut, load_tokens(folder)
         _fill(module, cut, config, weights, device)
         self.parameters = sum(one.numel() for one in module.parameters())
+        self.adapters = len(adapters)
+        layers = {full_name(name, cut): one for name, one in module.named_modules() if name}
+        put_beside(adapters, layers, torch.device(device), whole=False)
         cast(Any, module).config._attn_implementation = ATTENTION
         self._module = module.eval().requires_grad_(False)
         self.device = torch.device(device)
