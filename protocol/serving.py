@@ -4,6 +4,7 @@ Beside the coordinator that is JSON, a line each; at a node it goes with what it
 """
 
 from collections.abc import Mapping
+from itertools import count, takewhile
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -284,3 +285,9 @@ EngineReport = ReadyReport | TextReport | EmbeddedReport | AnsweredReport | Refu
 def adapter_archive(number: int) -> str:
     """The file with a deployment's adapter of this number, counted from 1: its folder, as an archive."""
     return f"adapter-{number}.zip"
+
+
+def adapters_of(files: Mapping[str, str]) -> list[str]:
+    """The artifacts of all adapters among a deployment's files, in order."""
+    names = takewhile(files.__contains__, map(adapter_archive, count(1)))
+    return [files[name] for name in names]

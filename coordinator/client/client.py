@@ -179,6 +179,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
         name: str = "",
         idle_minutes: int | None = None,
         stages: int | None = None,
+        adapters: Sequence[str] = (),
         submitter: str | None = None,
     ) -> api.JobView:
         """Have a job's model answer at ``/v1`` on nodes of the network; ``wait`` with ``until=answers`` waits for the first.
@@ -195,6 +196,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
             name: how you find it again.
             idle_minutes: without a request for so long its nodes are let go, until somebody asks; ``None``: they stay.
             stages: nodes that hold it together, each some layers; ``None``: one where it fits, else as few as it fits.
+            adapters: jobs that adapted exactly this model; each answers as ``DEPLOYMENT:JOB``.
             submitter: the wallet that will fund it; ``None``: the coordinator's test wallet does so at once.
         Raises:
             ProblemError: the job has no such model, or the price forbids it.
@@ -202,7 +204,9 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
         source = await self.get(job)
         check_served(source, round_)
         name = name or deployment_name(source.name)
-        document = deployment_document(job, budget or 1, replicas, hours, round_, context, name, idle_minutes, stages)
+        document = deployment_document(
+            job, budget or 1, replicas, hours, round_, context, name, idle_minutes, stages, adapters
+        )
         if budget is None:
             document["budget"] = usual_budget(await self.quote(document))
         made = await self.create_job(document, submitter)

@@ -7,6 +7,7 @@ computed together, so it counts as ``ANSWER_PASSES``. A second of being ready co
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Literal
 
@@ -16,6 +17,7 @@ from coordinator.domain import pricing
 from coordinator.domain.lease import Lease
 from coordinator.domain.placement import Needed
 from protocol.ids import NodeAddress
+from protocol.job.job import ServedAdapter
 from protocol.models.model import ModelShape
 from protocol.serving import CACHE_BYTES, LONGEST
 from protocol.task import Layers
@@ -167,6 +169,12 @@ def hour(parameters: int, rate: int) -> int:
 def context_of(shape: ModelShape, wanted: int | None) -> int:
     """Tokens of a prompt with its answer."""
     return min(wanted or LONGEST, LONGEST, shape.max_positions)
+
+
+def with_adapters(shape: ModelShape, adapters: Sequence[ServedAdapter]) -> ModelShape:
+    """The sizes of a model whose layers have adapters beside them, for what it takes in memory."""
+    more = sum(shape.stage_learns(0, 1, False, False, one.lora)[0] for one in adapters if one.lora is not None)
+    return replace(shape, layer_parameters=shape.layer_parameters + more)
 
 
 def needed(shape: ModelShape, context: int, layers: Sequence[Layers]) -> Needed:

@@ -1,8 +1,10 @@
 """Trying a model: what the newest checkpoint makes of a prompt, piece by piece."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from coordinator.domain.job import Job
 from coordinator.errors import NotFoundError, UnavailableError
@@ -41,7 +43,9 @@ class Generator(Protocol):
     def generate(self, archive: str, command: AskCommand, seconds: float) -> AsyncIterator[AnswerReport]:
         """Pieces of text as they come, then how it ended."""
 
-    async def check(self, archive: str, command: AnswerCheck, seconds: float) -> CheckedReport:
+    async def check(
+        self, archive: str, command: AnswerCheck, seconds: float, adapters: Sequence[str] = ()
+    ) -> CheckedReport:
         """Whether a model gives an answer."""
 
 
@@ -66,22 +70,26 @@ class Trials:
         self._programs = LaneBudget("answers of models", MAX_COMPLETIONS_EACH, MAX_COMPLETIONS, 10.0)
 
     async def complete(
-        self, job: str, point: int | Literal["start"] | None, command: AskCommand
+        self, job: str, point: int | Literal["start"] | None, command: AskCommand, adapter: str | None = None
     ) -> AsyncIterator[AnswerReport]:
         """An answer for a program, or embeddings, piece by piece.
 
         Args:
             point: the round of a checkpoint; None: the newest; ``start``: what the job started from.
+            adapter: of a deployment, the job whose adapter answers; None: its model does.
         Raises:
             CottageError: as ``generate``.
         """
         if (deployment := await self._deployment(job)) is not None:
             if point is not None:
-                raise NotFoundError(f"deployment {job} has one model: leave out what stands behind its id", "model")
+                raise NotFoundError(f"deployment {job} has no checkpoints: leave out what stands behind the @", "model")
+            command = msgspec.structs.replace(command, adapter=_number_of(deployment, adapter))
             async with aclosing(self._homes.generate(deployment, command, ANSWER_S)) as reports:  # type: ignore[type-var]
                 async for report in reports:
                     yield report
             return
+        if adapter is not None:
+            raise NotFoundError(f"job {job} is no deployment: leave out what stands behind the colon", "model")
         generator = self._there()
         stored, _, found = await self._checkpoints.point(job, None if point == "start" else point)
         with self._programs.enter(stored.account_id):
@@ -131,6 +139,17 @@ class Trials:
 
     async def _archive(self, job: str, round_: int, start: bool) -> str:
         return await (self._checkpoints.start(job) if start else self._checkpoints.model(job, round_))
+
+
+def _number_of(deployment: Job, adapter: str | None) -> int:
+    """Which of a deployment's adapters is that of a job; NotFoundError: none is."""
+    if adapter is None:
+        return 0
+    there = [] if deployment.spec.serve is None else [one.job for one in deployment.spec.serve.adapters]
+    if adapter not in there:
+        way = "GET /v1/models lists those that it has"
+        raise NotFoundError(f"deployment {deployment.id} has no adapter of job {adapter}: {way}", "model")
+    return there.index(adapter) + 1
 
 
 def _command(request: TrialRequest) -> GenerateCommand:

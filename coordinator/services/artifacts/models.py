@@ -409,16 +409,20 @@ class TrainerTools:
                 await asyncio.wait([running])
 
     @asynccontextmanager
-    async def served(self, archive: Digest) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def served(self, archive: Digest, *adapters: Digest) -> AsyncIterator[asyncio.subprocess.Process]:
         """A process that answers with a whole model's archive, as ``protocol.serving`` says; leaving ends it.
 
+        Args:
+            adapters: archives of those that it may be asked for, in order.
         Raises:
             NotFoundError: the archive is not here. UnavailableError: this machine has no PyTorch.
         """
         if find_spec("torch") is None:
             raise UnavailableError("models cannot be tried here: PyTorch is not installed beside the coordinator")
-        async with self._unpacked(archive) as model:
-            process = await self._begun(["serve", "--model", str(model), "--threads", _half()], self._left())
+        async with AsyncExitStack() as stack:
+            model, *beside = [await stack.enter_async_context(self._unpacked(one)) for one in (archive, *adapters)]
+            words = [word for one in beside for word in ("--adapter", str(one))]
+            process = await self._begun(["serve", "--model", str(model), "--threads", _half(), *words], self._left())
             try:
                 yield process
             finally:

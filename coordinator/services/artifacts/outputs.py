@@ -72,10 +72,10 @@ class JobOutputs:
         return self._trials.generate(job, round_, request)
 
     def complete(
-        self, job: str, point: int | Literal["start"] | None, command: AskCommand
+        self, job: str, point: int | Literal["start"] | None, command: AskCommand, adapter: str | None = None
     ) -> AsyncIterator[AnswerReport]:
-        """An answer, or embeddings, of a checkpoint, the newest, or of what the job started from."""
-        return self._trials.complete(job, point, command)
+        """An answer, or embeddings, of a checkpoint, the newest, of what the job started from, or of a deployment's adapter."""
+        return self._trials.complete(job, point, command, adapter)
 
     async def log(
         self, job: str, after: int, before: int | None, search: str, level: Level, limit: int

@@ -155,9 +155,10 @@ class OutputsPort(Protocol):
         """Pieces of text from a checkpoint."""
 
     def complete(
-        self, job: str, point: int | Literal["start"] | None, command: AskCommand
+        self, job: str, point: int | Literal["start"] | None, command: AskCommand, adapter: str | None = None
     ) -> AsyncIterator[AnswerReport]:
-        """An answer, or embeddings, of a checkpoint, the newest, or of what the job started from; for programs."""
+        """An answer, or embeddings, of a checkpoint, the newest, of what the job started from, or of a deployment's adapter,
+        by the job that made it; for programs."""
 
     async def log(
         self, job: str, after: int, before: int | None, search: str, level: LogLevel, limit: int

@@ -1,6 +1,7 @@
 """Answers of nodes are drawn again by a process beside the coordinator, one after the other."""
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 from coordinator.domain.job import Job
@@ -11,7 +12,7 @@ from coordinator.services.serving.answers import DrawnAnswer
 from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.homes import Homes
 from protocol.ids import Digest
-from protocol.serving import MODEL_ARCHIVE, AnswerCheck, CheckedReport
+from protocol.serving import MODEL_ARCHIVE, AnswerCheck, CheckedReport, adapters_of
 
 CHECK_S = 300.0  # For loading the model and one pass.
 
@@ -21,8 +22,10 @@ LOG = logging.getLogger(__name__)
 class AnswerDrawer(Protocol):
     """Runs a model somewhere else: the coordinator never imports torch."""
 
-    async def check(self, archive: Digest, command: AnswerCheck, seconds: float) -> CheckedReport:
-        """Draw an answer again; raises CottageError."""
+    async def check(
+        self, archive: Digest, command: AnswerCheck, seconds: float, adapters: Sequence[Digest] = ()
+    ) -> CheckedReport:
+        """Draw an answer again, with the archives of all adapters that the model has; raises CottageError."""
 
 
 class AnswerChecks:
@@ -60,8 +63,9 @@ class AnswerChecks:
             return None
         try:
             async with self._context.store.transaction() as tx:
-                archive = (await tx.get(Job, drawn.job)).files[MODEL_ARCHIVE]
-            report = await self._checker.check(archive, drawn.check, CHECK_S)
+                job = await tx.get(Job, drawn.job)
+            archive, adapters = job.files[MODEL_ARCHIVE], adapters_of(job.files)
+            report = await self._checker.check(archive, drawn.check, CHECK_S, adapters)
         except StoreAwayError:
             raise
         except (CottageError, KeyError) as error:

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
+from typing import Protocol
 
 import msgspec
 
@@ -36,8 +37,14 @@ IDLE_S = 300.0  # Then a model that nobody asks makes room.
 LOG = logging.getLogger(__name__)
 
 Process = asyncio.subprocess.Process
-Start = Callable[[Digest], AbstractAsyncContextManager[Process]]
-"""Begins a process for a model's archive; leaving ends it."""
+Held = tuple[Digest, ...]
+"""What a process holds: a model's archive, and those of adapters beside it."""
+
+
+class Start(Protocol):
+    """Begins a process for a model's archive and those of its adapters; leaving ends it."""
+
+    def __call__(self, archive: Digest, *adapters: Digest) -> AbstractAsyncContextManager[Process]: ...
 
 
 class Engines:
@@ -45,7 +52,7 @@ class Engines:
 
     def __init__(self, start: Start, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self._start, self._most, self._idle_s = start, most, idle_s
-        self._running: OrderedDict[Digest, _Engine] = OrderedDict()
+        self._running: OrderedDict[Held, _Engine] = OrderedDict()
         self._changed = asyncio.Event()
         self._waiting = 0
         self._numbers = count(1)
@@ -53,7 +60,7 @@ class Engines:
     def before(self, archive: Digest) -> int:
         """How many wait for room that a request for this model would wait behind, itself among them; 0: it need not wait."""
         full = len(self._running) >= self._most and all(engine.held for engine in self._running.values())
-        return self._waiting + 1 if full and archive not in self._running else 0
+        return self._waiting + 1 if full and (archive,) not in self._running else 0
 
     async def generate(self, archive: Digest, command: AskCommand, seconds: float) -> AsyncGenerator[AnswerReport]:
         """Pieces of an answer as they come, and its end. Whoever stops listening ends it.
@@ -67,7 +74,7 @@ class Engines:
         """
         until = asyncio.get_running_loop().time() + seconds
         try:
-            async with self._held(archive, until) as engine:
+            async with self._held((archive,), until) as engine:
                 request = str(next(self._numbers))
                 reports = engine.ask(msgspec.structs.replace(command, id=request))
                 try:
@@ -79,15 +86,19 @@ class Engines:
             late = f"the model took longer than {seconds:g} s, which is all the time that there is for it here"
             raise TookTooLongError(f"{late}: ask for fewer tokens, or run it at home", "tokens") from error
 
-    async def check(self, archive: Digest, command: AnswerCheck, seconds: float) -> CheckedReport:
+    async def check(
+        self, archive: Digest, command: AnswerCheck, seconds: float, adapters: Sequence[Digest] = ()
+    ) -> CheckedReport:
         """Draw an answer again.
 
+        Args:
+            adapters: archives of those that the model answers with, in order.
         Raises:
             CottageError: as ``generate``.
         """
         until = asyncio.get_running_loop().time() + seconds
         try:
-            async with self._held(archive, until) as engine:
+            async with self._held((archive, *adapters), until) as engine:
                 request = str(next(self._numbers))
                 reports = engine.ask(msgspec.structs.replace(command, id=request))
                 try:
@@ -107,44 +118,44 @@ class Engines:
         await asyncio.gather(*(engine.end() for engine in running))
 
     @asynccontextmanager
-    async def _held(self, archive: Digest, until: float) -> AsyncIterator["_Engine"]:
+    async def _held(self, archives: Held, until: float) -> AsyncIterator["_Engine"]:
         """A model that answers, which stays while this lasts."""
         async with asyncio.timeout_at(until):
-            engine = await self._taken(archive)
+            engine = await self._taken(archives)
         try:
             async with asyncio.timeout_at(until):
                 await engine.ready()
             yield engine
         finally:
-            engine.let_go(self._idle_s, lambda: self._expired(archive, engine))
+            engine.let_go(self._idle_s, lambda: self._expired(archives, engine))
             self._changed.set()
 
-    async def _taken(self, archive: Digest) -> "_Engine":
+    async def _taken(self, archives: Held) -> "_Engine":
         """The model's engine, begun where it is not there; the one that was asked longest ago makes room."""
         self._waiting += 1
         try:
-            while not self._free(archive):
+            while not self._free(archives):
                 self._changed.clear()
                 await self._changed.wait()
         finally:
             self._waiting -= 1
-        engine = self._running.get(archive)
+        engine = self._running.get(archives)
         if engine is None or engine.ended:
             idle = next((name for name, one in self._running.items() if not one.held), None)
             full = engine is None and len(self._running) >= self._most
             before = engine or (self._running.pop(idle) if full and idle is not None else None)
-            engine = self._running[archive] = _Engine(lambda: self._start(archive), before)
-        self._running.move_to_end(archive)
+            engine = self._running[archives] = _Engine(lambda: self._start(*archives), before)
+        self._running.move_to_end(archives)
         engine.hold()
         return engine
 
-    def _free(self, archive: Digest) -> bool:
-        there = archive in self._running or len(self._running) < self._most
+    def _free(self, archives: Held) -> bool:
+        there = archives in self._running or len(self._running) < self._most
         return there or not all(engine.held for engine in self._running.values())
 
-    def _expired(self, archive: Digest, engine: "_Engine") -> None:
-        if self._running.get(archive) is engine:
-            del self._running[archive]
+    def _expired(self, archives: Held, engine: "_Engine") -> None:
+        if self._running.get(archives) is engine:
+            del self._running[archives]
         self._changed.set()
         engine.stop()
 

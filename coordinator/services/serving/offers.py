@@ -35,14 +35,15 @@ def quote(
         return impossible(str(error), len(everybody))
     context = rules.context_of(shape, serve.context)
     willing = affordable(everybody, rate.per_petaflop)
-    found = teams.first_team(shape, context, willing, serve.stages, TeamWishes())
-    cut = found[0] if found is not None else teams.cut_for(shape, serve.stages or 1)
+    held = rules.with_adapters(shape, serve.adapters)
+    found = teams.first_team(held, context, willing, serve.stages, TeamWishes())
+    cut = found[0] if found is not None else teams.cut_for(held, serve.stages or 1)
     if cut is None:
         return impossible(
             f"serve.stages {serve.stages} is more than the {shape.layers} layers of this model: each stage has one at least",
             len(everybody),
         )
-    needed = rules.needed(shape, context, cut)
+    needed = rules.needed(held, context, cut)
     able = [one for one in willing if any(one.holds(needed, stage) for stage in range(len(cut)))]
     hourly = rules.hour(shape.parameters, rate.per_petaflop)
     ready = max(1, int(serve.replicas * spec.deadline_hours * hourly))
@@ -74,7 +75,11 @@ def quote(
         rate=rate.per_petaflop,
         price_likely=ready,
         fee_lamports=OPENING_LAMPORTS,
-        reasons=(*filter(None, [rate.reason]), *_reasons(shape, spec, rate.per_petaflop, hourly, len(cut))),
+        reasons=(
+            *filter(None, [rate.reason]),
+            *_reasons(shape, spec, rate.per_petaflop, hourly, len(cut)),
+            *_beside(shape, held, serve),
+        ),
         hours_low=spec.deadline_hours,
         hours_high=spec.deadline_hours,
     )
@@ -113,6 +118,14 @@ def _limit(able: int, replicas: int, stages: int) -> str:
     if able >= replicas:
         return f"{able} nodes could answer"
     return f"{able} of the {replicas} nodes that are asked for could answer: the others are seated as they come"
+
+
+def _beside(shape: ModelShape, held: ModelShape, serve: ServeSpec) -> tuple[str, ...]:
+    if not serve.adapters:
+        return ()
+    count = len(serve.adapters)
+    answer = "1 adapter answers" if count == 1 else f"{count} adapters answer"
+    return (f"{answer} beside the model: {held.parameters - shape.parameters:,} parameters more in memory",)
 
 
 def _reasons(shape: ModelShape, spec: JobSpec, rate: int, hourly: int, stages: int) -> tuple[str, ...]:

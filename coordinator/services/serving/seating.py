@@ -18,6 +18,7 @@ from coordinator.services.training.staffing import FORGIVEN_S, MAX_FAULTS_PER_NO
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord
 from protocol.job.job import ServeSpec
+from protocol.models.model import ModelShape
 from protocol.plan import MAX_REPLICAS
 from protocol.task import Layers
 
@@ -27,7 +28,7 @@ HALF_S = 600.0  # For so long nodes of a replica wait, unpaid, for one in the pl
 def memory_needed(work: UnitOfWork) -> Needed:
     """What the nodes of a replica need, by stage."""
     assert work.run is not None
-    return rules.needed(shape_of(work), _context_of(work), work.run.layers)
+    return rules.needed(_held_shape(work), _context_of(work), work.run.layers)
 
 
 class ReplicaStaffing:
@@ -146,7 +147,7 @@ class ReplicaStaffing:
         if work.run is not None or not free:
             return None
         wishes = self._wishes(work)
-        return teams.first_team(shape_of(work), _context_of(work), free, _serve(work).stages, wishes)
+        return teams.first_team(_held_shape(work), _context_of(work), free, _serve(work).stages, wishes)
 
     def _free(self, work: UnitOfWork) -> list[Candidate]:
         """Free nodes that can hold something of the model and work for its price."""
@@ -173,7 +174,7 @@ class ReplicaStaffing:
     def _tell(self, work: UnitOfWork) -> None:
         """Say once why a deployment waits."""
         stages = _serve(work).stages if work.run is None else len(work.run.layers)
-        shape, context = shape_of(work), _context_of(work)
+        shape, context = _held_shape(work), _context_of(work)
         cut = teams.cut_for(shape, stages or 1) or (Layers(0, shape.layers),)
         needed = rules.needed(shape, context, cut)["main"]
         if len(cut) == 1:
@@ -217,6 +218,11 @@ def _chosen_words(stages: int, replicas: int) -> str:
 def _serve(work: UnitOfWork) -> ServeSpec:
     assert work.job.spec.serve is not None
     return work.job.spec.serve
+
+
+def _held_shape(work: UnitOfWork) -> ModelShape:
+    """Sizes of what nodes hold: the model with its adapters."""
+    return rules.with_adapters(shape_of(work), _serve(work).adapters)
 
 
 def _context_of(work: UnitOfWork) -> int:

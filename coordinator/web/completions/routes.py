@@ -45,11 +45,11 @@ from protocol.rest.completions import (
     completion_logprobs,
 )
 from protocol.rest.embeddings import EmbeddingList, EmbeddingRequest, embeddings_of
-from protocol.serving import AnsweredReport, AnswerReport, EmbeddedReport, TextReport, TokenLogprob
+from protocol.serving import AnsweredReport, AnswerReport, AskCommand, EmbeddedReport, TextReport, TokenLogprob
 
 MAX_MODELS = 100
 FIRST_S = 10.0  # Without a word for so long a stream says that it is alive: a proxy would cut it.
-_NAME = re.compile(r"([0-9a-f]{32})(?:@(start|[0-9]{1,9}))?")
+_NAME = re.compile(r"([0-9a-f]{32})(?:@(start|[0-9]{1,9})|:([0-9a-f]{32}))?")
 _DONE = b"data: [DONE]\n\n"
 _ERRORS = (400, 404, 409)
 MAX_VECTORS = 8 << 20  # Bytes of the embeddings of an answer; as JSON's numbers they have five times as many.
@@ -57,7 +57,10 @@ Reports = AsyncIterator[AnswerReport]
 
 
 class CompletionRoutes:
-    """Handlers. A model's name is the id of its job; ``ID@3`` is its checkpoint after three rounds, ``ID@start`` what it was."""
+    """Handlers. A model's name is the id of its job; ``ID@3`` is its checkpoint after three rounds, ``ID@start`` what it was.
+
+    ``DEPLOYMENT:JOB`` is a deployment's adapter of that job.
+    """
 
     def __init__(self, jobs: ports.JobsPort, outputs: ports.OutputsPort) -> None:
         self._jobs = jobs
@@ -109,13 +112,19 @@ class CompletionRoutes:
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models."""
         jobs = await self._jobs.list(MAX_MODELS, None, principal(request).account_id)
-        return answer(ServedModels(tuple(_served(job) for job in jobs if _answers(job))))
+        return answer(ServedModels(tuple(one for job in jobs if _answers(job) for one in _served(job))))
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{model}."""
         name = request.match_info["model"]
-        job, _ = await self._found(request, name)
-        return answer(msgspec.structs.replace(_served(await self._jobs.get(job)), id=name))
+        named = await self._found(request, name)
+        own, *beside = _served(await self._jobs.get(named.job))
+        if named.adapter is None:
+            return answer(msgspec.structs.replace(own, id=name))
+        found = next((one for one in beside if one.id == name), None)
+        if found is None:
+            raise _unknown(name)
+        return answer(found)
 
     @costs(COMPLETIONS)
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -136,9 +145,9 @@ class CompletionRoutes:
         if refused := asked.unsupported():
             raise InvalidError(f"{refused} is not supported here: leave it out", refused)
         command = asked.command()
-        job, point = await self._found(request, asked.model)
+        named = await self._found(request, asked.model)
         made: list[bytes] = []
-        async with while_there(request), aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
+        async with while_there(request), aclosing(self._asked(named, command)) as reports:  # type: ignore[type-var]
             report = await anext(reports)
             while isinstance(report, EmbeddedReport):
                 made += report.vectors
@@ -154,18 +163,21 @@ class CompletionRoutes:
     ) -> web.StreamResponse:
         if refused := asked.unsupported():
             raise InvalidError(f"{refused} is not supported here: leave it out", refused)
-        job, point = await self._found(request, asked.model)
+        named = await self._found(request, asked.model)
         chat = isinstance(asked, ChatCompletionRequest)
         number = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         counts = asked.stream_options is not None and asked.stream_options.include_usage
         shape = _Shape(number, asked.model, counts, chat, int(time.time()))
         command = asked.command(secrets.randbits(63))
-        async with while_there(request), aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
+        async with while_there(request), aclosing(self._asked(named, command)) as reports:  # type: ignore[type-var]
             if asked.stream:
                 return await _streamed(request, shape, reports)
             return answer(await _whole(shape, reports))
 
-    async def _found(self, request: web.Request, name: str) -> tuple[str, int | Literal["start"] | None]:
+    def _asked(self, named: "_NamedModel", command: AskCommand) -> Reports:
+        return self._outputs.complete(named.job, named.point, command, named.adapter)
+
+    async def _found(self, request: web.Request, name: str) -> "_NamedModel":
         """The caller's job that a model's name means, and which of its models."""
         named = _NAME.fullmatch(name)
         try:
@@ -173,9 +185,18 @@ class CompletionRoutes:
                 raise NotFoundError(name)
             await self._jobs.check_owner(named[1], principal(request).account_id)
         except NotFoundError as error:
-            way = "GET /v1/models lists yours"
-            raise NotFoundError(f"there is no model {name[:80]!r}: {way}", "model") from error
-        return named[1], "start" if named[2] == "start" else int(named[2]) if named[2] else None
+            raise _unknown(name) from error
+        point: int | Literal["start"] | None = "start" if named[2] == "start" else int(named[2]) if named[2] else None
+        return _NamedModel(named[1], point, named[3])
+
+
+@dataclass(frozen=True)
+class _NamedModel:
+    """What a model's name means. ``point``: of the job's models, None: the newest; ``adapter``: the job that made it."""
+
+    job: str
+    point: int | Literal["start"] | None
+    adapter: str | None
 
 
 @dataclass(frozen=True)
@@ -299,5 +320,13 @@ def _answers(job: JobView) -> bool:
     return job.rounds_done > 0 if job.spec.serve is None else job.state in ("planned", "running")
 
 
-def _served(job: JobView) -> ServedModel:
-    return ServedModel(job.id, int(job.created), untrusted(job.name or "cottage"))
+def _served(job: JobView) -> list[ServedModel]:
+    """A job's model, and the adapters that answer beside it."""
+    own = ServedModel(job.id, int(job.created), untrusted(job.name or "cottage"))
+    adapters = () if job.spec.serve is None else job.spec.serve.adapters
+    named = ((f"{job.id}:{one.job}", untrusted(one.name or "adapter")) for one in adapters)
+    return [own, *(ServedModel(name, own.created, title) for name, title in named)]
+
+
+def _unknown(name: str) -> NotFoundError:
+    return NotFoundError(f"there is no model {name[:80]!r}: GET /v1/models lists yours", "model")

@@ -147,7 +147,7 @@ class Answer {
   async look() {
     const id = this.turn.models[this.place];
     if (play.dataset.served.split(" ").includes(id)) {
-      const job = await asked(`/api/v1/jobs/${id}`).then((answer) => answer.json(), () => null);
+      const job = await asked(`/api/v1/jobs/${id.split(":")[0]}`).then((answer) => answer.json(), () => null);
       this.away = job?.serving?.ready === 0 && job.serving.loading === 0;
     }
     if (!this.first) say(this.away ? `${this.name} waits for nodes.` : `${this.name} is being loaded.`);
@@ -284,7 +284,7 @@ function fill(models) {
   const tuned = new Set(play.dataset.tuned.split(" "));
   const named = new URLSearchParams(location.search);
   const names = models.map((model) => model.owned_by);
-  const title = (model) => (names.indexOf(model.owned_by) === names.lastIndexOf(model.owned_by) ? model.owned_by : `${model.owned_by} (${model.id.slice(0, 8)})`);
+  const title = (model) => (names.indexOf(model.owned_by) === names.lastIndexOf(model.owned_by) ? model.owned_by : `${model.owned_by} (${model.id.split(":").pop().slice(0, 8)})`);
   at("beside").append(new Option("nothing", ""));
   for (const [list, wanted] of [[at("model"), named.get("model")], [at("beside"), named.get("beside")]]) {
     for (const model of models) option(list, model.id, title(model));

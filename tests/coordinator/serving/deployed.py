@@ -1,7 +1,7 @@
 """A coordinator on a bench with a model that is done, and nodes that answer as they are told to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -195,14 +195,18 @@ class TruthTeller:
 
     def __init__(self) -> None:
         self.checked: list[AnswerCheck] = []
+        self.adapters: list[tuple[str, ...]] = []
         self.able = True
         self.names: tuple[int, ...] = ()
 
     def before(self, _archive: str) -> int:
         return 0
 
-    async def check(self, _archive: str, command: AnswerCheck, _seconds: float) -> CheckedReport:
+    async def check(
+        self, _archive: str, command: AnswerCheck, _seconds: float, adapters: Sequence[str] = ()
+    ) -> CheckedReport:
         self.checked.append(command)
+        self.adapters.append(tuple(adapters))
         if not self.able:
             raise UnavailableError("no model here")
         if isinstance(command, CheckEmbeddingsCommand):

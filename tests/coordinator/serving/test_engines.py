@@ -53,9 +53,9 @@ class Hall:
         self.engines = Engines(self._start, **settings)
 
     @asynccontextmanager
-    async def _start(self, archive: Digest) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def _start(self, archive: Digest, *adapters: Digest) -> AsyncIterator[asyncio.subprocess.Process]:
         self.begun.append(archive)
-        async with self.tools.served(archive) as process:
+        async with self.tools.served(archive, *adapters) as process:
             self.processes.append(process)
             yield process
 
