@@ -142,7 +142,7 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     stages = "nodes that hold it together, each some layers; default: one where it fits, else as few as it fits"
     deploy.add_argument("--stages", type=_between(1, MOST_STAGES), metavar="N", help=stages)
     beside = "a job whose adapter of this very model answers, too; may be given several times"
-    deploy.add_argument("--adapter", action="append", default=[], type=_job, metavar="JOB", help=beside)
+    deploy.add_argument("--adapter", action="append", default=[], type=_job_id, metavar="JOB", help=beside)
     hours = "until it ends; default: 8"
     deploy.add_argument("--hours", type=_hours, default=HOURS, metavar="N", help=hours)
     most = "the most that is paid, such as 2.50; default: twice what being ready costs, or the least that is taken"
@@ -156,7 +156,7 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     deploy.add_argument("--yes", action="store_true", help="do not ask before funding; --json does not ask either")
 
 
-def _job(text: str) -> str:
+def _job_id(text: str) -> str:
     if not is_id(text.strip()):
         raise argparse.ArgumentTypeError(f"{text!r} is no job: give its id, as `cottage jobs` shows it")
     return text.strip()

@@ -16,7 +16,7 @@ import msgspec
 from coordinator.domain import pricing
 from coordinator.domain.lease import Lease
 from coordinator.domain.placement import Needed
-from protocol.ids import NodeAddress
+from protocol.ids import JobId, NodeAddress
 from protocol.job.job import ServedAdapter
 from protocol.models.model import ModelShape
 from protocol.serving import CACHE_BYTES, LONGEST
@@ -37,6 +37,16 @@ _LOADING = 1.25  # The model with what reading it takes for a moment.
 _BASE_BYTES = 900 << 20  # Python, PyTorch, transformers.
 _CARD_BYTES = 600 << 20
 _CACHED_ANSWERS = 64  # Whose pages are kept, as far as CACHE_BYTES go.
+
+
+class AdapterPoint(msgspec.Struct, frozen=True):
+    """Of a deployment's models the one with an adapter. ``job``: that made it."""
+
+    job: JobId
+
+
+ModelPoint = int | Literal["start"] | AdapterPoint | None
+"""Which of a job's models is asked: a checkpoint by its round, what the job started from, an adapter's; None: the newest."""
 
 
 class NodeUsage(msgspec.Struct, frozen=True):

@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from coordinator.domain.job import Job
+from coordinator.domain.serving import AdapterPoint, ModelPoint
 from coordinator.errors import NotFoundError, UnavailableError
 from coordinator.services.accounts.budgets import (
     MAX_COMPLETIONS,
@@ -69,26 +70,21 @@ class Trials:
         self._lane = LaneBudget("trials of models", MAX_TRIALS_EACH, MAX_TRIALS, SECONDS / 2)
         self._programs = LaneBudget("answers of models", MAX_COMPLETIONS_EACH, MAX_COMPLETIONS, 10.0)
 
-    async def complete(
-        self, job: str, point: int | Literal["start"] | None, command: AskCommand, adapter: str | None = None
-    ) -> AsyncIterator[AnswerReport]:
+    async def complete(self, job: str, point: ModelPoint, command: AskCommand) -> AsyncIterator[AnswerReport]:
         """An answer for a program, or embeddings, piece by piece.
 
         Args:
-            point: the round of a checkpoint; None: the newest; ``start``: what the job started from.
-            adapter: of a deployment, the job whose adapter answers; None: its model does.
+            point: which of the job's models.
         Raises:
             CottageError: as ``generate``.
         """
         if (deployment := await self._deployment(job)) is not None:
-            if point is not None:
-                raise NotFoundError(f"deployment {job} has no checkpoints: leave out what stands behind the @", "model")
-            command = msgspec.structs.replace(command, adapter=_number_of(deployment, adapter))
+            command = msgspec.structs.replace(command, adapter=_number_of(deployment, point))
             async with aclosing(self._homes.generate(deployment, command, ANSWER_S)) as reports:  # type: ignore[type-var]
                 async for report in reports:
                     yield report
             return
-        if adapter is not None:
+        if isinstance(point, AdapterPoint):
             raise NotFoundError(f"job {job} is no deployment: leave out what stands behind the colon", "model")
         generator = self._there()
         stored, _, found = await self._checkpoints.point(job, None if point == "start" else point)
@@ -141,15 +137,19 @@ class Trials:
         return await (self._checkpoints.start(job) if start else self._checkpoints.model(job, round_))
 
 
-def _number_of(deployment: Job, adapter: str | None) -> int:
-    """Which of a deployment's adapters is that of a job; NotFoundError: none is."""
-    if adapter is None:
+def _number_of(deployment: Job, point: ModelPoint) -> int:
+    """Which of a deployment's adapters is meant; NotFoundError: none is."""
+    if point is None:
         return 0
+    if not isinstance(point, AdapterPoint):
+        raise NotFoundError(
+            f"deployment {deployment.id} has no checkpoints: leave out what stands behind the @", "model"
+        )
     there = [] if deployment.spec.serve is None else [one.job for one in deployment.spec.serve.adapters]
-    if adapter not in there:
+    if point.job not in there:
         way = "GET /v1/models lists those that it has"
-        raise NotFoundError(f"deployment {deployment.id} has no adapter of job {adapter}: {way}", "model")
-    return there.index(adapter) + 1
+        raise NotFoundError(f"deployment {deployment.id} has no adapter of job {point.job}: {way}", "model")
+    return there.index(point.job) + 1
 
 
 def _command(request: TrialRequest) -> GenerateCommand:

@@ -14,6 +14,7 @@ from aiohttp import hdrs, web
 from msgspec import UNSET, UnsetType
 
 from common.untrusted_text import untrusted
+from coordinator.domain.serving import AdapterPoint, ModelPoint
 from coordinator.errors import CottageError, InvalidError, NotFoundError
 from coordinator.services.accounts.budgets import COMPLETIONS
 from coordinator.services.jobs import ports
@@ -45,7 +46,7 @@ from protocol.rest.completions import (
     completion_logprobs,
 )
 from protocol.rest.embeddings import EmbeddingList, EmbeddingRequest, embeddings_of
-from protocol.serving import AnsweredReport, AnswerReport, AskCommand, EmbeddedReport, TextReport, TokenLogprob
+from protocol.serving import AnsweredReport, AnswerReport, EmbeddedReport, TextReport, TokenLogprob
 
 MAX_MODELS = 100
 FIRST_S = 10.0  # Without a word for so long a stream says that it is alive: a proxy would cut it.
@@ -117,9 +118,9 @@ class CompletionRoutes:
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{model}."""
         name = request.match_info["model"]
-        named = await self._found(request, name)
-        own, *beside = _served(await self._jobs.get(named.job))
-        if named.adapter is None:
+        job, point = await self._found(request, name)
+        own, *beside = _served(await self._jobs.get(job))
+        if not isinstance(point, AdapterPoint):
             return answer(msgspec.structs.replace(own, id=name))
         found = next((one for one in beside if one.id == name), None)
         if found is None:
@@ -145,9 +146,9 @@ class CompletionRoutes:
         if refused := asked.unsupported():
             raise InvalidError(f"{refused} is not supported here: leave it out", refused)
         command = asked.command()
-        named = await self._found(request, asked.model)
+        job, point = await self._found(request, asked.model)
         made: list[bytes] = []
-        async with while_there(request), aclosing(self._asked(named, command)) as reports:  # type: ignore[type-var]
+        async with while_there(request), aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
             report = await anext(reports)
             while isinstance(report, EmbeddedReport):
                 made += report.vectors
@@ -163,21 +164,18 @@ class CompletionRoutes:
     ) -> web.StreamResponse:
         if refused := asked.unsupported():
             raise InvalidError(f"{refused} is not supported here: leave it out", refused)
-        named = await self._found(request, asked.model)
+        job, point = await self._found(request, asked.model)
         chat = isinstance(asked, ChatCompletionRequest)
         number = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         counts = asked.stream_options is not None and asked.stream_options.include_usage
         shape = _Shape(number, asked.model, counts, chat, int(time.time()))
         command = asked.command(secrets.randbits(63))
-        async with while_there(request), aclosing(self._asked(named, command)) as reports:  # type: ignore[type-var]
+        async with while_there(request), aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
             if asked.stream:
                 return await _streamed(request, shape, reports)
             return answer(await _whole(shape, reports))
 
-    def _asked(self, named: "_NamedModel", command: AskCommand) -> Reports:
-        return self._outputs.complete(named.job, named.point, command, named.adapter)
-
-    async def _found(self, request: web.Request, name: str) -> "_NamedModel":
+    async def _found(self, request: web.Request, name: str) -> tuple[str, ModelPoint]:
         """The caller's job that a model's name means, and which of its models."""
         named = _NAME.fullmatch(name)
         try:
@@ -186,17 +184,9 @@ class CompletionRoutes:
             await self._jobs.check_owner(named[1], principal(request).account_id)
         except NotFoundError as error:
             raise _unknown(name) from error
-        point: int | Literal["start"] | None = "start" if named[2] == "start" else int(named[2]) if named[2] else None
-        return _NamedModel(named[1], point, named[3])
-
-
-@dataclass(frozen=True)
-class _NamedModel:
-    """What a model's name means. ``point``: of the job's models, None: the newest; ``adapter``: the job that made it."""
-
-    job: str
-    point: int | Literal["start"] | None
-    adapter: str | None
+        if named[3]:
+            return named[1], AdapterPoint(named[3])
+        return named[1], "start" if named[2] == "start" else int(named[2]) if named[2] else None
 
 
 @dataclass(frozen=True)

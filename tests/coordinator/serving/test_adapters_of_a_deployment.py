@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.domain import serving as rules
 from coordinator.domain.job import Job, JobState
+from coordinator.domain.serving import AdapterPoint
 from coordinator.errors import ConflictError, CottageError, NotFoundError
 from coordinator.services.serving.adapters import AdapterOrigins
 from protocol.ids import Digest
@@ -93,7 +94,7 @@ async def adapted_bench(folder: Path, tmp_path: Path) -> AdaptedBench:
     bench, home = await here(hall)
     jobs: Any = bench.parts.jobs
     jobs._adapters = AdapterOrigins(jobs._context, hall.artifacts, jobs._adapters._checkpoints)
-    document = await asked_for(hall.artifacts, folder)
+    document = msgspec.structs.replace(await asked_for(hall.artifacts, folder), budget=BUDGET)
     made = AdaptedBench(hall, bench, home, document, (await jobs._model_files.of(document, None, {})).end)
     for number, rank in enumerate(RANKS, 1):
         drawn = draw_adapter(folder, tmp_path / f"drawn-{number}", number, rank, LORA.targets)
@@ -124,19 +125,18 @@ async def test_a_node_gets_the_model_once_and_each_adapter_and_an_adapter_is_ask
         for command in (GenerateCommand("1", "moo", tokens=2), texts):
 
             async def listen(command: Any = command, adapter: Any = adapter) -> None:
-                async for _ in trials.complete(job.id, None, command, adapter):
+                async for _ in trials.complete(job.id, None if adapter is None else AdapterPoint(adapter), command):
                     pass
 
             await made.bench.while_time_moves(listen())
             assert made.home.asked[-1].adapter == number  # type: ignore[union-attr]
-    for adapter, point, said in (
-        (digest("no")[:32], None, "has no adapter of job"),
-        (made.adapters[0], 3, "no checkpoints"),
+    for asked_of, point, said in (
+        (job.id, AdapterPoint(digest("no")[:32]), "has no adapter of job"),
+        (job.id, 3, "no checkpoints"),
+        (made.adapters[0], AdapterPoint(made.adapters[1]), "is no deployment"),
     ):
         with pytest.raises(NotFoundError, match=said):
-            await anext(aiter(trials.complete(job.id, point, texts, adapter)))
-    with pytest.raises(NotFoundError, match="is no deployment"):
-        await anext(aiter(trials.complete(made.adapters[0], None, texts, made.adapters[1])))
+            await anext(aiter(trials.complete(asked_of, point, texts)))
 
 
 async def test_checks_draw_with_the_adapters_of_the_deployment(folder: Path, tmp_path: Path) -> None:
