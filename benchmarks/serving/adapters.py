@@ -40,7 +40,8 @@ PROMPT = "Request {number} is about a fox who was quick and brown, and who"
 def drawn(model: Path, rank: int, seed: int) -> AdapterFiles:
     """An adapter whose changes are small beside the model's matrices."""
     with torch.device("meta"):
-        whole: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+        kind: Any = AutoModelForCausalLM
+        whole = kind.from_config(AutoConfig.from_pretrained(model))
     chance, matrices = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
     for name, layer in whole.named_modules():
         if isinstance(layer, nn.Linear) and ".layers." in name:

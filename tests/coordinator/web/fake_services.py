@@ -270,7 +270,8 @@ class Leavings:
         yield {"done": "length", "tokens": request.tokens}
 
     async def complete(self, job: str, point: ModelPoint, command: AskCommand) -> AsyncIterator[AnswerReport]:
-        await self._known(job, point if isinstance(point, int) else None)
+        if not isinstance(point, AdapterPoint):
+            await self._known(job, point if isinstance(point, int) else None)
         of = f"by {point.job}" if isinstance(point, AdapterPoint) else point
         if isinstance(command, EmbedCommand):
             for text in command.texts:
