@@ -261,7 +261,7 @@ function fit() {
   const plainNow = ["model", "beside"].some((list) => texts.has(at(list).value.split("@")[0] || "none"));
   if (plainNow !== plain) document.querySelector(`[name=kind][value=${plainNow ? "text" : "chat"}]`).checked = true;
   plain = plainNow;
-  const served = new Set(play.dataset.served.split(" "));
+  const served = new Set(play.dataset.served.split(" ").filter((name) => !name.includes(":"))); // Adapters are not asked privately.
   at("private-field").hidden = !["model", "beside"].every((list) => !at(list).value || served.has(at(list).value));
 }
 
