@@ -280,7 +280,7 @@ class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="assig
     stage: StageIndex | None
     replica: ReplicaIndex | None
     plan: Plan
-    files: Annotated[dict[Mark, Digest], Meta(max_length=16)]
+    files: Annotated[dict[Mark, Digest], Meta(max_length=32)]
 
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="command"):

@@ -4,6 +4,7 @@ Beside the coordinator that is JSON, a line each; at a node it goes with what it
 """
 
 from collections.abc import Mapping
+from itertools import count, takewhile
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ MAX_LIKELIEST = 20
 MAX_TOKEN_TEXT = 1000
 MAX_CALLS = 256  # Of functions, in an answer.
 MAX_FUNCTION = 200  # Characters of a function's name that is asked for.
+MAX_ADAPTERS = 16  # That a model answers with beside itself.
 MAX_SAID = 256  # Reports of a process that are told at a time.
 MODEL_ARCHIVE = "model.zip"  # The model's folder, of a job that answers.
 SMALL_ARCHIVE = "small.zip"  # The same without weights, for nodes that fetch those of their stage.
@@ -30,6 +32,8 @@ MAX_EMBEDDED = 2048  # Texts of a request for embeddings, as OpenAI's API has it
 MAX_VECTOR = 1 << 16  # Bytes of an embedding; the widest models in use have half as many.
 NO_EMBEDDINGS_TOGETHER = "nodes that hold a model together make no embeddings: deploy it on nodes that hold it whole"
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
+AdapterNumber = Annotated[int, Meta(ge=0, le=MAX_ADAPTERS)]
+"""Of a deployment's adapters, counted from 1; 0: the model as it is."""
 
 
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -83,6 +87,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
         schema: a JSON schema that the answer keeps to, where it is not forced to be calls; None: it is free.
         likeliest: tell how likely each token was, and so many of the likeliest at its place; None: tell nothing of it.
         begun: tokens of the answer that another process has drawn: it goes on behind them, and their text is not told again.
+        adapter: which of the deployment's adapters answers.
     """
 
     id: RequestId
@@ -99,6 +104,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     likeliest: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
     begun: Tokens = ()
     choice: ToolChoice = ToolChoice()
+    adapter: AdapterNumber = 0
 
 
 class CancelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cancel"):
@@ -159,10 +165,14 @@ Vectors = Annotated[tuple[Annotated[bytes, Meta(max_length=MAX_VECTOR)], ...], M
 
 
 class EmbedCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="embed"):
-    """Texts to make embeddings of: of each the mean of its tokens' last hidden states, divided by its length (L2)."""
+    """Texts to make embeddings of: of each the mean of its tokens' last hidden states, divided by its length (L2).
+
+    ``adapter``: as ``GenerateCommand.adapter``.
+    """
 
     id: RequestId
     texts: EmbeddedTexts
+    adapter: AdapterNumber = 0
 
 
 class CheckEmbeddingsCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check_embeddings"):
@@ -270,3 +280,14 @@ class SketchReport(msgspec.Struct, frozen=True, tag="sketches"):
 
 AnswerReport = TextReport | EmbeddedReport | AnsweredReport
 EngineReport = ReadyReport | TextReport | EmbeddedReport | AnsweredReport | RefusedReport | CheckedReport | SketchReport
+
+
+def adapter_archive(number: int) -> str:
+    """The file with a deployment's adapter of this number, counted from 1: its folder, as an archive."""
+    return f"adapter-{number}.zip"
+
+
+def adapters_of(files: Mapping[str, str]) -> list[str]:
+    """The artifacts of all adapters among a deployment's files, in order."""
+    names = takewhile(files.__contains__, map(adapter_archive, count(1)))
+    return [files[name] for name in names]

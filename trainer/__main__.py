@@ -202,7 +202,7 @@ def _sample(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from trainer.serve.loop import serve
 
-    asyncio.run(serve(options.model, options.threads, options.weights))
+    asyncio.run(serve(options.model, options.threads, options.weights, options.adapter))
     return 0
 
 
@@ -444,6 +444,8 @@ def _using_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]")
     served.add_argument(
         "--weights", choices=get_args(ServedWeights), default="float32", help="how its matrices are held"
     )
+    beside = "a folder of an adapter that requests may ask for, numbered from 1 in this order"
+    served.add_argument("--adapter", type=Path, action="append", default=[], metavar="PATH", help=beside)
     served.set_defaults(verb=_serve)
 
     evaluate = verbs.add_parser("evaluate", help="held-out loss of a model folder; prints JSON")

@@ -181,6 +181,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
         idle_minutes: int | None = None,
         stages: int | None = None,
         weights: ServedWeights = "float32",
+        adapters: Sequence[str] = (),
         submitter: str | None = None,
     ) -> api.JobView:
         """Have a job's model answer at ``/v1`` on nodes of the network; ``wait`` with ``until=answers`` waits for the first.
@@ -198,6 +199,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
             idle_minutes: without a request for so long its nodes are let go, until somebody asks; ``None``: they stay.
             stages: nodes that hold it together, each some layers; ``None``: one where it fits, else as few as it fits.
             weights: how nodes hold the matrices of its layers: less memory, other answers, and slower ones.
+            adapters: jobs that adapted exactly this model; each answers as ``DEPLOYMENT:JOB``.
             submitter: the wallet that will fund it; ``None``: the coordinator's test wallet does so at once.
         Raises:
             ProblemError: the job has no such model, or the price forbids it.
@@ -206,7 +208,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
         check_served(source, round_)
         name = name or deployment_name(source.name)
         document = deployment_document(
-            job, budget or 1, replicas, hours, round_, context, name, idle_minutes, stages, weights
+            job, budget or 1, replicas, hours, round_, context, name, idle_minutes, stages, weights, adapters
         )
         if budget is None:
             document["budget"] = usual_budget(await self.quote(document))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from common.untrusted_text import Untrusted
 from coordinator.client.errors import ProblemError
 from coordinator.client.text import count, money
 from protocol.job.job import ServeSpec
@@ -58,19 +59,24 @@ def deployment_document(
     idle_minutes: int | None = None,
     stages: int | None = None,
     weights: str = "float32",
+    adapters: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The job document that has a model answer on nodes. ``model``: a job that made it, or where its files are."""
+    """The job document that has a model answer on nodes.
+
+    ``model``: a job that made it, or where its files are. ``adapters``: jobs whose adapters of it answer, too.
+    """
+    serve: dict[str, Any] = {
+        "replicas": replicas,
+        "context": context,
+        "idle_minutes": idle_minutes,
+        "stages": stages,
+        "weights": weights,
+    }
     given = {"from_job": model, "from_round": round_} if isinstance(model, str) else dict(model)
     return {
         "name": name or deployment_name(str(given.get("from_job") or "a model")[:8]),
         "model": given,
-        "serve": {
-            "replicas": replicas,
-            "context": context,
-            "idle_minutes": idle_minutes,
-            "stages": stages,
-            "weights": weights,
-        },
+        "serve": serve | ({"adapters": [{"job": job} for job in adapters]} if adapters else {}),
         "budget": budget,
         "deadline_hours": hours,
     }
@@ -134,6 +140,12 @@ def check_served(source: api.JobView, round_: int | None) -> None:
             way = f"its checkpoint after round {source.checkpoint} can be (--round {source.checkpoint})"
         detail = f"job {source.id} is {source.state} and has no finished model: {way}"
         raise ProblemError(409, "conflict", detail, "model.from_job")
+
+
+def adapter_models(view: api.JobView) -> list[tuple[str, Untrusted]]:
+    """The names that a deployment's adapters have at ``/v1``, with what their jobs are called."""
+    adapters = () if view.spec.serve is None else view.spec.serve.adapters
+    return [(f"{view.id}:{one.job}", one.name or Untrusted(one.job[:8])) for one in adapters]
 
 
 def answers(view: api.JobView) -> bool:

@@ -14,6 +14,7 @@ from coordinator.client.datasets import CHOICES
 from coordinator.client.deployments import HOURS, MOST_STAGES, REPLICAS
 from coordinator.client.login import take_token
 from coordinator.client.text import parse_amount
+from protocol.ids import is_id
 from protocol.job.job import Encoding, ServedWeights
 from protocol.rest.admin import AdminJobState, AdminNodeState, AdminRowState
 from protocol.rest.api import JobNotice
@@ -142,6 +143,8 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     deploy.add_argument("--stages", type=_between(1, MOST_STAGES), metavar="N", help=stages)
     held = "how nodes hold its matrices: int8 and nf4 (4 bits) take less memory, and are slower; default: %(default)s"
     deploy.add_argument("--weights", choices=get_args(ServedWeights), default="float32", help=held)
+    beside = "a job whose adapter of this very model answers, too; may be given several times"
+    deploy.add_argument("--adapter", action="append", default=[], type=_job_id, metavar="JOB", help=beside)
     hours = "until it ends; default: 8"
     deploy.add_argument("--hours", type=_hours, default=HOURS, metavar="N", help=hours)
     most = "the most that is paid, such as 2.50; default: twice what being ready costs, or the least that is taken"
@@ -153,6 +156,12 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     deploy.add_argument("--name", default="", metavar="NAME", help="how you find it again")
     _wallet(deploy)
     deploy.add_argument("--yes", action="store_true", help="do not ask before funding; --json does not ask either")
+
+
+def _job_id(text: str) -> str:
+    if not is_id(text.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no job: give its id, as `cottage jobs` shows it")
+    return text.strip()
 
 
 def _wallet(command: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ computed together, so it counts as ``ANSWER_PASSES``. A second of being ready co
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Literal
 
@@ -15,8 +16,8 @@ import msgspec
 from coordinator.domain import pricing
 from coordinator.domain.lease import Lease
 from coordinator.domain.placement import Needed
-from protocol.ids import NodeAddress
-from protocol.job.job import ServedWeights
+from protocol.ids import Digest, JobId, NodeAddress
+from protocol.job.job import ServedAdapter, ServedWeights
 from protocol.models.model import ModelShape
 from protocol.serving import CACHE_BYTES, LONGEST
 from protocol.task import Layers
@@ -36,6 +37,16 @@ _LOADING = 1.25  # The model with what reading it takes for a moment.
 _BASE_BYTES = 900 << 20  # Python, PyTorch, transformers.
 _CARD_BYTES = 600 << 20
 _CACHED_ANSWERS = 64  # Whose pages are kept, as far as CACHE_BYTES go.
+
+
+class AdapterPoint(msgspec.Struct, frozen=True):
+    """Of a deployment's models the one with an adapter. ``job``: that made it."""
+
+    job: JobId
+
+
+ModelPoint = int | Literal["start"] | AdapterPoint | None
+"""Which of a job's models is asked: a checkpoint by its round, what the job started from, an adapter's; None: the newest."""
 
 
 class NodeUsage(msgspec.Struct, frozen=True):
@@ -175,9 +186,23 @@ class HeldModel(msgspec.Struct, frozen=True):
     weights: ServedWeights = "float32"
 
 
+class ServedFiles(msgspec.Struct, frozen=True):
+    """What a process that answers has: a model's archive, how it holds that, and archives of adapters in their order."""
+
+    archive: Digest
+    weights: ServedWeights = "float32"
+    adapters: tuple[Digest, ...] = ()
+
+
 def context_of(shape: ModelShape, wanted: int | None) -> int:
     """Tokens of a prompt with its answer."""
     return min(wanted or LONGEST, LONGEST, shape.max_positions)
+
+
+def with_adapters(shape: ModelShape, adapters: Sequence[ServedAdapter]) -> ModelShape:
+    """The sizes of a model whose layers have adapters beside them, for what it takes in memory."""
+    more = sum(shape.stage_learns(0, 1, False, False, one.lora)[0] for one in adapters if one.lora is not None)
+    return replace(shape, layer_parameters=shape.layer_parameters + more)
 
 
 def needed(held: HeldModel, layers: Sequence[Layers]) -> Needed:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import yaml
 from aiohttp import web
 
-from coordinator.errors import InvalidError, TooLargeError
+from coordinator.errors import InvalidError, NotFoundError, TooLargeError
 from coordinator.services.artifacts.file_ownership import sources
 from coordinator.services.jobs import ports
 from coordinator.web.auth import principal
@@ -58,7 +58,7 @@ async def read_document(request: web.Request, kind: type[T]) -> T:
 
 
 async def own_origin(request: web.Request, jobs: ports.JobsPort, spec: JobSpec, whole: bool = False) -> None:
-    """See that the job whose model another one starts from is the caller's own, and the files that it names too.
+    """See that the jobs whose models another one names are the caller's own, and the files that it names too.
 
     Args:
         whole: the dataset too, which a quote does not need yet.
@@ -68,6 +68,11 @@ async def own_origin(request: web.Request, jobs: ports.JobsPort, spec: JobSpec, 
     account_id = principal(request).account_id
     if spec.model.from_job is not None:
         await jobs.check_owner(spec.model.from_job, account_id)
+    for adapter in spec.serve.adapters if spec.serve is not None else ():
+        try:
+            await jobs.check_owner(adapter.job, account_id)
+        except NotFoundError as error:
+            raise NotFoundError(error.detail, "serve.adapters") from error
     wanted = sources(spec)
     await jobs.check_files(account_id, wanted if whole else [pair for pair in wanted if pair[0] != "dataset.artifact"])
 

@@ -14,6 +14,7 @@ from common.untrusted_text import Told, Untrusted
 from protocol.evaluation import EvaluationSpec
 from protocol.ids import Digest, JobId, ShortText
 from protocol.job.updates import UpdateName
+from protocol.serving import MAX_ADAPTERS
 
 MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
 MAX_SETTINGS_BYTES = 128 << 10  # Of a model's small files; the longest chat templates have 30 KB.
@@ -344,6 +345,17 @@ ServedWeights = Literal["float32", "int8", "nf4"]
 """How nodes hold a model that answers: as float32, or its matrices in 8 or 4 bits (``trainer.stage.quantized``)."""
 
 
+class ServedAdapter(Told, frozen=True, forbid_unknown_fields=True):
+    """An adapter that answers beside the model that it was trained on.
+
+    ``job``: whose finished model it is. Once the deployment is created, ``name`` is that job's, and ``lora`` its adapter's.
+    """
+
+    job: JobId
+    name: ShortText = Untrusted("")
+    lora: LoraSpec | None = None
+
+
 class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model answers programs on nodes instead of learning, see ``coordinator.services.serving``.
 
@@ -351,7 +363,8 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     together, each some layers of it; ``None``: one where it fits, else as few as it fits. ``context``: tokens of a prompt with
     its answer; ``None``: as many as the model reads, and ``protocol.serving.LONGEST`` at most. ``idle_minutes``: without a
     request for so long its nodes are let go, until somebody asks; ``None``: they stay. ``weights``: how nodes hold the
-    matrices of its layers; what is computed with them is float32.
+    matrices of its layers; what is computed with them is float32. ``adapters``: of jobs that adapted exactly this model; each
+    answers under a name of its own.
     """
 
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -359,6 +372,13 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idle_minutes: Annotated[int, Meta(ge=1, le=10_080)] | None = None
     stages: Annotated[int, Meta(ge=1, le=16)] | None = None
     weights: ServedWeights = "float32"
+    adapters: Annotated[tuple[ServedAdapter, ...], Meta(max_length=MAX_ADAPTERS)] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse an adapter that would have one name twice."""
+        jobs = [one.job for one in self.adapters]
+        if twice := next((job for job in jobs if jobs.count(job) > 1), None):
+            raise ValueError(f"serve.adapters has job {twice} twice: name each once")
 
 
 class JobSpec(Told, frozen=True, forbid_unknown_fields=True):

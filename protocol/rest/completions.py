@@ -376,7 +376,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class ServedModel(View, frozen=True):
-    """A model that can be asked. ``id``: of the job that made it."""
+    """A model that can be asked. ``id``: of the job that made it; of a deployment's adapter ``DEPLOYMENT:JOB``."""
 
     id: str
     created: int

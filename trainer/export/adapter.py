@@ -15,7 +15,9 @@ from protocol.models.text_part import AROUND, module_of
 from trainer.errors import WeightsError
 
 _ADAPTER = re.compile(r"^(?P<module>.*\.(?:layers|h)\.(?P<layer>\d+)\..*)\.lora_(?P<side>[AB])\.weight$")
-_PREFIX = "base_model.model."
+ADAPTER, DESCRIBED = "adapter_model.safetensors", "adapter_config.json"
+PREFIX = "base_model.model."
+"""Before a layer's name in an adapter's files."""
 
 
 def is_adapter(tensors: Mapping[str, NDArray[np.float32]]) -> bool:
@@ -56,11 +58,11 @@ def save_adapter(
             )
     named = {module_of(name) if AROUND in config else name: value for name, value in tensors.items()}
     save_file(
-        {_PREFIX + name: np.ascontiguousarray(value) for name, value in named.items()},
-        out / "adapter_model.safetensors",
+        {PREFIX + name: np.ascontiguousarray(value) for name, value in named.items()},
+        out / ADAPTER,
         metadata={"format": "pt"},
     )
-    (out / "adapter_model.safetensors").chmod(0o644)
+    (out / ADAPTER).chmod(0o644)
     modules: list[str] | str = sorted({kind.rpartition(".lora_")[0].rpartition(".")[2] for kind in places})
     if AROUND in config:  # Other parts have layers of the same names.
         modules = rf"{re.escape(module_of('model.layers.'))}\d+\..*\.({'|'.join(modules)})"
@@ -77,6 +79,22 @@ def save_adapter(
         "fan_in_fan_out": config["model_type"] == "gpt2",
         "inference_mode": True,
     }
+
+
+def described_spec(described: Mapping[str, Any]) -> LoraSpec:
+    """Rank and scale that an ``adapter_config.json`` says.
+
+    Raises:
+        WeightsError: it says none, or such as cannot be.
+    """
+    given = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}
+    try:
+        found: LoraSpec = convert(
+            {ours: described[theirs] for ours, theirs in given.items() if theirs in described}, LoraSpec
+        )
+    except (MessageError, TypeError) as error:
+        raise WeightsError("bad-adapter", f"adapter_config.json describes no adapter: {error}") from error
+    return found
 
 
 def _spec(card: Mapping[str, Any]) -> tuple[LoraSpec, str]:

@@ -16,19 +16,16 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from protocol.job.job import LoraSpec
 from protocol.models.model import DTYPES, STARTS_TIED, inspect_config
 from protocol.models.tensor_names import HEAD, Part, way_in
 from protocol.models.text_part import AROUND, joined, parameter_of
 from trainer.errors import WeightsError
+from trainer.export.adapter import ADAPTER, DESCRIBED, PREFIX, described_spec
 from trainer.export.assemble import GENERATION, write_tokenizer
 from trainer.export.card import merged_card
 from trainer.export.hf_metadata import finished_config, finished_generation, write_json
 from trainer.export.published import TensorPlace, copied
 from trainer.files.tensors import bytes_of
-
-ADAPTER, DESCRIBED = "adapter_model.safetensors", "adapter_config.json"
-_PREFIX = "base_model.model."
 
 
 def merge(
@@ -50,7 +47,7 @@ def merge(
         WeightsError: a file is broken, or the adapter is of another model.
     """
     described = json.loads((adapter / DESCRIBED).read_text())
-    spec = LoraSpec(int(described["r"]), float(described["lora_alpha"]), rslora=bool(described.get("use_rslora")))
+    spec = described_spec(described)
     transposed = bool(described["fan_in_fan_out"])
     out.mkdir(parents=True, exist_ok=True)
     for file in adapter.iterdir():
@@ -66,7 +63,7 @@ def merge(
                 change = (
                     thin.get_tensor(f"{pair}.lora_B.weight") @ thin.get_tensor(f"{pair}.lora_A.weight") * spec.scale
                 )
-                name = f"{parameter_of(pair.removeprefix(_PREFIX))}.weight"
+                name = f"{parameter_of(pair.removeprefix(PREFIX))}.weight"
                 _add(name, change.t() if transposed else change, config, places)
     except SafetensorError as error:
         raise WeightsError("bad-safetensors", f"a file of the model cannot be read as safetensors: {error}") from error

@@ -9,7 +9,7 @@ import struct
 import threading
 import weakref
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -141,9 +141,11 @@ def _lazily(source: Source, name: str) -> dict[str, LazyTensor]:
 class ModelArchive:
     """One archive, whose names and sizes were looked at."""
 
-    def __init__(self, file: InputFile) -> None:
+    def __init__(self, file: InputFile, needed: Sequence[str] = NEEDED) -> None:
         """Read what is in it.
 
+        Args:
+            needed: files that must be there.
         Raises:
             DataError: it is no archive of a model, or reaches out of its folder.
         """
@@ -157,7 +159,7 @@ class ModelArchive:
             raise DataError("bad-archive", f"{file.name} is no archive: {error}") from error
         _check(entries)
         self._entries = {entry.filename: entry for entry in entries}
-        if missing := [name for name in NEEDED if name not in self._entries]:
+        if missing := [name for name in needed if name not in self._entries]:
             raise DataError("bad-archive", f"the model's archive has no {missing[0]}")
 
     def unpack_small(self, folder: Path) -> None:
@@ -173,6 +175,19 @@ class ModelArchive:
             path = folder / entry.filename
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self._part(entry).read(0, entry.file_size))
+
+    def small(self, name: str) -> bytes:
+        """The content of a small file; empty where there is none of this name.
+
+        Raises:
+            DataError: it is too large, or was changed.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            return b""
+        if entry.file_size > MAX_SMALL:
+            raise DataError("bad-archive", f"{name} has {entry.file_size:,} bytes: {MAX_SMALL:,} at most")
+        return self._part(entry).read(0, entry.file_size)
 
     def tensors(self) -> Mapping[str, LazyTensor]:
         """All tensors by name, none of them read yet.

@@ -2,6 +2,7 @@
 
 engine       the model, and the batches in which the requests are computed
 loading      the model in memory
+adapters     those of several jobs beside the model
 requests     requests as tokens
 sampling     which token is next: by each request's own temperature and seed
 grammar      answers in the form of a JSON schema

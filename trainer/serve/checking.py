@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from protocol.serving import CheckCommand, CheckedReport, Sampling
+from trainer.serve.adapters import adapted, whole_pass
 from trainer.serve.loading import LoadedModel
 from trainer.serve.requests import AskedAnswer
 from trainer.serve.sampling import times
@@ -53,7 +54,7 @@ class AnswerChecker:
         if told := _told(command, asked):
             return leads_fault(command, told)
         watch = BoundaryWatch(self._model, command.asked.id, command.boundaries)
-        with watch.watching():
+        with watch.watching(), adapted(whole_pass(command.asked.adapter)):
             found, worst = self._drawn(command, asked)
         return wrong(command.id, found, worst, watch.stages() if found and command.boundaries else ())
 

@@ -27,6 +27,7 @@ from protocol.serving import (
     RefusedReport,
 )
 from trainer.errors import DataError
+from trainer.serve.adapters import adapted, whole_pass
 from trainer.serve.loading import LoadedModel
 from trainer.serve.requests import Requests
 
@@ -61,13 +62,16 @@ class TextEmbedder:
                 return count
         return min(len(rows), self._most)
 
-    def vectors(self, rows: Sequence[Sequence[int]]) -> Tensor:
+    def vectors(self, rows: Sequence[Sequence[int]], adapter: int = 0) -> Tensor:
         """Embeddings ``[texts, width]``, float32, of texts as tokens.
 
+        Args:
+            adapter: the number of one; 0: none.
         Raises:
             InterruptedError: it was given up. ValueError: a value is no number.
         """
-        means: Tensor = self._mean_of_parts(rows[0])[None] if len(rows) == 1 else self._means(rows)
+        with adapted(whole_pass(adapter)):
+            means: Tensor = self._mean_of_parts(rows[0])[None] if len(rows) == 1 else self._means(rows)
         made: Tensor = means / means.norm(dim=1, keepdim=True)
         if not bool(made.isfinite().all()):
             raise ValueError("the model's hidden states are no numbers, or all zero")
@@ -108,6 +112,7 @@ class _TextsUnderWay:
     """A request. ``rows``: its texts as tokens, of which ``done`` have been told."""
 
     rows: list[list[int]]
+    adapter: int
     done: int = 0
 
 
@@ -127,7 +132,7 @@ class EmbeddingQueue:
         except DataError as error:
             self._say(RefusedReport(command.id, error.code, error.detail))
             return
-        self._under_way[command.id] = _TextsUnderWay(rows)
+        self._under_way[command.id] = _TextsUnderWay(rows, command.adapter)
         self._go_on(command.id)
 
     def cancel(self, request: str) -> None:
@@ -154,7 +159,9 @@ class EmbeddingQueue:
         asked = self._under_way[request]
         rows = asked.rows[asked.done :]
         batch = rows[: self._embedder.batch(rows)]
-        self._compute(partial(self._embedder.vectors, batch), request, partial(self._told, request, batch))
+        self._compute(
+            partial(self._embedder.vectors, batch, asked.adapter), request, partial(self._told, request, batch)
+        )
 
     def _told(self, request: str, batch: Sequence[Sequence[int]], made: Tensor) -> None:
         """Say a batch's vectors, and go on behind it."""
@@ -175,7 +182,8 @@ class EmbeddingQueue:
         worst, whole = 0.0, len(rows)
         if not len(rows) == len(command.tokens) == len(command.vectors):
             return CheckedReport(command.id, f"{whole} texts have {len(command.vectors)} embeddings", FURTHEST)
-        for number, (row, (count, given), made) in enumerate(zip(rows, said, self._each(rows), strict=True), 1):
+        own = self._each(rows, command.asked.adapter)
+        for number, (row, (count, given), made) in enumerate(zip(rows, said, own, strict=True), 1):
             if count != len(row):
                 detail = f"text {number} of {whole} has {len(row):,} tokens, not {count:,}"
                 return CheckedReport(command.id, detail, FURTHEST)
@@ -186,11 +194,11 @@ class EmbeddingQueue:
                 return CheckedReport(command.id, detail, worst)
         return CheckedReport(command.id, "", worst)
 
-    def _each(self, rows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    def _each(self, rows: Sequence[Sequence[int]], adapter: int) -> Iterator[Tensor]:
         """Embeddings one after the other, computed in batches."""
         while rows:
             size = self._embedder.batch(rows)
-            yield from self._embedder.vectors(rows[:size])
+            yield from self._embedder.vectors(rows[:size], adapter)
             rows = rows[size:]
 
     def _compute(self, work: Callable[[], T], request: str, then: Callable[[T], None]) -> None:

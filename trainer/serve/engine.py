@@ -5,7 +5,7 @@ and what prompts begin with alike is computed once.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -31,11 +31,12 @@ from protocol.serving import (
 )
 from trainer.audit.environment import configure
 from trainer.errors import DataError
+from trainer.serve.adapters import AdapterFiles, choose, layers_of, put_beside, rows_of
 from trainer.serve.checking import AnswerChecker, leads_fault
 from trainer.serve.embeddings import EmbeddingQueue
 from trainer.serve.loading import load
 from trainer.serve.requests import AskedAnswer, Requests
-from trainer.serve.sampling import FORM, LIKELIHOODS, SAMPLING, SeededSampler
+from trainer.serve.sampling import ADAPTER, FORM, LIKELIHOODS, SAMPLING, SeededSampler
 
 PAGE = 32  # Tokens of a page of the cache.
 BATCH = 512  # Tokens that are computed at a time: a long prompt comes in parts, so that answers under way go on.
@@ -62,6 +63,7 @@ class Engine:
         context: int | None = None,
         weights: Mapping[str, Any] | None = None,
         held: ServedWeights = "float32",
+        adapters: Sequence[AdapterFiles] = (),
     ) -> None:
         """Load a model.
 
@@ -69,19 +71,21 @@ class Engine:
             say: takes what comes of requests, on the loop's thread.
             context: bounds ``longest``.
             weights: see ``trainer.serve.loading``; ``held``, too.
+            adapters: that requests may ask for, numbered from 1.
         Raises:
-            WeightsError: the model is not whole.
+            WeightsError: the model is not whole, or an adapter is of another one.
         """
         configure(threads, device)
         self._say = say
         self._answers: dict[str, AskedAnswer] = {}
         loaded = load(folder, device, weights, held)
+        put_beside(adapters, layers_of(loaded.model), loaded.model.device, whole=True)
         each = _cached_bytes(loaded.config)
         most = min(int(loaded.config.max_position_embeddings), LONGEST, CACHE_BYTES // each, context or LONGEST)
         self.longest = max(PAGE, most)
         self.parameters = loaded.parameters
         self._ends = loaded.ends
-        self._requests = Requests(loaded, self.longest)
+        self._requests = Requests(loaded, self.longest, [one.template for one in adapters])
         self._checker = AnswerChecker(loaded)
         self._checks = ThreadPoolExecutor(1, "check")
         self._embeddings = EmbeddingQueue(loaded, self._requests, say)
@@ -97,6 +101,8 @@ class Engine:
                 use_async_batching=False,
                 per_request_processors=True,
                 auto_switch_to_flash=False,
+                # The same words have other keys and values with another adapter.
+                allow_block_sharing=not adapters,
             ),
         )
         sampler, processors = SeededSampler(), self._manager.logit_processor
@@ -104,6 +110,8 @@ class Engine:
         processors.tensors_required += 1
         processors.supported_keys.update(sampler.supported_kwargs)
         processors.do_processing = True
+        if adapters:
+            loaded.model.register_forward_pre_hook(self._choose_adapters)
 
     async def __aenter__(self) -> "Engine":
         self._manager.start()
@@ -166,11 +174,17 @@ class Engine:
             max_new_tokens=asked.most - begun,
             streaming=True,
             eos_token_id=self._ends or -1,
-            **{SAMPLING: command.sampling, **more},
+            **{SAMPLING: command.sampling, ADAPTER: command.adapter, **more},
         )
         if added is None:
             del self._answers[command.id]
             self._say(RefusedReport(command.id, "failed", "the model computes nothing any more"))
+
+    def _choose_adapters(self, model: Any, _: object) -> None:
+        """Before a pass of the manager's: which of its tokens have which adapter."""
+        batch = self._manager.batch_processor.inputs_and_outputs.requests_in_batch
+        parts = [(one.state.logit_processor_kwargs.get(ADAPTER, 0), one.query_length) for one in batch]
+        choose(rows_of(parts, model.device))
 
     def cancel(self, request: str) -> None:
         """Nobody waits for an answer any more."""

@@ -1,6 +1,6 @@
 """A request as tokens, with what its answer may be."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,18 @@ class AskedAnswer:
 class Requests:
     """Reads those of one model."""
 
-    def __init__(self, loaded: ModelTokens, longest: int) -> None:
-        """``longest``: tokens of a prompt with its answer."""
+    def __init__(self, loaded: ModelTokens, longest: int, templates: Sequence[Any] = ()) -> None:
+        """Take a model's tokenizer.
+
+        Args:
+            longest: tokens of a prompt with its answer.
+            templates: the chat template of each adapter, as a tokenizer's settings have it; None: the model's.
+        """
         made, self._longest, self._ends = loaded.tokenizer, longest, loaded.ends
         self.tokenizer, self._encode, self._vocabulary = made.backend_tokenizer, made, loaded.vocabulary
-        settings = {**made.special_tokens_map, "chat_template": _templates(made.chat_template)}
-        self._chat = ChatTemplate(self.tokenizer, settings, "answers", None, "this model")
+        own = _templates(made.chat_template)
+        chats = [{**made.special_tokens_map, "chat_template": given or own} for given in (None, *templates)]
+        self._chats = [ChatTemplate(self.tokenizer, one, "answers", None, "this model") for one in chats]
         self._forms = AnswerForms(made, loaded.vocabulary, loaded.ends)
 
     def read(self, command: GenerateCommand, longest: int | None = None) -> AskedAnswer:
@@ -45,6 +51,7 @@ class Requests:
         Raises:
             DataError: it cannot be answered.
         """
+        self._check_adapter(command.adapter)
         most = min(longest or self._longest, self._longest)
         ids = self._ids(command)
         form = self._form(command, len(ids))
@@ -70,6 +77,7 @@ class Requests:
         Raises:
             DataError: one of them has none, or too many.
         """
+        self._check_adapter(command.adapter)
         made = []
         for number, text in enumerate(command.texts, 1):
             row = list(self._encode(text)["input_ids"]) if isinstance(text, str) else list(text)
@@ -90,8 +98,14 @@ class Requests:
             detail = f"{called} has the token {max(tokens):,}, and this model knows {self._vocabulary:,}"
             raise DataError("unknown-token", detail)
 
+    def _check_adapter(self, number: int) -> None:
+        if number >= len(self._chats):
+            detail = f"adapter {number} is asked for, and this model has {len(self._chats) - 1}"
+            raise DataError("unknown-adapter", detail)
+
     def _ids(self, command: GenerateCommand) -> list[int]:
         """The prompt's tokens."""
+        chat = self._chats[command.adapter]
         if not command.messages:
             return list(self._encode(command.prompt)["input_ids"])
         row: Mapping[str, Any] = {
@@ -104,13 +118,13 @@ class Requests:
             raise talk
         if not isinstance(talk, ChatMessages):
             raise DataError("bad-row", "this request has no messages with role and content: give at least one")
-        if not self._chat.there:
+        if not chat.there:
             raise DataError("no-template", "this model has no chat template: have it continue the text, without chat")
-        if command.tools and not self._chat.calls_as_tags:
+        if command.tools and not chat.calls_as_tags:
             raise DataError(
                 "no-tools", "this model's chat template has no functions that are known here: leave tools out"
             )
-        text = self._chat.asked(talk, "this request")
+        text = chat.asked(talk, "this request")
         if isinstance(text, DataError):
             raise text
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -13,7 +13,7 @@ from protocol.serving import Sampling
 from trainer.serve.grammar import AnswerForm
 from trainer.serve.likelihoods import TokenLikelihoods
 
-SAMPLING, FORM, LIKELIHOODS = "sampling", "form", "likelihoods"
+SAMPLING, FORM, LIKELIHOODS, ADAPTER = "sampling", "form", "likelihoods", "adapter"
 SORTED = 512
 _GREEDY = Sampling(temperature=0)
 
@@ -30,6 +30,7 @@ class SeededSampler(ContinuousBatchingLogitsProcessor):
             SAMPLING: Sampling,
             FORM: AnswerForm,
             LIKELIHOODS: TokenLikelihoods,
+            ADAPTER: int,
         }
         self.ignored_kwargs: tuple[str, ...] = ()
         self._states: list[Any] = []

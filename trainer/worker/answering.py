@@ -17,12 +17,14 @@ from protocol.serving import (
     EngineReport,
     ReadyReport,
     RefusedReport,
+    adapter_archive,
 )
 from protocol.task import AskModel, JoinStages, ModelSaid, StopTask, TaskReady
 from protocol.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_exactly, read_head
 from trainer.audit.environment import env_class
 from trainer.files.archives import LazyTensor, ModelArchive, stage_tensors
 from trainer.files.inputs import InputFolder
+from trainer.serve.adapters import AdapterFiles
 from trainer.serve.engine import Engine, Say
 from trainer.serve.stages.engine import StageEngine
 from trainer.worker.outbox import WorkerOutbox
@@ -100,9 +102,11 @@ def _load(setup: Setup, say: Say, outbox: WorkerOutbox) -> Engines:
         folder = Path(made)
         archive.unpack_small(folder)
         weights = _tensors_of_stage(setup, files) if cut else archive.tensors()
+        count = len(served.adapters)
+        adapters = [AdapterFiles.of_archive(files.file(adapter_archive(number))) for number in range(1, count + 1)]
         if len(setup.plan.layers) > 1:
-            return StageEngine(folder, setup, say, lambda name, pieces: outbox.put(name, *pieces), weights)
-        return Engine(folder, setup.threads, say, setup.device, served.context, weights, served.weights)
+            return StageEngine(folder, setup, say, lambda name, pieces: outbox.put(name, *pieces), weights, adapters)
+        return Engine(folder, setup.threads, say, setup.device, served.context, weights, served.weights, adapters)
 
 
 def _tensors_of_stage(setup: Setup, files: InputFolder) -> Mapping[str, LazyTensor]:

@@ -12,6 +12,7 @@ from coordinator.client.commands.follow import follow
 from coordinator.client.commands.send import hub_name, model_files_of
 from coordinator.client.commands.submit import agreed, funded
 from coordinator.client.deployments import (
+    adapter_models,
     answers,
     chats,
     check_served,
@@ -40,6 +41,7 @@ async def deploy(client: Client, options: argparse.Namespace, out: Terminal) -> 
         options.idle_minutes,
         options.stages,
         options.weights,
+        options.adapter,
     )
     document |= tokenizer
     if options.budget is None:
@@ -93,6 +95,7 @@ def how_to_ask(address: str, view: api.JobView, chat: bool) -> str:
             "It answers programs that speak OpenAI's API:",
             f"  base URL  {address}/v1",
             f"  model     {view.id}",
+            *(f"  adapter   {model}  {title}" for model, title in adapter_models(view)),
             "  key       an API key of yours: cottage keys --new NAME makes one",
             "",
             f"  {curl_of(address, view.id, chat)}",

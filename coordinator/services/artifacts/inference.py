@@ -2,9 +2,12 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from coordinator.domain.job import Job
+from coordinator.domain.serving import AdapterPoint, ModelPoint, ServedFiles
 from coordinator.errors import NotFoundError, UnavailableError
 from coordinator.services.accounts.budgets import (
     MAX_COMPLETIONS,
@@ -16,7 +19,6 @@ from coordinator.services.accounts.budgets import (
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.core.context import Context
 from coordinator.store.ports import col
-from protocol.job.job import ServedWeights
 from protocol.rest.api import TrialRequest
 from protocol.serving import (
     AnswerCheck,
@@ -42,8 +44,8 @@ class Generator(Protocol):
     def generate(self, archive: str, command: AskCommand, seconds: float) -> AsyncIterator[AnswerReport]:
         """Pieces of text as they come, then how it ended."""
 
-    async def check(self, archive: str, weights: ServedWeights, command: AnswerCheck, seconds: float) -> CheckedReport:
-        """Whether a model that is held so gives an answer."""
+    async def check(self, held: ServedFiles, command: AnswerCheck, seconds: float) -> CheckedReport:
+        """Whether a model gives an answer."""
 
 
 class NodeAnswers(Protocol):
@@ -66,23 +68,22 @@ class Trials:
         self._lane = LaneBudget("trials of models", MAX_TRIALS_EACH, MAX_TRIALS, SECONDS / 2)
         self._programs = LaneBudget("answers of models", MAX_COMPLETIONS_EACH, MAX_COMPLETIONS, 10.0)
 
-    async def complete(
-        self, job: str, point: int | Literal["start"] | None, command: AskCommand
-    ) -> AsyncIterator[AnswerReport]:
+    async def complete(self, job: str, point: ModelPoint, command: AskCommand) -> AsyncIterator[AnswerReport]:
         """An answer for a program, or embeddings, piece by piece.
 
         Args:
-            point: the round of a checkpoint; None: the newest; ``start``: what the job started from.
+            point: which of the job's models.
         Raises:
             CottageError: as ``generate``.
         """
         if (deployment := await self._deployment(job)) is not None:
-            if point is not None:
-                raise NotFoundError(f"deployment {job} has one model: leave out what stands behind its id", "model")
+            command = msgspec.structs.replace(command, adapter=_number_of(deployment, point))
             async with aclosing(self._homes.generate(deployment, command, ANSWER_S)) as reports:  # type: ignore[type-var]
                 async for report in reports:
                     yield report
             return
+        if isinstance(point, AdapterPoint):
+            raise NotFoundError(f"job {job} is no deployment: leave out what stands behind the colon", "model")
         generator = self._there()
         stored, _, found = await self._checkpoints.point(job, None if point == "start" else point)
         with self._programs.enter(stored.account_id):
@@ -132,6 +133,21 @@ class Trials:
 
     async def _archive(self, job: str, round_: int, start: bool) -> str:
         return await (self._checkpoints.start(job) if start else self._checkpoints.model(job, round_))
+
+
+def _number_of(deployment: Job, point: ModelPoint) -> int:
+    """Which of a deployment's adapters is meant; NotFoundError: none is."""
+    if point is None:
+        return 0
+    if not isinstance(point, AdapterPoint):
+        raise NotFoundError(
+            f"deployment {deployment.id} has no checkpoints: leave out what stands behind the @", "model"
+        )
+    there = [] if deployment.spec.serve is None else [one.job for one in deployment.spec.serve.adapters]
+    if point.job not in there:
+        way = "GET /v1/models lists those that it has"
+        raise NotFoundError(f"deployment {deployment.id} has no adapter of job {point.job}: {way}", "model")
+    return there.index(point.job) + 1
 
 
 def _command(request: TrialRequest) -> GenerateCommand:

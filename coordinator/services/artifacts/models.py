@@ -26,6 +26,7 @@ import msgspec
 from coordinator.config import OfferedTasks
 from coordinator.domain.audits.dispute import Dispute
 from coordinator.domain.job import Job
+from coordinator.domain.serving import ServedFiles
 from coordinator.errors import CottageError, FullError, InvalidError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES, Room
@@ -37,7 +38,7 @@ from protocol.audit import MAX_RECORD_BYTES
 from protocol.evaluation import EvaluationSpec
 from protocol.ids import Digest
 from protocol.job.end_tokens import ends_of
-from protocol.job.job import BesideDataset, JobSpec, ServedWeights, TokenizerSpec, datasets_of
+from protocol.job.job import BesideDataset, JobSpec, TokenizerSpec, datasets_of
 from protocol.models.model import ENDS_WITH, ModelConfigError, keeps_embedding, resolve
 from protocol.models.text_part import AROUND
 from protocol.models.weights import WEIGHT_INDEX
@@ -423,21 +424,19 @@ class TrainerTools:
                 await asyncio.wait([running])
 
     @asynccontextmanager
-    async def served(
-        self, archive: Digest, weights: ServedWeights = "float32"
-    ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A process that answers with a whole model's archive, as ``protocol.serving`` says; leaving ends it.
+    async def served(self, held: ServedFiles) -> AsyncIterator[asyncio.subprocess.Process]:
+        """A process that answers with a whole model, as ``protocol.serving`` says; leaving ends it.
 
-        Args:
-            weights: how it holds the model.
         Raises:
             NotFoundError: the archive is not here. UnavailableError: this machine has no PyTorch.
         """
         if find_spec("torch") is None:
             raise UnavailableError("models cannot be tried here: PyTorch is not installed beside the coordinator")
-        async with self._unpacked(archive) as model:
-            arguments = ["serve", "--model", str(model), "--threads", _half(), "--weights", weights]
-            process = await self._begun(arguments, self._left())
+        async with AsyncExitStack() as stack:
+            archives = (held.archive, *held.adapters)
+            model, *beside = [await stack.enter_async_context(self._unpacked(one)) for one in archives]
+            words = ["--weights", held.weights, *(word for one in beside for word in ("--adapter", str(one)))]
+            process = await self._begun(["serve", "--model", str(model), "--threads", _half(), *words], self._left())
             try:
                 yield process
             finally:

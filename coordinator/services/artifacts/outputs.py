@@ -1,8 +1,9 @@
 """What a job leaves behind, through one door: checkpoints, model folders, the log, its model to try, opened steps."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
+from coordinator.domain.serving import ModelPoint
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.artifacts.inference import Trials
 from coordinator.services.artifacts.output_buckets import OutputBuckets
@@ -71,10 +72,8 @@ class JobOutputs:
         """Pieces of text from a checkpoint."""
         return self._trials.generate(job, round_, request)
 
-    def complete(
-        self, job: str, point: int | Literal["start"] | None, command: AskCommand
-    ) -> AsyncIterator[AnswerReport]:
-        """An answer, or embeddings, of a checkpoint, the newest, or of what the job started from."""
+    def complete(self, job: str, point: ModelPoint, command: AskCommand) -> AsyncIterator[AnswerReport]:
+        """An answer, or embeddings, of one of a job's models."""
         return self._trials.complete(job, point, command)
 
     async def log(

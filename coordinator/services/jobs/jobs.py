@@ -39,6 +39,7 @@ from coordinator.services.payments.escrows import escrow_deadline
 from coordinator.services.payments.funding import FundingService
 from coordinator.services.payments.payees import ROOM
 from coordinator.services.serving import offers
+from coordinator.services.serving.adapters import AdapterOrigins
 from coordinator.services.serving.homes import Homes
 from coordinator.services.training.runs import Runs
 from coordinator.services.views import resources
@@ -106,12 +107,14 @@ class JobService:
         self._rates = Rates(context, nodes)
         self._outlook = Outlook(context)
         self._origins = Origins(context, artifacts, checkpoints)
+        self._adapters = AdapterOrigins(context, artifacts, checkpoints)
         self._model_files = ModelFiles(artifacts)
 
     # --- a job's beginning and end ----------------------------------------------------------------------------------------
 
     async def quote(self, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> api.Quote:
         """Price and plan on the network as it is; files are called what the account calls them."""
+        spec = await self._adapters.described(spec)
         found = await self._quote(spec, None, await self._weight_names(spec, account_id))
         async with self._context.store.transaction() as tx:
             return msgspec.structs.replace(found, limit=readable(found.limit, await names_in(tx, [found.limit])))
@@ -152,7 +155,7 @@ class JobService:
 
     async def _deploy(self, new: api.NewJob, serve: ServeSpec, account_id: str, job: str | None) -> api.JobView:
         """A job that answers, with the model of another one, or with a model's files."""
-        submitter, spec = self._submitter(new), new.spec
+        submitter, spec = self._submitter(new), await self._adapters.described(new.spec)
         final = await self.quote(spec, account_id)
         _refuse(spec, final)
         await self._check_balance(submitter, spec)
@@ -166,11 +169,13 @@ class JobService:
                 model = await self._model_files.of(spec, None, await self._weight_names(spec, account_id))
                 found = await self._models.published(spec, {**model.config, ENDS_WITH: model.end})
                 tokenizer = spec.tokenizer
+            beside = await self._adapters.files(spec, found, tokenizer)
             if serve.stages != 1:
                 of_stages = await self._models.stage_files(found.files[MODEL_ARCHIVE])
                 found = replace(found, files=found.files | of_stages)
+            found = replace(found, files=found.files | beside)
         context = context_of(inspect_config(found.config), serve.context)
-        serve = msgspec.structs.replace(serve, context=context)
+        serve = msgspec.structs.replace(spec.serve or serve, context=context)
         spec = msgspec.structs.replace(spec, serve=serve, tokenizer=tokenizer)
         return await self._make(new, spec, final, found, account_id, job)
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import JobAction
+from coordinator.domain.serving import ModelPoint
 from protocol.disputes import DisputeDetail, DisputeView
 from protocol.evidence import RoundEvidence
 from protocol.ids import Digest, NodeAddress
@@ -154,10 +155,8 @@ class OutputsPort(Protocol):
     def generate(self, job: str, round_: int | None, request: api.TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
         """Pieces of text from a checkpoint."""
 
-    def complete(
-        self, job: str, point: int | Literal["start"] | None, command: AskCommand
-    ) -> AsyncIterator[AnswerReport]:
-        """An answer, or embeddings, of a checkpoint, the newest, or of what the job started from; for programs."""
+    def complete(self, job: str, point: ModelPoint, command: AskCommand) -> AsyncIterator[AnswerReport]:
+        """An answer, or embeddings, of one of a job's models; for programs."""
 
     async def log(
         self, job: str, after: int, before: int | None, search: str, level: LogLevel, limit: int

@@ -4,15 +4,15 @@ import logging
 from typing import Protocol
 
 from coordinator.domain.job import Job
+from coordinator.domain.serving import ServedFiles
 from coordinator.errors import CottageError, StoreAwayError
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk
 from coordinator.services.serving.answers import DrawnAnswer
 from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.homes import Homes
-from protocol.ids import Digest
-from protocol.job.job import ServedWeights, ServeSpec
-from protocol.serving import MODEL_ARCHIVE, AnswerCheck, CheckedReport
+from protocol.job.job import ServeSpec
+from protocol.serving import MODEL_ARCHIVE, AnswerCheck, CheckedReport, adapters_of
 
 CHECK_S = 300.0  # For loading the model and one pass.
 
@@ -22,9 +22,7 @@ LOG = logging.getLogger(__name__)
 class AnswerDrawer(Protocol):
     """Runs a model somewhere else: the coordinator never imports torch."""
 
-    async def check(
-        self, archive: Digest, weights: ServedWeights, command: AnswerCheck, seconds: float
-    ) -> CheckedReport:
+    async def check(self, held: ServedFiles, command: AnswerCheck, seconds: float) -> CheckedReport:
         """Draw an answer again, with the model held so; raises CottageError."""
 
 
@@ -64,8 +62,9 @@ class AnswerChecks:
         try:
             async with self._context.store.transaction() as tx:
                 job = await tx.get(Job, drawn.job)
-            serve = job.spec.serve or ServeSpec()
-            report = await self._checker.check(job.files[MODEL_ARCHIVE], serve.weights, drawn.check, CHECK_S)
+            weights = (job.spec.serve or ServeSpec()).weights
+            held = ServedFiles(job.files[MODEL_ARCHIVE], weights, tuple(adapters_of(job.files)))
+            report = await self._checker.check(held, drawn.check, CHECK_S)
         except StoreAwayError:
             raise
         except (CottageError, KeyError) as error:

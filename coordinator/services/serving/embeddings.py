@@ -63,7 +63,7 @@ class EmbeddingsUnderWay:
                 texts = texts[:number]
                 break
         self._until = self.done + len(texts)
-        return EmbedCommand(request, texts)
+        return EmbedCommand(request, texts, self.command.adapter)
 
     def takes(self, report: EngineReport) -> bool:
         """Take a piece; False: no model says so."""
@@ -81,7 +81,7 @@ class EmbeddingsUnderWay:
 
     def check(self, request: str, first: int, *_: Any) -> CheckEmbeddingsCommand:
         """The question whether a node's part, from the ``first`` text on, is right."""
-        asked = EmbedCommand(request, self.command.texts[first : self.done])
+        asked = EmbedCommand(request, self.command.texts[first : self.done], self.command.adapter)
         return CheckEmbeddingsCommand(request, asked, tuple(self.counts[first:]), tuple(self.vectors[first:]))
 
     def usage(self, first: int, _prompt: int | None) -> NodeUsage:

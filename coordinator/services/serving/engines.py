@@ -9,12 +9,12 @@ from itertools import count
 
 import msgspec
 
+from coordinator.domain.serving import ServedFiles
 from coordinator.errors import CottageError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.models import MAX_DIAGNOSIS, crashed
 from coordinator.services.serving.refusals import error_of
 from protocol.codec import decode_json
 from protocol.ids import Digest
-from protocol.job.job import ServedWeights
 from protocol.serving import (
     MAX_LINE,
     AnswerCheck,
@@ -37,9 +37,8 @@ IDLE_S = 300.0  # Then a model that nobody asks makes room.
 LOG = logging.getLogger(__name__)
 
 Process = asyncio.subprocess.Process
-Start = Callable[[Digest, ServedWeights], AbstractAsyncContextManager[Process]]
-"""Begins a process for a model's archive, which holds it so; leaving ends it."""
-_Held = tuple[Digest, ServedWeights]
+Start = Callable[[ServedFiles], AbstractAsyncContextManager[Process]]
+"""Begins a process that holds a model so; leaving ends it."""
 
 
 class Engines:
@@ -47,7 +46,7 @@ class Engines:
 
     def __init__(self, start: Start, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self._start, self._most, self._idle_s = start, most, idle_s
-        self._running: OrderedDict[_Held, _Engine] = OrderedDict()
+        self._running: OrderedDict[ServedFiles, _Engine] = OrderedDict()
         self._changed = asyncio.Event()
         self._waiting = 0
         self._numbers = count(1)
@@ -55,7 +54,7 @@ class Engines:
     def before(self, archive: Digest) -> int:
         """How many wait for room that a request for this model would wait behind, itself among them; 0: it need not wait."""
         full = len(self._running) >= self._most and all(engine.held for engine in self._running.values())
-        return self._waiting + 1 if full and _as_it_is(archive) not in self._running else 0
+        return self._waiting + 1 if full and ServedFiles(archive) not in self._running else 0
 
     async def generate(self, archive: Digest, command: AskCommand, seconds: float) -> AsyncGenerator[AnswerReport]:
         """Pieces of an answer as they come, and its end. Whoever stops listening ends it.
@@ -69,7 +68,7 @@ class Engines:
         """
         until = asyncio.get_running_loop().time() + seconds
         try:
-            async with self._held(_as_it_is(archive), until) as engine:
+            async with self._held(ServedFiles(archive), until) as engine:
                 request = str(next(self._numbers))
                 reports = engine.ask(msgspec.structs.replace(command, id=request))
                 try:
@@ -81,17 +80,17 @@ class Engines:
             late = f"the model took longer than {seconds:g} s, which is all the time that there is for it here"
             raise TookTooLongError(f"{late}: ask for fewer tokens, or run it at home", "tokens") from error
 
-    async def check(
-        self, archive: Digest, weights: ServedWeights, command: AnswerCheck, seconds: float
-    ) -> CheckedReport:
-        """Draw an answer again, with the model held as those hold it who answered.
+    async def check(self, held: ServedFiles, command: AnswerCheck, seconds: float) -> CheckedReport:
+        """Draw an answer again.
 
+        Args:
+            held: as those hold the model who answered.
         Raises:
             CottageError: as ``generate``.
         """
         until = asyncio.get_running_loop().time() + seconds
         try:
-            async with self._held((archive, weights), until) as engine:
+            async with self._held(held, until) as engine:
                 request = str(next(self._numbers))
                 reports = engine.ask(msgspec.structs.replace(command, id=request))
                 try:
@@ -111,7 +110,7 @@ class Engines:
         await asyncio.gather(*(engine.end() for engine in running))
 
     @asynccontextmanager
-    async def _held(self, model: _Held, until: float) -> AsyncIterator["_Engine"]:
+    async def _held(self, model: ServedFiles, until: float) -> AsyncIterator["_Engine"]:
         """A model that answers, which stays while this lasts."""
         async with asyncio.timeout_at(until):
             engine = await self._taken(model)
@@ -123,7 +122,7 @@ class Engines:
             engine.let_go(self._idle_s, lambda: self._expired(model, engine))
             self._changed.set()
 
-    async def _taken(self, model: _Held) -> "_Engine":
+    async def _taken(self, model: ServedFiles) -> "_Engine":
         """The model's engine, begun where it is not there; the one that was asked longest ago makes room."""
         self._waiting += 1
         try:
@@ -137,25 +136,20 @@ class Engines:
             idle = next((name for name, one in self._running.items() if not one.held), None)
             full = engine is None and len(self._running) >= self._most
             before = engine or (self._running.pop(idle) if full and idle is not None else None)
-            engine = self._running[model] = _Engine(lambda: self._start(*model), before)
+            engine = self._running[model] = _Engine(lambda: self._start(model), before)
         self._running.move_to_end(model)
         engine.hold()
         return engine
 
-    def _free(self, model: _Held) -> bool:
+    def _free(self, model: ServedFiles) -> bool:
         there = model in self._running or len(self._running) < self._most
         return there or not all(engine.held for engine in self._running.values())
 
-    def _expired(self, model: _Held, engine: "_Engine") -> None:
+    def _expired(self, model: ServedFiles, engine: "_Engine") -> None:
         if self._running.get(model) is engine:
             del self._running[model]
         self._changed.set()
         engine.stop()
-
-
-def _as_it_is(archive: Digest) -> _Held:
-    """A model that is tried here."""
-    return archive, "float32"
 
 
 async def _until(

@@ -34,10 +34,10 @@ def quote(
     except ModelConfigError as error:
         return impossible(str(error), len(everybody))
     context = rules.context_of(shape, serve.context)
-    held = HeldModel(shape, context, serve.weights)
+    held = HeldModel(rules.with_adapters(shape, serve.adapters), context, serve.weights)
     willing = affordable(everybody, rate.per_petaflop)
     found = teams.first_team(held, willing, serve.stages, TeamWishes())
-    cut = found[0] if found is not None else teams.cut_for(shape, serve.stages or 1)
+    cut = found[0] if found is not None else teams.cut_for(held.shape, serve.stages or 1)
     if cut is None:
         return impossible(
             f"serve.stages {serve.stages} is more than the {shape.layers} layers of this model: each stage has one at least",
@@ -75,7 +75,11 @@ def quote(
         rate=rate.per_petaflop,
         price_likely=ready,
         fee_lamports=OPENING_LAMPORTS,
-        reasons=(*filter(None, [rate.reason]), *_reasons(shape, spec, rate.per_petaflop, hourly, len(cut))),
+        reasons=(
+            *filter(None, [rate.reason]),
+            *_reasons(shape, spec, rate.per_petaflop, hourly, len(cut)),
+            *_beside(shape, held.shape, serve),
+        ),
         hours_low=spec.deadline_hours,
         hours_high=spec.deadline_hours,
         weights=serve.weights,
@@ -115,6 +119,14 @@ def _limit(able: int, replicas: int, stages: int) -> str:
     if able >= replicas:
         return f"{able} nodes could answer"
     return f"{able} of the {replicas} nodes that are asked for could answer: the others are seated as they come"
+
+
+def _beside(shape: ModelShape, held: ModelShape, serve: ServeSpec) -> tuple[str, ...]:
+    if not serve.adapters:
+        return ()
+    count = len(serve.adapters)
+    answer = "1 adapter answers" if count == 1 else f"{count} adapters answer"
+    return (f"{answer} beside the model: {held.parameters - shape.parameters:,} parameters more in memory",)
 
 
 def _reasons(shape: ModelShape, spec: JobSpec, rate: int, hourly: int, stages: int) -> tuple[str, ...]:

@@ -222,7 +222,8 @@ def _serve(work: UnitOfWork) -> ServeSpec:
 
 def _held(work: UnitOfWork) -> HeldModel:
     shape, serve = shape_of(work), _serve(work)
-    return HeldModel(shape, rules.context_of(shape, serve.context), serve.weights)
+    held = rules.with_adapters(shape, serve.adapters)
+    return HeldModel(held, rules.context_of(shape, serve.context), serve.weights)
 
 
 def _run(cut: tuple[Layers, ...], replicas: int) -> Run:

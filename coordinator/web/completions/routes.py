@@ -14,6 +14,7 @@ from aiohttp import hdrs, web
 from msgspec import UNSET, UnsetType
 
 from common.untrusted_text import untrusted
+from coordinator.domain.serving import AdapterPoint, ModelPoint
 from coordinator.errors import CottageError, InvalidError, NotFoundError
 from coordinator.services.accounts.budgets import COMPLETIONS
 from coordinator.services.jobs import ports
@@ -49,7 +50,7 @@ from protocol.serving import AnsweredReport, AnswerReport, EmbeddedReport, TextR
 
 MAX_MODELS = 100
 FIRST_S = 10.0  # Without a word for so long a stream says that it is alive: a proxy would cut it.
-_NAME = re.compile(r"([0-9a-f]{32})(?:@(start|[0-9]{1,9}))?")
+_NAME = re.compile(r"([0-9a-f]{32})(?:@(start|[0-9]{1,9})|:([0-9a-f]{32}))?")
 _DONE = b"data: [DONE]\n\n"
 _ERRORS = (400, 404, 409)
 MAX_VECTORS = 8 << 20  # Bytes of the embeddings of an answer; as JSON's numbers they have five times as many.
@@ -57,7 +58,10 @@ Reports = AsyncIterator[AnswerReport]
 
 
 class CompletionRoutes:
-    """Handlers. A model's name is the id of its job; ``ID@3`` is its checkpoint after three rounds, ``ID@start`` what it was."""
+    """Handlers. A model's name is the id of its job; ``ID@3`` is its checkpoint after three rounds, ``ID@start`` what it was.
+
+    ``DEPLOYMENT:JOB`` is a deployment's adapter of that job.
+    """
 
     def __init__(self, jobs: ports.JobsPort, outputs: ports.OutputsPort) -> None:
         self._jobs = jobs
@@ -109,13 +113,19 @@ class CompletionRoutes:
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models."""
         jobs = await self._jobs.list(MAX_MODELS, None, principal(request).account_id)
-        return answer(ServedModels(tuple(_served(job) for job in jobs if _answers(job))))
+        return answer(ServedModels(tuple(one for job in jobs if _answers(job) for one in _served(job))))
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{model}."""
         name = request.match_info["model"]
-        job, _ = await self._found(request, name)
-        return answer(msgspec.structs.replace(_served(await self._jobs.get(job)), id=name))
+        job, point = await self._found(request, name)
+        own, *beside = _served(await self._jobs.get(job))
+        if not isinstance(point, AdapterPoint):
+            return answer(msgspec.structs.replace(own, id=name))
+        found = next((one for one in beside if one.id == name), None)
+        if found is None:
+            raise _unknown(name)
+        return answer(found)
 
     @costs(COMPLETIONS)
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -165,7 +175,7 @@ class CompletionRoutes:
                 return await _streamed(request, shape, reports)
             return answer(await _whole(shape, reports))
 
-    async def _found(self, request: web.Request, name: str) -> tuple[str, int | Literal["start"] | None]:
+    async def _found(self, request: web.Request, name: str) -> tuple[str, ModelPoint]:
         """The caller's job that a model's name means, and which of its models."""
         named = _NAME.fullmatch(name)
         try:
@@ -173,8 +183,9 @@ class CompletionRoutes:
                 raise NotFoundError(name)
             await self._jobs.check_owner(named[1], principal(request).account_id)
         except NotFoundError as error:
-            way = "GET /v1/models lists yours"
-            raise NotFoundError(f"there is no model {name[:80]!r}: {way}", "model") from error
+            raise _unknown(name) from error
+        if named[3]:
+            return named[1], AdapterPoint(named[3])
         return named[1], "start" if named[2] == "start" else int(named[2]) if named[2] else None
 
 
@@ -299,5 +310,13 @@ def _answers(job: JobView) -> bool:
     return job.rounds_done > 0 if job.spec.serve is None else job.state in ("planned", "running")
 
 
-def _served(job: JobView) -> ServedModel:
-    return ServedModel(job.id, int(job.created), untrusted(job.name or "cottage"))
+def _served(job: JobView) -> list[ServedModel]:
+    """A job's model, and the adapters that answer beside it."""
+    own = ServedModel(job.id, int(job.created), untrusted(job.name or "cottage"))
+    adapters = () if job.spec.serve is None else job.spec.serve.adapters
+    named = ((f"{job.id}:{one.job}", untrusted(one.name or "adapter")) for one in adapters)
+    return [own, *(ServedModel(name, own.created, title) for name, title in named)]
+
+
+def _unknown(name: str) -> NotFoundError:
+    return NotFoundError(f"there is no model {name[:80]!r}: GET /v1/models lists yours", "model")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from coordinator.client.deployments import chats
+from coordinator.client.deployments import adapter_models, chats
 from coordinator.services.jobs import ports
 from coordinator.web.auth import principal
 from coordinator.web.completions.routes import MAX_MODELS
@@ -26,6 +26,12 @@ def has_template(job: JobView, known: Mapping[str, JobView]) -> bool | None:
     return None
 
 
+def _plain_adapters(deployment: JobView, known: Mapping[str, JobView]) -> list[str]:
+    """The jobs whose adapters bring no chat template to a deployment whose model has none."""
+    adapters = () if deployment.spec.serve is None else deployment.spec.serve.adapters
+    return [one.job for one in adapters if one.job in known and has_template(known[one.job], known) is False]
+
+
 class Playground:
     """Handler of the page. Which models there are it leaves to ``GET /v1/models``, so both always say the same."""
 
@@ -41,10 +47,13 @@ class Playground:
         """``model`` and ``beside`` of the address choose models; the script reads them."""
         jobs = await self._jobs.list(MAX_MODELS, None, principal(request).account_id)
         tuned = [job.id for job in jobs if job.spec.model.weight_files and job.spec.serve is None]
-        served = [job.id for job in jobs if job.spec.serve is not None]
-        narrow = [(job.id, job.spec.serve) for job in jobs if job.spec.serve is not None]
-        held = [f"{job}:{serve.weights}" for job, serve in narrow if serve.weights != "float32"]
+        deployed = [job for job in jobs if job.spec.serve is not None]
+        served = [name for job in deployed for name in (job.id, *dict(adapter_models(job)))]
+        held = [
+            f"{job.id}={serve.weights}" for job in deployed if (serve := job.spec.serve) and serve.weights != "float32"
+        ]
         known = {job.id: job for job in jobs}
         texts = [job.id for job in jobs if has_template(job, known) is False]
+        texts += [f"{job.id}:{one}" for job in jobs if job.id in texts for one in _plain_adapters(job, known)]
         lists = {"tuned": tuned, "served": served, "held": held, "texts": texts}
-        return self._renderer.page(request, "playground.html", longest=LONGEST, **lists)
+        return self._renderer.page(request, "playground.html", 200, longest=LONGEST, **lists)

@@ -27,11 +27,13 @@ from coordinator.web.pages.forms import read_wallet, typed_value
 from coordinator.web.pages.render import Renderer
 from coordinator.web.transfers import job_id
 from protocol import codec
+from protocol.ids import is_id
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.rest.api import JobView, NewJob, Quote
 from protocol.serving import LONGEST
 
 MAX_TYPED = 200  # Characters of a field.
+MAX_LINES = 1000  # Of one with several lines: as many ids as there may be.
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class ServeField:
     name: str
     label: str
     help: str
-    kind: Literal["whole", "decimal", "amount", "text", "choice"]
+    kind: Literal["whole", "decimal", "amount", "text", "choice", "jobs"]
     place: tuple[type[msgspec.Struct], str] | None
     most: int | None = None
     choices: tuple[tuple[str, str], ...] = ()
@@ -96,6 +98,13 @@ MORE = (
         "whole",
         (ServeSpec, "idle_minutes"),
     ),
+    ServeField(
+        "adapters",
+        "Adapters",
+        "Ids of jobs that adapted this very model, one a line. Each answers under a name of its own.",
+        "jobs",
+        (ServeSpec, "adapters"),
+    ),
     ServeField("name", "Name", "How you find it again.", "text", (JobSpec, "name")),
     ServeField("submitter", "Wallet that pays", "Empty: the coordinator's test wallet.", "text", None),
 )
@@ -108,6 +117,7 @@ _PLACES: Final[Mapping[str, str]] = {
     "serve.stages": "stages",
     "serve.weights": "weights",
     "serve.idle_minutes": "idle",
+    "serve.adapters": "adapters",
     "name": "name",
     "submitter": "submitter",
 }
@@ -138,13 +148,17 @@ def usual(job: JobView) -> ServeAsked:
     """The form as it is before anybody types: the finished model, or the newest checkpoint where there is none yet."""
     round_ = "" if job.model is not None or not job.checkpoint else str(job.checkpoint)
     values = {"replicas": str(REPLICAS), "hours": f"{HOURS:g}", "budget": "", "round": round_, "context": ""}
-    values |= {"stages": "", "weights": "float32"}
+    values |= {"stages": "", "weights": "float32", "adapters": ""}
     return ServeAsked(values | {"idle": "", "name": deployment_name(job.name), "submitter": ""}, {})
 
 
 def read(typed: Mapping[str, str], job: JobView) -> ServeAsked:
     """Make a job document of a form; what is missing is as ``usual``."""
-    values = {name: typed.get(name, value).strip()[:MAX_TYPED] for name, value in usual(job).values.items()}
+    kinds = {one.name: one.kind for one in (*MAIN, *MORE)}
+    values = {
+        name: typed.get(name, value).strip()[: MAX_LINES if kinds[name] == "jobs" else MAX_TYPED]
+        for name, value in usual(job).values.items()
+    }
     errors: dict[str, str] = {}
     found = {one.name: _value(one, values[one.name], errors) for one in (*MAIN, *MORE) if one.place is not None}
     submitter = read_wallet(values, errors) if values["submitter"] else None
@@ -162,6 +176,7 @@ def read(typed: Mapping[str, str], job: JobView) -> ServeAsked:
         found["idle"],
         found["stages"],
         found["weights"] or "float32",
+        found["adapters"] or (),
     )
     return ServeAsked(values, errors, document, submitter, opened)
 
@@ -170,6 +185,8 @@ def _value(one: ServeField, text: str, errors: dict[str, str]) -> Any:
     """What was typed as a value within its bounds, None where nothing was."""
     if not text or one.place is None:
         return None
+    if one.kind == "jobs":
+        return _jobs(one, text, errors)
     try:
         kind, name = one.place
         found = codec.convert(typed_value(one.kind, text), get_type_hints(kind, include_extras=True)[name])
@@ -181,6 +198,19 @@ def _value(one: ServeField, text: str, errors: dict[str, str]) -> Any:
     except ValueError as error:
         errors[one.name] = str(error)
     return None
+
+
+def _jobs(one: ServeField, text: str, errors: dict[str, str]) -> list[str]:
+    """Ids of jobs, one a line."""
+    jobs = text.split()
+    if strange := next((job for job in jobs if not is_id(job)), None):
+        errors[one.name] = f"{strange[:40]!r} is no job: write ids of 32 hexadecimal digits, one a line"
+        return []
+    try:
+        codec.convert({one.name: [{"job": job} for job in jobs]}, ServeSpec)
+    except codec.MessageError as error:
+        errors[one.name] = error.words
+    return jobs
 
 
 class ServePages:

@@ -140,7 +140,7 @@ class Answer {
   async look() {
     const id = this.turn.models[this.place];
     if (play.dataset.served.split(" ").includes(id)) {
-      const job = await asked(`/api/v1/jobs/${id}`).then((answer) => answer.json(), () => null);
+      const job = await asked(`/api/v1/jobs/${id.split(":")[0]}`).then((answer) => answer.json(), () => null);
       this.away = job?.serving?.ready === 0 && job.serving.loading === 0;
     }
     if (!this.first) say(this.away ? `${this.name} waits for nodes.` : `${this.name} is being loaded.`);
@@ -254,7 +254,7 @@ function fit() {
   const plainNow = ["model", "beside"].some((list) => texts.has(at(list).value.split("@")[0] || "none"));
   if (plainNow !== plain) document.querySelector(`[name=kind][value=${plainNow ? "text" : "chat"}]`).checked = true;
   plain = plainNow;
-  const served = new Set(play.dataset.served.split(" "));
+  const served = new Set(play.dataset.served.split(" ").filter((name) => !name.includes(":"))); // Adapters are not asked privately.
   at("private-field").hidden = !["model", "beside"].every((list) => !at(list).value || served.has(at(list).value));
 }
 
@@ -277,9 +277,10 @@ function fill(models) {
   const tuned = new Set(play.dataset.tuned.split(" "));
   const named = new URLSearchParams(location.search);
   const names = models.map((model) => model.owned_by);
-  const title = (model) => (names.indexOf(model.owned_by) === names.lastIndexOf(model.owned_by) ? model.owned_by : `${model.owned_by} (${model.id.slice(0, 8)})`);
-  const held = new Map(play.dataset.held.split(" ").map((one) => one.split(":"))); // Deployments in fewer bits.
-  const full = (model) => (held.has(model.id) ? `${title(model)}, ${held.get(model.id)}` : title(model));
+  const title = (model) => (names.indexOf(model.owned_by) === names.lastIndexOf(model.owned_by) ? model.owned_by : `${model.owned_by} (${model.id.split(":").pop().slice(0, 8)})`);
+  const held = new Map(play.dataset.held.split(" ").map((one) => one.split("="))); // Deployments in fewer bits.
+  const bits = (model) => held.get(model.id.split(":")[0]);
+  const full = (model) => (bits(model) ? `${title(model)}, ${bits(model)}` : title(model));
   at("beside").append(new Option("nothing", ""));
   for (const [list, wanted] of [[at("model"), named.get("model")], [at("beside"), named.get("beside")]]) {
     for (const model of models) option(list, model.id, full(model));

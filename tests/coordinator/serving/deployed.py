@@ -11,6 +11,7 @@ import msgspec
 from coordinator.app import assemble
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Base, Run, RunPoint
+from coordinator.domain.serving import ServedFiles
 from coordinator.errors import UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.models import ModelWorkshop
@@ -195,18 +196,16 @@ class TruthTeller:
 
     def __init__(self) -> None:
         self.checked: list[AnswerCheck] = []
-        self.held: list[ServedWeights] = []
+        self.held: list[ServedFiles] = []
         self.able = True
         self.names: tuple[int, ...] = ()
 
     def before(self, _archive: str) -> int:
         return 0
 
-    async def check(
-        self, _archive: str, weights: ServedWeights, command: AnswerCheck, _seconds: float
-    ) -> CheckedReport:
+    async def check(self, held: ServedFiles, command: AnswerCheck, _seconds: float) -> CheckedReport:
         self.checked.append(command)
-        self.held.append(weights)
+        self.held.append(held)
         if not self.able:
             raise UnavailableError("no model here")
         if isinstance(command, CheckEmbeddingsCommand):

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from coordinator.domain.serving import ServedFiles
 from coordinator.errors import InvalidError, PromptTooLongError, TookTooLongError, UnavailableError
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.serving.engines import Engines
 from protocol.ids import Digest
-from protocol.job.job import ServedWeights
 from protocol.serving import (
     AnsweredReport,
     CheckEmbeddingsCommand,
@@ -54,9 +54,9 @@ class Hall:
         self.engines = Engines(self._start, **settings)
 
     @asynccontextmanager
-    async def _start(self, archive: Digest, weights: ServedWeights) -> AsyncIterator[asyncio.subprocess.Process]:
-        self.begun.append(archive)
-        async with self.tools.served(archive, weights) as process:
+    async def _start(self, held: ServedFiles) -> AsyncIterator[asyncio.subprocess.Process]:
+        self.begun.append(held.archive)
+        async with self.tools.served(held) as process:
             self.processes.append(process)
             yield process
 
@@ -138,8 +138,8 @@ async def test_a_model_is_checked_as_it_is_held_by_a_process_of_its_own(folder: 
     parts = [report async for report in hall.engines.generate(archive, command, SECONDS)]
     (made,) = [one for one in parts if isinstance(one, EmbeddedReport)]
     check = CheckEmbeddingsCommand("1", command, made.tokens, made.vectors)
-    assert not (await hall.engines.check(archive, "float32", check, SECONDS)).wrong
-    assert "away from this model's" in (await hall.engines.check(archive, "nf4", check, SECONDS)).wrong
+    assert not (await hall.engines.check(ServedFiles(archive), check, SECONDS)).wrong
+    assert "away from this model's" in (await hall.engines.check(ServedFiles(archive, "nf4"), check, SECONDS)).wrong
     assert len(hall.processes) == 2
     await hall.engines.close()
 
@@ -154,7 +154,7 @@ async def test_texts_become_embeddings_which_are_checked(folder: Path, tmp_path:
     assert (len(vectors), end.prompt, vectors[0]) == (3, sum(counts), vectors[2])
     for forged, wrong in ((vectors, False), ((*vectors[:2], vectors[1]), True)):
         check = CheckEmbeddingsCommand("1", command, counts, forged)
-        assert bool((await hall.engines.check(archive, "float32", check, SECONDS)).wrong) is wrong
+        assert bool((await hall.engines.check(ServedFiles(archive), check, SECONDS)).wrong) is wrong
     for texts, kind, words in (
         (("def ", ""), InvalidError, "text 2 of 2 has 0 tokens"),
         (("def " * 200,), PromptTooLongError, f"give 1 to {LONGEST}"),

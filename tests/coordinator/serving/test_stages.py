@@ -307,7 +307,7 @@ async def test_answers_are_drawn_again_with_weights_as_nodes_hold_them() -> None
         asked = bench.ask(await bench.stored(job))
         await bench.pass_time(8.0)
         await asked.task
-    assert bench.checker.held == ["int8"]
+    assert [one.weights for one in bench.checker.held] == ["int8"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from common.token_worth import TokenWorth
 from common.untrusted_text import Untrusted
+from coordinator.domain.serving import AdapterPoint, ModelPoint
 from coordinator.errors import InvalidError, NotFoundError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from protocol.audit import ReplayStep
@@ -268,10 +269,10 @@ class Leavings:
             yield {"text": f" {word}"}
         yield {"done": "length", "tokens": request.tokens}
 
-    async def complete(
-        self, job: str, point: int | Literal["start"] | None, command: AskCommand
-    ) -> AsyncIterator[AnswerReport]:
-        await self._known(job, None if point == "start" else point)
+    async def complete(self, job: str, point: ModelPoint, command: AskCommand) -> AsyncIterator[AnswerReport]:
+        if not isinstance(point, AdapterPoint):
+            await self._known(job, point if isinstance(point, int) else None)
+        of = f"by {point.job}" if isinstance(point, AdapterPoint) else point
         if isinstance(command, EmbedCommand):
             for text in command.texts:
                 yield EmbeddedReport("1", (len(text),), (vector_of(text),))
@@ -288,7 +289,7 @@ class Leavings:
         if said == "call sum" and command.tools:
             yield AnsweredReport("1", "stop", 7, 9, (FunctionCall("sum", '{"a": 2}'),))
             return
-        words = (f"{point}: {said}" if point is not None else said).split()
+        words = (f"{of}: {said}" if of is not None else said).split()
         for word in words[: command.tokens]:
             yield TextReport("1", f" {word}")
         reason: Literal["stop", "length"] = "length" if len(words) > (command.tokens or len(words)) else "stop"

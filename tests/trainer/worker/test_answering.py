@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from common.encrypted_files import fresh_key, seal
 from coordinator.services.artifacts.model_archives import pack
-from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.job.job import JobSpec, ModelSpec, ServedAdapter, ServeSpec
 from protocol.serving import (
     MODEL_ARCHIVE,
     AnsweredReport,
@@ -27,11 +27,13 @@ from protocol.serving import (
     RefusedReport,
     Sampling,
     TextReport,
+    adapter_archive,
 )
 from protocol.task import AbandonRound, AskModel, ModelSaid, StopTask, TaskFailed, TaskReady, TaskReport, WorkerLog
 from protocol.worker import Setup, WorkerCommand, WorkerMessage, WorkerReport, read_frame, write_frame
 from tests.trainer.router import make_plan, start_process
 from tests.trainer.serve.answering import GREEDY, Reports, check_of, end_of, is_over, text_of, tokens_of
+from tests.trainer.serve.drawn_adapters import draw_adapter, likeliest, merged
 from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
 from trainer.serve import sampling
 from trainer.worker import answering
@@ -78,18 +80,28 @@ def start(folder: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
     sockets = tmp_path_factory.mktemp("s")
 
     @contextlib.asynccontextmanager
-    async def started(change: Callable[[bytes], bytes] = lambda data: data) -> AsyncIterator[Answers]:
+    async def started(
+        change: Callable[[bytes], bytes] = lambda data: data, adapters: Sequence[Path] = ()
+    ) -> AsyncIterator[Answers]:
         pack(folder, tmp_path / "packed")
         key = fresh_key()
         (tmp_path / "job").mkdir(exist_ok=True)
         seal(tmp_path / "job" / MODEL_ARCHIVE, key, change((tmp_path / "packed").read_bytes()))
+        keys = {MODEL_ARCHIVE: key}
+        for number, adapter in enumerate(adapters, 1):
+            pack(adapter, tmp_path / "packed")
+            keys[adapter_archive(number)] = fresh_key()
+            sealed = tmp_path / "job" / adapter_archive(number)
+            seal(sealed, keys[adapter_archive(number)], (tmp_path / "packed").read_bytes())
+        beside = tuple(ServedAdapter(f"{number:032x}") for number in range(len(adapters)))
+        spec = msgspec.structs.replace(SPEC, serve=ServeSpec(context=256, adapters=beside))
         connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
         server = await asyncio.start_unix_server(lambda r, w: connected.set_result((r, w)), sockets / "w.sock")
         process = await asyncio.to_thread(start_process, ["worker", "--socket", str(sockets / "w.sock")], False)
         async with asyncio.timeout(SECONDS):
             reader, writer = await connected
         server.close()
-        setup = Setup(SPEC, make_plan([(0, 1)], [0]), 0, 0, str(tmp_path / "job"), 1, keys={MODEL_ARCHIVE: key})
+        setup = Setup(spec, make_plan([(0, 1)], [0]), 0, 0, str(tmp_path / "job"), 1, keys=keys)
         await write_frame(writer, setup)
         try:
             yield Answers(reader, writer, process)
@@ -152,6 +164,23 @@ async def test_a_worker_makes_embeddings_and_looks_at_others(start: Start) -> No
 
 def lines(worker: Answers) -> list[Any]:
     return [line for body in worker.bodies if isinstance(body, WorkerLog) for line in body.lines]
+
+
+async def test_a_worker_answers_with_an_adapter_that_lies_encrypted(
+    start: Start,
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    adapter = draw_adapter(folder, tmp_path / "adapter", 1, 4, ("q_proj", "up_proj"))
+    whole = merged(folder, adapter, tmp_path / "whole")
+    commands = [GenerateCommand(str(number), "Say:", tokens=20, sampling=GREEDY, adapter=number) for number in range(2)]
+    async with start(adapters=[adapter]) as worker:
+        for one in commands:
+            await worker.ask(one)
+        said = await worker.over("0", "1")
+    expected = [likeliest(one, "Say:", 20) for one in (folder, whole)]
+    assert expected[0] != expected[1]
+    assert [tokens_of(one) for one in said] == expected
 
 
 async def test_a_worker_ends_with_its_agent(start: Start) -> None:

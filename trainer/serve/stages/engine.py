@@ -6,7 +6,7 @@ who they are (``JoinStages``), and hear the rest from the stage before them.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -30,6 +30,7 @@ from protocol.serving import (
 from protocol.worker import PeerSend, Setup, TensorName
 from trainer.audit.environment import configure
 from trainer.errors import DataError, WeightsError
+from trainer.serve.adapters import AdapterFiles
 from trainer.serve.requests import Requests
 from trainer.serve.stages.draws import TokenDraws
 from trainer.serve.stages.layers import StageLayers
@@ -62,7 +63,15 @@ class StageEngine:
         leads: whether it is the first.
     """
 
-    def __init__(self, folder: Path, setup: Setup, say: Say, send: Send, weights: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        setup: Setup,
+        say: Say,
+        send: Send,
+        weights: Mapping[str, Any],
+        adapters: Sequence[AdapterFiles] = (),
+    ) -> None:
         """Load a stage.
 
         Args:
@@ -70,7 +79,7 @@ class StageEngine:
             setup: says which stage of what plan this is; ``serve.context`` bounds ``longest``.
             say: takes what comes of requests, on the loop's thread.
             send: takes what goes to a neighbour, on the thread that computes.
-            weights: of this stage at least, see ``ModelShare``.
+            weights: of this stage at least, see ``ModelShare``. ``adapters``: as there.
         Raises:
             WeightsError: the model cannot be cut so, or is not whole.
         """
@@ -81,7 +90,8 @@ class StageEngine:
         own, count = setup.plan.layers[setup.stage], len(setup.plan.layers)
         cut = Cut(own.first, own.last, setup.stage == 0, setup.stage == count - 1)
         served = setup.spec.serve
-        share = ModelShare(folder, cut, weights, setup.device, "float32" if served is None else served.weights)
+        held = "float32" if served is None else served.weights
+        share = ModelShare(folder, cut, weights, setup.device, held, adapters)
         if setup.plan.layers[-1].last != share.shape.layers:
             raise WeightsError(
                 "bad-model", f"the stages have {setup.plan.layers[-1].last} of {share.shape.layers} layers"
@@ -92,9 +102,9 @@ class StageEngine:
         self._say, self._send = say, send
         self._loop: asyncio.AbstractEventLoop | None = None
         self.layers = StageLayers(share, size, self._tell)
-        self._lead = (
-            PassLead(Requests(share.tokens, size.longest), share.tokens.ends, size, self._tell) if self.leads else None
-        )
+        templates = [one.template for one in adapters]
+        requests = Requests(share.tokens, size.longest, templates) if self.leads else None
+        self._lead = None if requests is None else PassLead(requests, share.tokens.ends, size, self._tell)
         self._draws = TokenDraws(share) if cut.is_last else None
         self._room = PayloadRoom((count + 2) * longest_payload(self._hidden))
         self._order = PayloadOrder(self._room)

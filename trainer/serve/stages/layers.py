@@ -9,6 +9,7 @@ from torch import Tensor
 
 from protocol.codec import MessageError
 from protocol.serving import SketchReport
+from trainer.serve.adapters import adapted, rows_of
 from trainer.serve.stages.pages import LayerCache, NoPagesError
 from trainer.serve.stages.passes import MAX_CHANGED, OpenedRequest, PassHeader
 from trainer.serve.stages.share import CacheSize, ModelShare
@@ -88,7 +89,9 @@ class StageLayers:
             raise MessageError(str(error)) from error
         inputs = inputs.to(self._share.device)
         self._note("got", header, inputs)
-        out = self._share.run(inputs, places)
+        parts = [(self.requests[row.number].opened.adapter, row.count) for row in header.rows]
+        with adapted(rows_of(parts, self._share.device)):
+            out = self._share.run(inputs, places)
         self._note("sent", header, out)
         self.passes += 1
         return out
@@ -96,6 +99,8 @@ class StageLayers:
     def _open(self, opened: OpenedRequest) -> None:
         if opened.number in self.requests or len(self.requests) >= MAX_CHANGED:
             raise MessageError(f"request {opened.number} is open already, or one too many")
+        if opened.adapter > self._share.adapters:
+            raise MessageError(f"request {opened.number} is of adapter {opened.adapter}, of {self._share.adapters}")
         vectors = sketch_vectors(opened.id, self._share.shape.hidden, self.key).to(self._share.device)
         self.opened += 1
         self.requests[opened.number] = StageRequest(opened, vectors, {side: SketchBook() for side in self._sides})

@@ -311,6 +311,6 @@ def _opened(answer: LedAnswer, number: int) -> OpenedRequest:
     said = (number, asked.id, prompt, asked.sampling)
     grammar = grammar_of(asked)
     if grammar is None:
-        return OpenedRequest(*said, likeliest=asked.likeliest)
+        return OpenedRequest(*said, likeliest=asked.likeliest, adapter=asked.adapter)
     begun = tuple(answer.so_far.tokens[prompt:])
-    return OpenedRequest(*said, begun, grammar, asked.likeliest)
+    return OpenedRequest(*said, begun, grammar, asked.likeliest, asked.adapter)

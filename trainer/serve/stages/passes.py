@@ -13,7 +13,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
-from protocol.serving import MAX_LIKELIEST, RequestId, Sampling, Token, Tokens
+from protocol.serving import MAX_LIKELIEST, AdapterNumber, RequestId, Sampling, Token, Tokens
 from trainer.files.tensors import bytes_of
 
 BATCH = 512  # Tokens of a pass: a long prompt comes in parts, so that answers under way go on.
@@ -34,7 +34,7 @@ class OpenedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     Attributes:
         prompt: how many tokens its prompt has. ``grammar``: what its answer keeps to (``trainer.serve.grammar``), ``begun`` too.
-        likeliest: as ``GenerateCommand.likeliest``.
+        likeliest, adapter: as ``GenerateCommand`` has them.
     """
 
     number: RequestNumber
@@ -44,6 +44,7 @@ class OpenedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     begun: Tokens = ()
     grammar: Annotated[str, Meta(max_length=MAX_HEADER)] | None = None
     likeliest: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
+    adapter: AdapterNumber = 0
 
 
 class ClosedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

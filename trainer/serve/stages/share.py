@@ -1,7 +1,7 @@
 """One stage's share of a model in memory: its layers, with the embedding or the head where it has an end."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +16,7 @@ from protocol.models.tensor_names import way_in
 from protocol.serving import CACHE_BYTES, LONGEST
 from trainer.errors import WeightsError
 from trainer.malloc_trim import trim
+from trainer.serve.adapters import AdapterFiles, put_beside
 from trainer.serve.loading import load_tokens, parameters_of
 from trainer.serve.quantizing import codes_of
 from trainer.serve.stages.attention import paged_attention
@@ -59,10 +60,17 @@ class ModelShare:
         shape: of the whole model.
         tokens: its tokenizer, vocabulary and ends.
         parameters: of this share.
+        adapters: how many requests may ask for.
     """
 
     def __init__(
-        self, folder: Path, cut: Cut, weights: Mapping[str, Any], device: str, held: ServedWeights = "float32"
+        self,
+        folder: Path,
+        cut: Cut,
+        weights: Mapping[str, Any],
+        device: str,
+        held: ServedWeights = "float32",
+        adapters: Sequence[AdapterFiles] = (),
     ) -> None:
         """Read what belongs to ``cut``, one tensor after the other.
 
@@ -70,8 +78,9 @@ class ModelShare:
             folder: of the small files.
             weights: by name what ``[...]`` makes a tensor of.
             held: how matrices are held.
+            adapters: of the whole model, numbered from 1.
         Raises:
-            WeightsError: the model cannot be cut, or is not whole.
+            WeightsError: the model cannot be cut, or is not whole, or an adapter is of another one.
         """
         config = _config(folder)
         try:
@@ -85,6 +94,9 @@ class ModelShare:
         if held != "float32":
             trim()
         self.parameters = parameters_of(module)
+        self.adapters = len(adapters)
+        layers = {full_name(name, cut): one for name, one in module.named_modules() if name}
+        put_beside(adapters, layers, torch.device(device), whole=False)
         cast(Any, module).config._attn_implementation = ATTENTION
         self._module = module.eval().requires_grad_(False)
         self.device = torch.device(device)

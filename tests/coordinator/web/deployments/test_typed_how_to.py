@@ -35,13 +35,14 @@ async def test_every_command_of_the_page_is_typed(
 ) -> None:
     monkeypatch.setenv("COTTAGE_SERVER", house.url)
     job = await finished(house)
+    beside_it = {"BASE": await finished(house), "OTHER": await finished(house)}
     seen = set()
     for command in commands(PAGE):
         words = shlex.split(command)[1:]
         if words[0] in ELSEWHERE or (len(words) == 1 and words[0] != "jobs"):
             continue
         seen.add(words[0])
-        stands = {"JOB": job, "FOLDER": str(model_folder(tmp_path / "cow"))}
+        stands = {**beside_it, "JOB": job, "FOLDER": str(model_folder(tmp_path / "cow"))}
         if "DEPLOYMENT" in words:
             stands["DEPLOYMENT"] = made = await deployed(house, 1, of=job)
             found = house.cluster._find(made)

@@ -18,6 +18,7 @@ from protocol.serving import EngineCommand, EngineReport, SketchReport
 from protocol.worker import PeerSend, Setup
 from tests.trainer.router import make_plan
 from tests.trainer.serve.answering import Asking, Reports
+from trainer.serve.adapters import AdapterFiles
 from trainer.serve.stages.engine import StageEngine
 
 CUTS: dict[int, list[tuple[int, int]]] = {2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
@@ -113,11 +114,12 @@ async def ring(
     cuts: list[tuple[int, int]] | None = None,
     joined: bool = True,
     held: ServedWeights | Mapping[int, ServedWeights] = "float32",
+    adapters: Mapping[int, Sequence[AdapterFiles]] | None = None,
 ) -> AsyncIterator[Ring]:
     """The stages of a folder's model, joined.
 
     Args:
-        weights: those that a stage has in place of the folder's.
+        weights: those that a stage has in place of the folder's. adapters: of each stage; None: it has none.
         held: how stages hold them, each in its own way or all in one.
     """
     made = make_plan(cuts or CUTS[stages], [0])
@@ -130,7 +132,9 @@ async def ring(
             spec = JobSpec("moo", ModelSpec(from_job="ab" * 16), 1000, serve=serve)
             setup = Setup(spec, made, stage, 0, str(folder), 1)
             own = whole if weights is None else weights.get(stage, whole)
-            engine = StageEngine(folder, setup, partial(here.say, stage), partial(here.send, loop, stage), own)
+            beside = (adapters or {}).get(stage, ())
+            say, send = partial(here.say, stage), partial(here.send, loop, stage)
+            engine = StageEngine(folder, setup, say, send, own, beside)
             here.stages.append(await stack.enter_async_context(engine))
             here.watched.append(asyncio.ensure_future(engine.beside(_for_ever())))
         if joined:
