@@ -18,7 +18,7 @@ from coordinator.domain import serving as rules
 from coordinator.domain.job import Job, JobState, Wish
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import CountedPeriod, NodeUsage, Replica
-from coordinator.errors import ConflictError, InvalidError, TookTooLongError, TooManyError, UnavailableError
+from coordinator.errors import InvalidError, TookTooLongError, TooManyError, UnavailableError
 from coordinator.metrics import Gauges
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
@@ -26,7 +26,8 @@ from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.serving.answers import AnsweringReplica, AnswerPart, AnswerUnderWay, DrawnAnswer
 from coordinator.services.serving.embeddings import EmbeddingsUnderWay, some_of
-from coordinator.services.serving.refusals import error_of
+from coordinator.services.serving.presence import SeatPresence
+from coordinator.services.serving.refusals import closed, error_of
 from coordinator.services.serving.sketches import AnswerSketches
 from protocol.codec import MAX_MESSAGE
 from protocol.node import Command
@@ -47,6 +48,7 @@ from protocol.serving import (
     EngineReport,
     FunctionCall,
     GenerateCommand,
+    PongReport,
     RefusedReport,
     Sampling,
     SketchReport,
@@ -71,13 +73,18 @@ _Asked = AnswerUnderWay | EmbeddingsUnderWay
 
 
 class Homes:
-    """Which node answers which request, and what each has done since it was counted."""
+    """Which node answers which request, and what each has done since it was counted.
+
+    Attributes:
+        presence: of the seats of replicas that several nodes hold together.
+    """
 
     def __init__(self, context: Context, desk: JobDesk, nodes: Nodes) -> None:
         self._context, self._nodes = context, nodes
         self._homes: dict[str, AnsweringReplica] = {}  # By name.
         self._leads: dict[str, AnsweringReplica] = {}  # By the lease that is asked.
         self._sketches = AnswerSketches(context.clock)
+        self.presence = SeatPresence(context, nodes)
         self._parts: dict[tuple[str, str], AnswerPart] = {}
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
         self._process, self._numbers = "", count(1)
@@ -111,7 +118,7 @@ class Homes:
             InvalidError: the model cannot read the request. TookTooLongError, UnavailableError: nobody answers in time.
         """
         if job.id not in self._periods or job.spec.serve is None:
-            raise _closed(job.id, job.state)
+            raise closed(job.id, job.state)
         answer = _asked(command, job.spec.serve.context or LONGEST)
         self._check_staged(job.id, answer)
         self._asked[job.id] = self._context.clock.now()
@@ -170,8 +177,7 @@ class Homes:
             patience = rules.SILENCE_S if begun else rules.FIRST_SILENCE_S
             left = until - clock.now()
             try:
-                async with clock.timeout(max(0.0, min(patience, left))):
-                    report = await part.reports.get()
+                report = await self._within(part, max(0.0, min(patience, left)))
             except TimeoutError:
                 if left <= patience:
                     late = "the model's nodes took longer than there is time for"
@@ -186,6 +192,28 @@ class Homes:
             if report is None:
                 self._context.metrics.count("answers_moved_total")
             return report
+
+    async def _within(self, part: AnswerPart, seconds: float) -> EngineReport | None:
+        """The next report; None: a node of its replica is gone, or does not say that it is there.
+
+        Raises:
+            TimeoutError: there is none within so many seconds, and nobody is missing.
+        """
+        clock, home = self._context.clock, part.home
+        until = clock.now() + seconds
+        while True:
+            look = min(rules.PING_S, until - clock.now()) if home.staged else until - clock.now()
+            try:
+                async with clock.timeout(max(0.0, look)):
+                    return await part.reports.get()
+            except TimeoutError:
+                if home.staged and home.here and part.reports.empty():
+                    if self.presence.missing(home.seats):
+                        self._is_silent(home, missed=True)
+                        self._interrupt(home)
+                    self.presence.ask(home.seats)
+                if clock.now() >= until and part.reports.empty():
+                    raise
 
     def _ended(self, part: AnswerPart, answer: _Asked, report: AnsweredReport) -> AnsweredReport | None:
         """Count what has ended, and have it drawn again where the lot falls on it; None: another node goes on with the rest."""
@@ -256,7 +284,7 @@ class Homes:
                 if (here := {home.name for home in self._of(job)}) and answer.tried >= here:
                     raise UnavailableError("no node of this deployment could answer: change the request, or try again")
                 if job not in self._periods:
-                    raise _closed(job)
+                    raise closed(job)
                 self._check_staged(job, answer)
                 turn.clear()
                 async with self._context.clock.timeout(max(0.0, until - self._context.clock.now())):
@@ -281,8 +309,9 @@ class Homes:
         return [home for home in self._homes.values() if home.lease.job == job and home.here]
 
     def _chosen(self, job: str, tried: set[str]) -> str | None:
+        missing = self.presence.missing
         able = [
-            Replica(home.name, home.answering, home.silent is not None, home.name in tried)
+            Replica(home.name, home.answering, home.silent is not None or bool(missing(home.seats)), home.name in tried)
             for home in self._of(job)
             if all(self._nodes.session(seat.node) is not None for seat in home.seats)
         ]
@@ -373,20 +402,17 @@ class Homes:
 
     def said(self, lease: Lease, body: ModelSaid) -> None:
         """A node has spoken."""
+        self.presence.heard(lease.id, body.reports)
         for report in body.reports:
             if isinstance(report, SketchReport):
                 self._sketches.take(lease.id, report)
-        home = self._leads.get(lease.id)
+        home = self._leads.get(lease.id) or self._with(lease)
         if home is None:
             return
-        home.heard = self._context.clock.now()
-        if home.silent is not None:
-            home.counted += home.heard - max(home.silent, home.counted)  # Silent, it was not ready.
-            home.silent = None
-            self._wake(lease.job)
-        for report in body.reports:
+        self._speaks(home, lease, body)
+        for report in body.reports if home.lease.id == lease.id else ():
             part = self._parts.get((lease.id, getattr(report, "id", "")))
-            if part is None or isinstance(report, SketchReport):
+            if part is None or isinstance(report, SketchReport | PongReport):
                 continue
             taken = part.has_room(report)
             part.reports.put_nowait(
@@ -395,9 +421,25 @@ class Homes:
             if not taken or isinstance(report, AnsweredReport | RefusedReport):
                 del self._parts[lease.id, part.request]
 
+    def _with(self, lease: Lease) -> AnsweringReplica | None:
+        return next((one for one in self._of(lease.job) if lease.id in {seat.id for seat in one.seats}), None)
+
+    def _speaks(self, home: AnsweringReplica, lease: Lease, body: ModelSaid) -> None:
+        """One of its seats has spoken. It can answer again once what was missing is there, or it goes on with an answer."""
+        answers = any(not isinstance(one, PongReport | SketchReport) for one in body.reports)
+        if home.lease.id == lease.id and answers:
+            home.heard = self._context.clock.now()
+        elif home.silent is None or not home.missed or self.presence.missing(home.seats):
+            return
+        if home.silent is not None:
+            home.counted += self._context.clock.now() - max(home.silent, home.counted)  # Silent, it was not ready.
+            home.silent, home.missed = None, False
+            self._wake(lease.job)
+
     def left(self, node: str) -> None:
         """A node's connection is gone, and what it was about to say with it. A replica of several nodes answers with all of
         them only: what it was at goes on elsewhere, or there once the node is back."""
+        self.presence.lost(node)
         for home in list(self._homes.values()):
             if any(seat.node == node for seat in home.seats):
                 self._interrupt(home)
@@ -407,7 +449,8 @@ class Homes:
         for job in {home.lease.job for home in self._homes.values() if any(seat.node == node for seat in home.seats)}:
             self._wake(job)
 
-    def _is_silent(self, home: AnsweringReplica) -> None:
+    def _is_silent(self, home: AnsweringReplica, missed: bool = False) -> None:
+        home.missed = home.missed or missed
         home.silent = self._context.clock.now() if home.silent is None else home.silent
 
     def _interrupt(self, home: AnsweringReplica) -> None:
@@ -452,6 +495,7 @@ class Homes:
     def _leave(self, home: AnsweringReplica) -> None:
         """A replica does not answer any more in this form."""
         home.here = False
+        self.presence.forget(home.seats)
         if self._leads.get(home.lease.id) is home:
             del self._leads[home.lease.id]
         self._interrupt(home)
@@ -474,6 +518,15 @@ class Homes:
                 unpaid = frozenset(home.unpaid)
                 found.append(CountedPeriod(home.name, home.seats, usage, tuple(home.leaves), now, unpaid))
         return found
+
+    def away(self, job: str) -> list[tuple[str, str]]:
+        """Leases of replicas of several nodes whose holders do not say that they are there, though they were asked, and why."""
+        why = f"it has not said for {rules.AWAY_S:g} s that it is there, though it was asked"
+        return [
+            (seat.id, why)
+            for home in self._of(job)
+            for seat in (self.presence.missing(home.seats, rules.AWAY_S) if home.staged else ())
+        ]
 
     def broken(self, job: str) -> list[tuple[str, str]]:
         """Replicas that cannot answer, or do not any more, by the lease that is asked, and why."""
@@ -579,17 +632,3 @@ def _asked(command: AskCommand, context: int) -> _Asked:
     return (
         EmbeddingsUnderWay(command, context) if isinstance(command, EmbedCommand) else AnswerUnderWay(command, context)
     )
-
-
-def _closed(job: str, state: JobState | None = None) -> ConflictError:
-    """Why a deployment takes no requests, and what to do; ``state`` None: it has just stopped taking any."""
-    match state:
-        case JobState.CREATED:
-            why = "waits for its escrow: fund it first"
-        case JobState.PAUSED:
-            why = "is paused: resume it first"
-        case JobState.SETTLED | JobState.CANCELLED | JobState.FAILED | JobState.VERIFYING:
-            why = f"is over ({state}): deploy the model again"
-        case _:
-            why = "takes no requests any more: it is being paused or stopped"
-    return ConflictError(f"deployment {job} {why}", "model")
