@@ -33,8 +33,10 @@ from benchmarks.common import publish
 from benchmarks.serving._line import Line
 from benchmarks.serving._rpc import programs, rpc_model
 from benchmarks.serving.answers import Plain, Served
+from coordinator.domain.teams import cut_for
 from coordinator.services.artifacts.model_archives import pack
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.models.model import inspect_config
 from protocol.plan import Layers, Member, Plan
 from protocol.serving import MODEL_ARCHIVE, AnsweredReport, GenerateCommand, RefusedReport, Sampling, TextReport
 from protocol.task import AskModel, JoinStages, ModelSaid, TaskFailed, TaskReady
@@ -176,11 +178,11 @@ class Workers:
 
 
 def cut_of(config: Any) -> int:
-    """How many layers the first stage has. The head counts as the layers that weigh as much, as the planner has it."""
-    width = config.hidden_size
-    layer = 2 * width * width * (1 + config.num_key_value_heads / config.num_attention_heads)
-    head = config.vocab_size * width / (layer + 3 * width * config.intermediate_size)
-    return round((config.num_hidden_layers + head) / 2)
+    """How many layers the first stage has: as the planner has it."""
+    cut = cut_for(inspect_config(config.to_dict()), 2)
+    if cut is None:
+        raise SystemExit("the model has too few layers for two stages")
+    return cut[0].last
 
 
 @contextlib.asynccontextmanager
