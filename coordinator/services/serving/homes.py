@@ -18,7 +18,7 @@ from coordinator.domain import serving as rules
 from coordinator.domain.job import Job, JobState, Wish
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import CountedPeriod, NodeUsage, Replica
-from coordinator.errors import InvalidError, TookTooLongError, TooManyError, UnavailableError
+from coordinator.errors import ConflictError, InvalidError, TookTooLongError, TooManyError, UnavailableError
 from coordinator.metrics import Gauges
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
@@ -28,8 +28,8 @@ from coordinator.services.serving.answers import AnsweringReplica, AnswerPart, A
 from coordinator.services.serving.embeddings import EmbeddingsUnderWay, some_of
 from coordinator.services.serving.presence import SeatPresence
 from coordinator.services.serving.refusals import closed, error_of
+from coordinator.services.serving.requests import AskedOfHomes, request_of
 from coordinator.services.serving.sketches import AnswerSketches
-from protocol.codec import MAX_MESSAGE
 from protocol.node import Command
 from protocol.serving import (
     LONGEST,
@@ -42,7 +42,6 @@ from protocol.serving import (
     CancelCommand,
     CheckCommand,
     CheckEmbeddingsCommand,
-    EmbedCommand,
     EmbeddedReport,
     EndReason,
     EngineReport,
@@ -65,11 +64,7 @@ PROBE_TOKENS = 8
 MAX_FAILURES = 3
 MAX_NAMES = 16  # Of nodes, in an answer's end: those that answered last.
 SILENT_S = 300.0
-_MESSAGE_ROOM = MAX_MESSAGE // 2
 _AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
-
-
-_Asked = AnswerUnderWay | EmbeddingsUnderWay
 
 
 class Homes:
@@ -119,7 +114,7 @@ class Homes:
         """
         if job.id not in self._periods or job.spec.serve is None:
             raise closed(job.id, job.state)
-        answer = _asked(command, job.spec.serve.context or LONGEST)
+        answer = request_of(command, job.spec.serve.context or LONGEST)
         self._check_staged(job.id, answer)
         self._asked[job.id] = self._context.clock.now()
         until = self._context.clock.now() + seconds
@@ -138,7 +133,7 @@ class Homes:
                     f"{answer.failures} nodes could not answer this request: change it, or try again"
                 )
 
-    async def _said_by(self, part: AnswerPart, answer: _Asked, until: float) -> AsyncIterator[AnswerReport]:
+    async def _said_by(self, part: AnswerPart, answer: AskedOfHomes, until: float) -> AsyncIterator[AnswerReport]:
         """What a node says of an answer; it ends without an end where another one has to go on."""
         while (report := await self._next(part, answer, until)) is not None:
             match report:
@@ -162,14 +157,14 @@ class Homes:
                 case _:
                     pass
 
-    def _failed(self, part: AnswerPart, answer: _Asked) -> None:
+    def _failed(self, part: AnswerPart, answer: AskedOfHomes) -> None:
         """A node cannot do it, or says what no model says."""
         answer.tried.add(part.home.name)
         answer.failures += 1
         part.home.failures += 1
         self._context.metrics.count("answers_failed_total")
 
-    async def _next(self, part: AnswerPart, answer: _Asked, until: float) -> EngineReport | None:
+    async def _next(self, part: AnswerPart, answer: AskedOfHomes, until: float) -> EngineReport | None:
         """The next report; None: another node has to go on, since this one is gone, or silent while another could."""
         clock = self._context.clock
         while True:
@@ -177,7 +172,7 @@ class Homes:
             patience = rules.SILENCE_S if begun else rules.FIRST_SILENCE_S
             left = until - clock.now()
             try:
-                report = await self._within(part, max(0.0, min(patience, left)))
+                report = await self.presence.next_report(part, max(0.0, min(patience, left)), self._missed)
             except TimeoutError:
                 if left <= patience:
                     late = "the model's nodes took longer than there is time for"
@@ -193,29 +188,7 @@ class Homes:
                 self._context.metrics.count("answers_moved_total")
             return report
 
-    async def _within(self, part: AnswerPart, seconds: float) -> EngineReport | None:
-        """The next report; None: a node of its replica is gone, or does not say that it is there.
-
-        Raises:
-            TimeoutError: there is none within so many seconds, and nobody is missing.
-        """
-        clock, home = self._context.clock, part.home
-        until = clock.now() + seconds
-        while True:
-            look = min(rules.PING_S, until - clock.now()) if home.staged else until - clock.now()
-            try:
-                async with clock.timeout(max(0.0, look)):
-                    return await part.reports.get()
-            except TimeoutError:
-                if home.staged and home.here and part.reports.empty():
-                    if self.presence.missing(home.seats):
-                        self._is_silent(home, missed=True)
-                        self._interrupt(home)
-                    self.presence.ask(home.seats)
-                if clock.now() >= until and part.reports.empty():
-                    raise
-
-    def _ended(self, part: AnswerPart, answer: _Asked, report: AnsweredReport) -> AnsweredReport | None:
+    def _ended(self, part: AnswerPart, answer: AskedOfHomes, report: AnsweredReport) -> AnsweredReport | None:
         """Count what has ended, and have it drawn again where the lot falls on it; None: another node goes on with the rest."""
         tokens, prompt = answer.done, min(report.prompt, answer.context)
         if isinstance(answer, EmbeddingsUnderWay):
@@ -233,7 +206,7 @@ class Homes:
     def _count(
         self,
         part: AnswerPart,
-        answer: _Asked,
+        answer: AskedOfHomes,
         reason: EndReason | None = None,
         prompt: int | None = None,
         calls: tuple[FunctionCall, ...] = (),
@@ -272,7 +245,7 @@ class Homes:
 
     # --- who answers ------------------------------------------------------------------------------------------------------
 
-    async def _taken(self, job: str, answer: _Asked, until: float) -> AnsweringReplica:
+    async def _taken(self, job: str, answer: AskedOfHomes, until: float) -> AnsweringReplica:
         """A node that has room, the longest waiting first."""
         queue, turn = self._waiting[job], asyncio.Event()
         if len(queue) >= rules.MAX_WAITING:
@@ -300,7 +273,7 @@ class Homes:
         home.answering += 1
         return home
 
-    def _check_staged(self, job: str, answer: _Asked) -> None:
+    def _check_staged(self, job: str, answer: AskedOfHomes) -> None:
         """Raise InvalidError where several nodes hold the model together, and cannot do it."""
         if job in self._staged and isinstance(answer, EmbeddingsUnderWay):
             raise error_of(RefusedReport("1", "no-embeddings", NO_EMBEDDINGS_TOGETHER))
@@ -328,7 +301,7 @@ class Homes:
             ConflictError: the deployment takes no requests, or nobody of these answers. UnavailableError: no node is ready yet.
         """
         if job.id not in self._periods:
-            raise _closed(job.id, job.state)
+            raise closed(job.id, job.state)
         self._asked[job.id] = self._context.clock.now()
         connected = self._nodes.session
         here = [one for one in self._of(job.id) if all(connected(seat.node) is not None for seat in one.seats)]
@@ -356,7 +329,7 @@ class Homes:
         if self._waiting.get(job):
             self._waiting[job][0].set()
 
-    def _begin(self, home: AnsweringReplica, answer: _Asked) -> AnswerPart:
+    def _begin(self, home: AnsweringReplica, answer: AskedOfHomes) -> AnswerPart:
         # Of another process than the one before, whose requests nodes may still be at.
         self._process = self._process or self._context.entropy(4).hex()
         request = f"{self._process}-{next(self._numbers)}"
@@ -379,7 +352,7 @@ class Homes:
         sessions = [self._nodes.session(seat.node) for seat in home.seats]
         return [session.profile.name for session in sessions if session is not None]
 
-    def _over(self, part: AnswerPart, answer: _Asked) -> None:
+    def _over(self, part: AnswerPart, answer: AskedOfHomes) -> None:
         """This node's part is over; it need not go on."""
         home = part.home
         home.answering -= 1
@@ -448,6 +421,10 @@ class Homes:
         """A node has come, or come again: whoever waits for a replica with it may be answered."""
         for job in {home.lease.job for home in self._homes.values() if any(seat.node == node for seat in home.seats)}:
             self._wake(job)
+
+    def _missed(self, home: AnsweringReplica) -> None:
+        self._is_silent(home, missed=True)
+        self._interrupt(home)
 
     def _is_silent(self, home: AnsweringReplica, missed: bool = False) -> None:
         home.missed = home.missed or missed
@@ -521,12 +498,7 @@ class Homes:
 
     def away(self, job: str) -> list[tuple[str, str]]:
         """Leases of replicas of several nodes whose holders do not say that they are there, though they were asked, and why."""
-        why = f"it has not said for {rules.AWAY_S:g} s that it is there, though it was asked"
-        return [
-            (seat.id, why)
-            for home in self._of(job)
-            for seat in (self.presence.missing(home.seats, rules.AWAY_S) if home.staged else ())
-        ]
+        return [found for home in self._of(job) if home.staged for found in self.presence.away(home.seats)]
 
     def broken(self, job: str) -> list[tuple[str, str]]:
         """Replicas that cannot answer, or do not any more, by the lease that is asked, and why."""
@@ -621,14 +593,3 @@ class Homes:
             self._is_silent(home)
         finally:
             self._over(part, answer)
-
-
-def _asked(command: AskCommand, context: int) -> _Asked:
-    """A request that has not begun; raises InvalidError where no message holds it."""
-    longest = max(command.texts, key=len) if isinstance(command, EmbedCommand) else command
-    if len(msgspec.msgpack.encode(longest)) > _MESSAGE_ROOM:
-        field = "input" if isinstance(command, EmbedCommand) else "messages"
-        raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", field)
-    return (
-        EmbeddingsUnderWay(command, context) if isinstance(command, EmbedCommand) else AnswerUnderWay(command, context)
-    )
