@@ -125,8 +125,8 @@ class Takeovers:
         assert ledger is not None
         job = (await self._run._submit(self._client, ledger)).id
         await self._run._watch(self._client, job)
-        wanted = {"replicas": options.replicas, "stages": options.stages}
-        return (await self._client.deploy(job, hours=12.0, budget=BUDGET, **wanted)).id, job
+        replicas, stages = options.replicas, options.stages
+        return (await self._client.deploy(job, replicas, 12.0, BUDGET, stages=stages)).id, job
 
     async def once(self, job: str, deployment: str, number: int, found: Found) -> None:
         """Two streams, and one home that goes."""
