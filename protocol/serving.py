@@ -113,6 +113,12 @@ class CancelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     id: RequestId
 
 
+class PingCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ping"):
+    """Whether the process is there, also while it computes: a ``PongReport`` follows at once."""
+
+    id: RequestId
+
+
 class FunctionCall(msgspec.Struct, frozen=True):
     """A function that the model asks for. ``arguments``: JSON, an object."""
 
@@ -186,7 +192,7 @@ class CheckEmbeddingsCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 AskCommand = GenerateCommand | EmbedCommand
 AnswerCheck = CheckCommand | CheckEmbeddingsCommand
-EngineCommand = GenerateCommand | CancelCommand | CheckCommand | EmbedCommand | CheckEmbeddingsCommand
+EngineCommand = GenerateCommand | CancelCommand | CheckCommand | EmbedCommand | CheckEmbeddingsCommand | PingCommand
 
 
 class ReadyReport(msgspec.Struct, frozen=True, tag="ready"):
@@ -278,8 +284,24 @@ class SketchReport(msgspec.Struct, frozen=True, tag="sketches"):
     values: Sketches
 
 
+class PongReport(msgspec.Struct, frozen=True, tag="pong"):
+    """The process is there. ``computing``: for how many seconds it has been at one pass; 0: it waits for work."""
+
+    id: RequestId
+    computing: Annotated[float, Meta(ge=0, le=1e9)]
+
+
 AnswerReport = TextReport | EmbeddedReport | AnsweredReport
-EngineReport = ReadyReport | TextReport | EmbeddedReport | AnsweredReport | RefusedReport | CheckedReport | SketchReport
+EngineReport = (
+    ReadyReport
+    | TextReport
+    | EmbeddedReport
+    | AnsweredReport
+    | RefusedReport
+    | CheckedReport
+    | SketchReport
+    | PongReport
+)
 
 
 def adapter_archive(number: int) -> str:

@@ -4,11 +4,13 @@ Both stages are worker processes of this machine, with a thread each. The line b
 for those before it at ``--mbit`` and comes ``--trip`` / 2 later; this process holds it back, no kernel does. Everything runs one
 after the other, ``--runs`` times, and of each figure the median counts.
 
-    python -m benchmarks.serving.stages --model FOLDER [--tokens 48] [--runs 3] [--trip 0.05] [--mbit 20]
+    python -m benchmarks.serving.stages --model FOLDER [--tokens 48] [--runs 3] [--trip 0.05] [--mbit 20] [--llama build/rpc/bin]
 
 ``whole``, ``single`` and ``repeats``: tokens a second of one answer, behind the first. ``bound``: if nothing but a round trip and
 the whole model's computing took time. ``repeats``: of a text that repeats itself, where drafts come true. ``cache``: memory that
-both workers grew by while 16 answers were under way, beside the pages that their tokens lie in. Writes build/bench/stages.json.
+both workers grew by while 16 answers were under way, beside the pages that their tokens lie in. ``--llama``: a folder with
+``llama-server`` and ``rpc-server`` of llama.cpp, which hold the same layers with the same line between them; where they are not
+there, their rows are left out. Writes build/bench/stages.json.
 """
 
 import argparse
@@ -28,9 +30,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import publish
+from benchmarks.serving._line import Line
+from benchmarks.serving._rpc import programs, rpc_model
 from benchmarks.serving.answers import Plain, Served
+from coordinator.domain.teams import cut_for
 from coordinator.services.artifacts.model_archives import pack
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.models.model import inspect_config
 from protocol.plan import Layers, Member, Plan
 from protocol.serving import MODEL_ARCHIVE, AnsweredReport, GenerateCommand, RefusedReport, Sampling, TextReport
 from protocol.task import AskModel, JoinStages, ModelSaid, TaskFailed, TaskReady
@@ -47,26 +53,12 @@ from protocol.worker import (
 from trainer.serve.stages.pages import PAGE, pages_of
 
 STREAMS = 16
+Rows = dict[str, list[float]]
 SPEC = JobSpec("moo", ModelSpec(from_job="ab" * 16), 1000, serve=ServeSpec(context=2048))
 FREE, GREEDY = Sampling(seed=1), Sampling(temperature=0)
 REPEATED = (
     "The old keeper climbed the stairs and counted the ships that went by. One night he saw a light on the shore. "
 )
-
-
-@dataclass
-class Line:
-    """One direction of a line. ``trip``: seconds; ``rate``: bytes a second."""
-
-    trip: float
-    rate: float
-    _free: float = 0.0
-
-    def due(self, size: int) -> float:
-        """When a payload arrives that is given now, by the loop's clock."""
-        now = asyncio.get_running_loop().time()
-        self._free = max(now, self._free) + size / self.rate
-        return self._free + self.trip
 
 
 @dataclass
@@ -185,13 +177,18 @@ class Workers:
             answering.over.set()
 
 
+def cut_of(config: Any) -> int:
+    """How many layers the first stage has: as the planner has it."""
+    cut = cut_for(inspect_config(config.to_dict()), 2)
+    if cut is None:
+        raise SystemExit("the model has too few layers for two stages")
+    return cut[0].last
+
+
 @contextlib.asynccontextmanager
 async def two_stages(options: argparse.Namespace, config: Any) -> AsyncIterator[Workers]:
-    """Both workers, joined by the line. The head counts as the layers that weigh as much, as the planner has it."""
-    layers = config.num_hidden_layers
-    width = config.hidden_size
-    layer = 2 * width * width * (1 + config.num_key_value_heads / config.num_attention_heads)
-    cut = round((layers + config.vocab_size * width / (layer + 3 * width * config.intermediate_size)) / 2)
+    """Both workers, joined by the line."""
+    layers, cut = config.num_hidden_layers, cut_of(config)
     plan = Plan(1, (Layers(0, cut), Layers(cut, layers)), tuple(Member(stage, 0, "1" * 32) for stage in range(2)))
     rate = options.mbit * 1e6 / 8
     workers = Workers([Line(options.trip / 2, rate), Line(options.trip / 2, rate)])
@@ -219,6 +216,29 @@ async def cache_memory(workers: Workers, prompt: str, each: int, tokens: int) ->
     return {"grown_mb": (after - before) / 1e6, "planned_mb": planned / 1e6, "ratio": (after - before) / planned}
 
 
+async def of_llama(options: argparse.Namespace, config: Any, prompts: Sequence[str], several: Sequence[str]) -> Rows:
+    """The same of llama.cpp's two processes; nothing where they are not here."""
+    rows: Rows = {}
+    found = programs(options.llama)
+    if found is None:
+        print(
+            f"{options.llama} has no llama-server and rpc-server of llama.cpp: their rows are left out", file=sys.stderr
+        )
+        return rows
+    far, rate = config.num_hidden_layers - cut_of(config), options.mbit * 1e6 / 8
+    with tempfile.TemporaryDirectory() as made:
+        limits = (options.trip / 2, rate, STREAMS, Path(made))
+        async with rpc_model(found, options.model, far, *limits) as llama:
+            for run in range(options.runs + 1):  # The first one warms it up.
+                first, single = await llama.answer(prompts, options.tokens)
+                _, many = await llama.answer(several, options.tokens)
+                if run:
+                    rows.setdefault("llama_first", []).append(first)
+                    rows.setdefault("llama", []).append(going_on(first, single, options.tokens))
+                    rows.setdefault("llama_16", []).append(many)
+    return rows
+
+
 def going_on(first: float, rate: float, tokens: int) -> float:
     """Tokens a second behind the first one, of one answer with so many tokens."""
     return (tokens - 1) / (tokens / rate - first)
@@ -231,7 +251,7 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
     prompts, several = plain.asked(1), plain.asked(STREAMS)
     repeated = [REPEATED * 3]
     served = await Served.begin(options.model, 1)
-    rows: dict[str, list[float]] = {}
+    rows: Rows = {}
 
     def note(**found: float) -> None:
         for name, value in found.items():
@@ -257,6 +277,7 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
                 note(whole=whole, single=single, repeats=again, whole_16=whole_many, stages_16=many)
                 note(whole_first=whole_first, first=first, generate=generate, generate_16=generate_many)
     await served.end()
+    rows |= await of_llama(options, config, prompts, several)
     medians = {name: statistics.median(values) for name, values in rows.items()}
     bound = 1 / (options.trip + 1 / medians["whole"])
     ratios = {
@@ -267,6 +288,9 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
         "first_beside_whole_and_trip": medians["first"] / (medians["whole_first"] + options.trip),
         "cache": cache["ratio"],
     }
+    if "llama" in medians:
+        ratios["single_of_llama"] = medians["single"] / medians["llama"]
+        ratios["stages_of_llama_16"] = medians["stages_16"] / medians["llama_16"]
     return {"trip_s": options.trip, "mbit": options.mbit, "bound": bound, **medians, "cache": cache, "ratios": ratios}
 
 
@@ -288,6 +312,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--trip", type=float, default=0.05)
     parser.add_argument("--mbit", type=float, default=20.0)
+    parser.add_argument(
+        "--llama", type=Path, default=Path("build/rpc/bin"), help="llama-server and rpc-server of llama.cpp"
+    )
     found = asyncio.run(measured(parser.parse_args()))
     Console(stderr=True).print(shown(found))
     publish("stages", "two stages answer at 90 % of what a round trip and the model's computing allow", found)

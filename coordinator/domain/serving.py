@@ -28,6 +28,12 @@ PROMISED_AT_ONCE = 16  # Answers that a node computes together; the next one wai
 SKETCH_S = 5.0  # After an answer's end, for what its stages say of what crossed between them.
 SILENCE_S = 3.0  # From a node that has begun to answer; then another one goes on.
 FIRST_SILENCE_S = 30.0  # Before its first token, while it reads the prompt and others' answers go on.
+PING_S = 1.0  # Between two looks at a replica of several nodes whose answer waits; its seats are asked whether they are there.
+PONG_S = (
+    3.0  # For a seat's word that it is; then answers go on elsewhere. A computing home says it within milliseconds.
+)
+STUCK_S = 120.0  # That one pass may take a stage: 512 tokens of half an 8 B model are 40 s at 100 GFLOP/s.
+AWAY_S = 10.0  # A seat that says nothing for so long is given to somebody else.
 REST_S = 60.0  # For so long answers under way go on when a pause or a stop is asked for.
 MAX_WAITING = 64  # Requests of a model that wait for a node.
 CHECK_FIRST, CHECK_EVERY = 3, 10  # The first answers of a node are checked, then one in so many, by lot.

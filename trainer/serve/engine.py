@@ -26,6 +26,8 @@ from protocol.serving import (
     EngineCommand,
     EngineReport,
     GenerateCommand,
+    PingCommand,
+    PongReport,
     RefusedReport,
     TextReport,
 )
@@ -148,6 +150,8 @@ class Engine:
                 self._embeddings.begin(command)
             case CheckEmbeddingsCommand():
                 self._embeddings.check(command)
+            case PingCommand():  # Of a whole model answers tell as much; only stages are watched by the time of a pass.
+                self._say(PongReport(command.id, 0.0))
 
     def generate(self, command: GenerateCommand) -> None:
         """Begin an answer, or go on with one; what is wrong with a request is said like an answer."""

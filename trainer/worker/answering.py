@@ -30,7 +30,7 @@ from trainer.serve.stages.engine import StageEngine
 from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.thread_guard import guarded
 
-PACKET_S = 0.02  # What is said within that goes together.
+PACKET_S = 0.02  # Between two packets; what is said meanwhile goes together.
 PACKET_BYTES = 64 << 10  # More goes in two: the coordinator takes frames of four times as many.
 MAX_REPORT = 192 << 10  # A report that no frame holds is not sent.
 SKIPPED_AT_ONCE = 1 << 20
@@ -48,6 +48,7 @@ class Packets:
         self._waiting: list[EngineReport] = []
         self._bytes = 0
         self._due: asyncio.TimerHandle | None = None
+        self._next = 0.0  # When another packet may go, by the loop's clock.
 
     def say(self, report: EngineReport) -> None:
         """Keep a report until its packet goes."""
@@ -62,13 +63,15 @@ class Packets:
         self._waiting.append(report)
         self._bytes += size
         if self._due is None:
-            self._due = asyncio.get_running_loop().call_later(PACKET_S, self.flush)
+            loop = asyncio.get_running_loop()
+            self._due = loop.call_later(max(0.0, self._next - loop.time()), self.flush)
 
     def flush(self) -> None:
         """Send what is there."""
         if self._due is not None:
             self._due.cancel()
         reports, self._waiting, self._bytes, self._due = tuple(self._waiting), [], 0, None
+        self._next = asyncio.get_running_loop().time() + PACKET_S
         if reports:
             self._outbox.report(ModelSaid(reports))
 

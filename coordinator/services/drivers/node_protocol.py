@@ -176,6 +176,7 @@ class Conversation:
     async def receive(self, session: NodeSession, message: NodeMessage, *more: Report) -> None:
         """Act on one message, and on ``more`` that go ``together`` with it."""
         self._context.metrics.count("messages_total", 1 + len(more))
+        self._homes.presence.speaks(session.node)
         match message:
             case Heartbeat():
                 session.accepting = message.accepting

@@ -5,6 +5,7 @@ deployments  what a job that answers does next: seats, pay, the end
 seating      who holds which part of the model
 adapters     what a deployment answers with beside its model
 homes        which replica answers which request, and what each has done
+presence     which seats are there, asked while an answer waits
 answers      what is known of replicas and of answers under way
 sketches     what stages say crossed between them
 checks       answers that are drawn again

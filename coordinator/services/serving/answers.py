@@ -31,7 +31,8 @@ class AnsweringReplica:
         keys: of their sketches, by stage.
         counted: until when it was counted. ``usage``, ``leaves``: since then; the digests of its answers.
         unpaid: leases that get nothing for what was not counted yet.
-        silent: since when it has let an answer wait and said nothing. ``heard``: when it said something last.
+        silent: since when it has let an answer wait and said nothing. ``missed``: since one of its seats did not say that it is
+            there. ``heard``: when it said something last.
         asked: when it was asked last. ``failures``: requests in a row that it could not answer.
         here: all its leases are live. ``sessions``: private ones that it was named for.
     """
@@ -45,6 +46,7 @@ class AnsweringReplica:
     heard: float
     answering: int = 0
     silent: float | None = None
+    missed: bool = False
     checked: int = 0
     usage: NodeUsage = field(default_factory=NodeUsage)
     leaves: list[bytes] = field(default_factory=list)

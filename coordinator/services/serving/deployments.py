@@ -143,7 +143,7 @@ class Deployments:
         self._move(work)
         if stays:
             owed = {period.lease.replica for period in self._homes.periods(work.job.id)}
-            await self._seating.fill(work, owed)
+            await self._seating.fill(work, owed, self._homes.presence.shunned)
             self._move(work)
 
     async def _let_go(self, work: UnitOfWork) -> bool:
@@ -151,6 +151,9 @@ class Deployments:
         for lead, why in self._homes.broken(work.job.id):
             if lead in work.leases:
                 self._seating.let_go(work, lead, why)
+        for held, why in self._homes.away(work.job.id):
+            if held in work.leases:
+                self._seating.give_up(work, work.leases[held], why)
         for lease in [one for one in work.leases.values() if one.state == "starting"]:
             if work.now - lease.granted > START_S:
                 work.note("lost", f"node {lease.node} was not ready after {START_S:g} s and is given up")

@@ -26,9 +26,10 @@ from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.serving.answers import AnsweringReplica, AnswerPart, AnswerUnderWay, DrawnAnswer
 from coordinator.services.serving.embeddings import EmbeddingsUnderWay, some_of
-from coordinator.services.serving.refusals import error_of
+from coordinator.services.serving.presence import SeatPresence
+from coordinator.services.serving.refusals import closed, error_of
+from coordinator.services.serving.requests import AskedOfHomes, request_of
 from coordinator.services.serving.sketches import AnswerSketches
-from protocol.codec import MAX_MESSAGE
 from protocol.node import Command
 from protocol.serving import (
     LONGEST,
@@ -41,12 +42,12 @@ from protocol.serving import (
     CancelCommand,
     CheckCommand,
     CheckEmbeddingsCommand,
-    EmbedCommand,
     EmbeddedReport,
     EndReason,
     EngineReport,
     FunctionCall,
     GenerateCommand,
+    PongReport,
     RefusedReport,
     Sampling,
     SketchReport,
@@ -63,21 +64,22 @@ PROBE_TOKENS = 8
 MAX_FAILURES = 3
 MAX_NAMES = 16  # Of nodes, in an answer's end: those that answered last.
 SILENT_S = 300.0
-_MESSAGE_ROOM = MAX_MESSAGE // 2
 _AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
 
 
-_Asked = AnswerUnderWay | EmbeddingsUnderWay
-
-
 class Homes:
-    """Which node answers which request, and what each has done since it was counted."""
+    """Which node answers which request, and what each has done since it was counted.
+
+    Attributes:
+        presence: of the seats of replicas that several nodes hold together.
+    """
 
     def __init__(self, context: Context, desk: JobDesk, nodes: Nodes) -> None:
         self._context, self._nodes = context, nodes
         self._homes: dict[str, AnsweringReplica] = {}  # By name.
         self._leads: dict[str, AnsweringReplica] = {}  # By the lease that is asked.
         self._sketches = AnswerSketches(context.clock)
+        self.presence = SeatPresence(context, nodes)
         self._parts: dict[tuple[str, str], AnswerPart] = {}
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
         self._process, self._numbers = "", count(1)
@@ -111,8 +113,8 @@ class Homes:
             InvalidError: the model cannot read the request. TookTooLongError, UnavailableError: nobody answers in time.
         """
         if job.id not in self._periods or job.spec.serve is None:
-            raise _closed(job.id, job.state)
-        answer = _asked(command, job.spec.serve.context or LONGEST)
+            raise closed(job.id, job.state)
+        answer = request_of(command, job.spec.serve.context or LONGEST)
         self._check_staged(job.id, answer)
         self._asked[job.id] = self._context.clock.now()
         until = self._context.clock.now() + seconds
@@ -131,7 +133,7 @@ class Homes:
                     f"{answer.failures} nodes could not answer this request: change it, or try again"
                 )
 
-    async def _said_by(self, part: AnswerPart, answer: _Asked, until: float) -> AsyncIterator[AnswerReport]:
+    async def _said_by(self, part: AnswerPart, answer: AskedOfHomes, until: float) -> AsyncIterator[AnswerReport]:
         """What a node says of an answer; it ends without an end where another one has to go on."""
         while (report := await self._next(part, answer, until)) is not None:
             match report:
@@ -155,14 +157,14 @@ class Homes:
                 case _:
                     pass
 
-    def _failed(self, part: AnswerPart, answer: _Asked) -> None:
+    def _failed(self, part: AnswerPart, answer: AskedOfHomes) -> None:
         """A node cannot do it, or says what no model says."""
         answer.tried.add(part.home.name)
         answer.failures += 1
         part.home.failures += 1
         self._context.metrics.count("answers_failed_total")
 
-    async def _next(self, part: AnswerPart, answer: _Asked, until: float) -> EngineReport | None:
+    async def _next(self, part: AnswerPart, answer: AskedOfHomes, until: float) -> EngineReport | None:
         """The next report; None: another node has to go on, since this one is gone, or silent while another could."""
         clock = self._context.clock
         while True:
@@ -170,8 +172,7 @@ class Homes:
             patience = rules.SILENCE_S if begun else rules.FIRST_SILENCE_S
             left = until - clock.now()
             try:
-                async with clock.timeout(max(0.0, min(patience, left))):
-                    report = await part.reports.get()
+                report = await self.presence.next_report(part, max(0.0, min(patience, left)), self._missed)
             except TimeoutError:
                 if left <= patience:
                     late = "the model's nodes took longer than there is time for"
@@ -187,7 +188,7 @@ class Homes:
                 self._context.metrics.count("answers_moved_total")
             return report
 
-    def _ended(self, part: AnswerPart, answer: _Asked, report: AnsweredReport) -> AnsweredReport | None:
+    def _ended(self, part: AnswerPart, answer: AskedOfHomes, report: AnsweredReport) -> AnsweredReport | None:
         """Count what has ended, and have it drawn again where the lot falls on it; None: another node goes on with the rest."""
         tokens, prompt = answer.done, min(report.prompt, answer.context)
         if isinstance(answer, EmbeddingsUnderWay):
@@ -205,7 +206,7 @@ class Homes:
     def _count(
         self,
         part: AnswerPart,
-        answer: _Asked,
+        answer: AskedOfHomes,
         reason: EndReason | None = None,
         prompt: int | None = None,
         calls: tuple[FunctionCall, ...] = (),
@@ -244,7 +245,7 @@ class Homes:
 
     # --- who answers ------------------------------------------------------------------------------------------------------
 
-    async def _taken(self, job: str, answer: _Asked, until: float) -> AnsweringReplica:
+    async def _taken(self, job: str, answer: AskedOfHomes, until: float) -> AnsweringReplica:
         """A node that has room, the longest waiting first."""
         queue, turn = self._waiting[job], asyncio.Event()
         if len(queue) >= rules.MAX_WAITING:
@@ -256,7 +257,7 @@ class Homes:
                 if (here := {home.name for home in self._of(job)}) and answer.tried >= here:
                     raise UnavailableError("no node of this deployment could answer: change the request, or try again")
                 if job not in self._periods:
-                    raise _closed(job)
+                    raise closed(job)
                 self._check_staged(job, answer)
                 turn.clear()
                 async with self._context.clock.timeout(max(0.0, until - self._context.clock.now())):
@@ -272,7 +273,7 @@ class Homes:
         home.answering += 1
         return home
 
-    def _check_staged(self, job: str, answer: _Asked) -> None:
+    def _check_staged(self, job: str, answer: AskedOfHomes) -> None:
         """Raise InvalidError where several nodes hold the model together, and cannot do it."""
         if job in self._staged and isinstance(answer, EmbeddingsUnderWay):
             raise error_of(RefusedReport("1", "no-embeddings", NO_EMBEDDINGS_TOGETHER))
@@ -281,8 +282,9 @@ class Homes:
         return [home for home in self._homes.values() if home.lease.job == job and home.here]
 
     def _chosen(self, job: str, tried: set[str]) -> str | None:
+        missing = self.presence.missing
         able = [
-            Replica(home.name, home.answering, home.silent is not None, home.name in tried)
+            Replica(home.name, home.answering, home.silent is not None or bool(missing(home.seats)), home.name in tried)
             for home in self._of(job)
             if all(self._nodes.session(seat.node) is not None for seat in home.seats)
         ]
@@ -299,7 +301,7 @@ class Homes:
             ConflictError: the deployment takes no requests, or nobody of these answers. UnavailableError: no node is ready yet.
         """
         if job.id not in self._periods:
-            raise _closed(job.id, job.state)
+            raise closed(job.id, job.state)
         self._asked[job.id] = self._context.clock.now()
         connected = self._nodes.session
         here = [one for one in self._of(job.id) if all(connected(seat.node) is not None for seat in one.seats)]
@@ -327,7 +329,7 @@ class Homes:
         if self._waiting.get(job):
             self._waiting[job][0].set()
 
-    def _begin(self, home: AnsweringReplica, answer: _Asked) -> AnswerPart:
+    def _begin(self, home: AnsweringReplica, answer: AskedOfHomes) -> AnswerPart:
         # Of another process than the one before, whose requests nodes may still be at.
         self._process = self._process or self._context.entropy(4).hex()
         request = f"{self._process}-{next(self._numbers)}"
@@ -350,7 +352,7 @@ class Homes:
         sessions = [self._nodes.session(seat.node) for seat in home.seats]
         return [session.profile.name for session in sessions if session is not None]
 
-    def _over(self, part: AnswerPart, answer: _Asked) -> None:
+    def _over(self, part: AnswerPart, answer: AskedOfHomes) -> None:
         """This node's part is over; it need not go on."""
         home = part.home
         home.answering -= 1
@@ -373,20 +375,17 @@ class Homes:
 
     def said(self, lease: Lease, body: ModelSaid) -> None:
         """A node has spoken."""
+        self.presence.heard(lease.id, body.reports)
         for report in body.reports:
             if isinstance(report, SketchReport):
                 self._sketches.take(lease.id, report)
-        home = self._leads.get(lease.id)
+        home = self._leads.get(lease.id) or self._with(lease)
         if home is None:
             return
-        home.heard = self._context.clock.now()
-        if home.silent is not None:
-            home.counted += home.heard - max(home.silent, home.counted)  # Silent, it was not ready.
-            home.silent = None
-            self._wake(lease.job)
-        for report in body.reports:
+        self._speaks(home, lease, body)
+        for report in body.reports if home.lease.id == lease.id else ():
             part = self._parts.get((lease.id, getattr(report, "id", "")))
-            if part is None or isinstance(report, SketchReport):
+            if part is None or isinstance(report, SketchReport | PongReport):
                 continue
             taken = part.has_room(report)
             part.reports.put_nowait(
@@ -395,9 +394,25 @@ class Homes:
             if not taken or isinstance(report, AnsweredReport | RefusedReport):
                 del self._parts[lease.id, part.request]
 
+    def _with(self, lease: Lease) -> AnsweringReplica | None:
+        return next((one for one in self._of(lease.job) if lease.id in {seat.id for seat in one.seats}), None)
+
+    def _speaks(self, home: AnsweringReplica, lease: Lease, body: ModelSaid) -> None:
+        """One of its seats has spoken. It can answer again once what was missing is there, or it goes on with an answer."""
+        answers = any(not isinstance(one, PongReport | SketchReport) for one in body.reports)
+        if home.lease.id == lease.id and answers:
+            home.heard = self._context.clock.now()
+        elif home.silent is None or not home.missed or self.presence.missing(home.seats):
+            return
+        if home.silent is not None:
+            home.counted += self._context.clock.now() - max(home.silent, home.counted)  # Silent, it was not ready.
+            home.silent, home.missed = None, False
+            self._wake(lease.job)
+
     def left(self, node: str) -> None:
         """A node's connection is gone, and what it was about to say with it. A replica of several nodes answers with all of
         them only: what it was at goes on elsewhere, or there once the node is back."""
+        self.presence.lost(node)
         for home in list(self._homes.values()):
             if any(seat.node == node for seat in home.seats):
                 self._interrupt(home)
@@ -407,7 +422,12 @@ class Homes:
         for job in {home.lease.job for home in self._homes.values() if any(seat.node == node for seat in home.seats)}:
             self._wake(job)
 
-    def _is_silent(self, home: AnsweringReplica) -> None:
+    def _missed(self, home: AnsweringReplica) -> None:
+        self._is_silent(home, missed=True)
+        self._interrupt(home)
+
+    def _is_silent(self, home: AnsweringReplica, missed: bool = False) -> None:
+        home.missed = home.missed or missed
         home.silent = self._context.clock.now() if home.silent is None else home.silent
 
     def _interrupt(self, home: AnsweringReplica) -> None:
@@ -452,6 +472,7 @@ class Homes:
     def _leave(self, home: AnsweringReplica) -> None:
         """A replica does not answer any more in this form."""
         home.here = False
+        self.presence.forget(home.seats)
         if self._leads.get(home.lease.id) is home:
             del self._leads[home.lease.id]
         self._interrupt(home)
@@ -474,6 +495,10 @@ class Homes:
                 unpaid = frozenset(home.unpaid)
                 found.append(CountedPeriod(home.name, home.seats, usage, tuple(home.leaves), now, unpaid))
         return found
+
+    def away(self, job: str) -> list[tuple[str, str]]:
+        """Leases of replicas of several nodes whose holders do not say that they are there, though they were asked, and why."""
+        return [found for home in self._of(job) if home.staged for found in self.presence.away(home.seats)]
 
     def broken(self, job: str) -> list[tuple[str, str]]:
         """Replicas that cannot answer, or do not any more, by the lease that is asked, and why."""
@@ -568,28 +593,3 @@ class Homes:
             self._is_silent(home)
         finally:
             self._over(part, answer)
-
-
-def _asked(command: AskCommand, context: int) -> _Asked:
-    """A request that has not begun; raises InvalidError where no message holds it."""
-    longest = max(command.texts, key=len) if isinstance(command, EmbedCommand) else command
-    if len(msgspec.msgpack.encode(longest)) > _MESSAGE_ROOM:
-        field = "input" if isinstance(command, EmbedCommand) else "messages"
-        raise InvalidError(f"the request has more than {_MESSAGE_ROOM:,} bytes: shorten it", field)
-    return (
-        EmbeddingsUnderWay(command, context) if isinstance(command, EmbedCommand) else AnswerUnderWay(command, context)
-    )
-
-
-def _closed(job: str, state: JobState | None = None) -> ConflictError:
-    """Why a deployment takes no requests, and what to do; ``state`` None: it has just stopped taking any."""
-    match state:
-        case JobState.CREATED:
-            why = "waits for its escrow: fund it first"
-        case JobState.PAUSED:
-            why = "is paused: resume it first"
-        case JobState.SETTLED | JobState.CANCELLED | JobState.FAILED | JobState.VERIFYING:
-            why = f"is over ({state}): deploy the model again"
-        case _:
-            why = "takes no requests any more: it is being paused or stopped"
-    return ConflictError(f"deployment {job} {why}", "model")

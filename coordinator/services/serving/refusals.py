@@ -1,6 +1,7 @@
 """What a model refuses, as whoever asked is told."""
 
-from coordinator.errors import CottageError, InvalidError, PromptTooLongError, UnavailableError
+from coordinator.domain.job import JobState
+from coordinator.errors import ConflictError, CottageError, InvalidError, PromptTooLongError, UnavailableError
 from protocol.serving import RefusedReport
 
 _FIELDS = {
@@ -23,3 +24,17 @@ def error_of(report: RefusedReport) -> CottageError:
     if report.code == "long-text":
         return PromptTooLongError(report.detail, "input")
     return InvalidError(report.detail, _FIELDS.get(report.code, "prompt"))
+
+
+def closed(job: str, state: JobState | None = None) -> ConflictError:
+    """Why a deployment takes no requests, and what to do; ``state`` None: it has just stopped taking any."""
+    match state:
+        case JobState.CREATED:
+            why = "waits for its escrow: fund it first"
+        case JobState.PAUSED:
+            why = "is paused: resume it first"
+        case JobState.SETTLED | JobState.CANCELLED | JobState.FAILED | JobState.VERIFYING:
+            why = f"is over ({state}): deploy the model again"
+        case _:
+            why = "takes no requests any more: it is being paused or stopped"
+    return ConflictError(f"deployment {job} {why}", "model")

@@ -58,17 +58,25 @@ class ReplicaStaffing:
         work.note("lost", f"replica {(seats[0].replica or 0) + 1} is let go: {why}")
         self.part(work, seats, why)
 
+    def give_up(self, work: UnitOfWork, seat: Lease, why: str) -> None:
+        """A node of a replica of several does not say that it is there: its seat alone is free, and others come first for it."""
+        work.note("lost", f"node {seat.node} is let go: {why}")
+        self.part(work, (seat,), why, "stalled")
+
     def part(self, work: UnitOfWork, seats: Sequence[Lease], why: str, how: LeaseEnd = "replaced") -> None:
         """Let these go; the next time others come first."""
         self._broken.setdefault(work.job.id, Counter()).update(seat.node for seat in seats)
         for seat in seats:
             work.end(seat.id, how, why)
 
-    async def fill(self, work: UnitOfWork, owed: Collection[int | None]) -> None:
+    async def fill(
+        self, work: UnitOfWork, owed: Collection[int | None], shunned: Collection[str] = frozenset()
+    ) -> None:
         """Give lost seats, and replicas that are still to come, to free nodes. A replica begins whole or not at all.
 
         Args:
             owed: numbers of replicas that are still to be paid: a period has one share for each seat.
+            shunned: nodes that get none.
         """
         stages = None if work.run is None else len(work.run.layers)
         gaps = {} if stages is None else _gaps(work, stages)
@@ -77,7 +85,7 @@ class ReplicaStaffing:
             self._halves.pop(work.job.id, None)
             if missing <= 0:
                 return
-        free = self._free(work)
+        free = [one for one in self._free(work) if one.node not in shunned]
         planned = self._first(work, free) is not None
         able = await self._able(work, free) if free and (work.run is not None or planned) else []
         for number, lost in gaps.items():

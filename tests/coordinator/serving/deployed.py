@@ -33,6 +33,8 @@ from protocol.serving import (
     EngineCommand,
     EngineReport,
     GenerateCommand,
+    PingCommand,
+    PongReport,
     RefusedReport,
     Sampling,
     SketchReport,
@@ -66,7 +68,8 @@ class Home:
     """A node. ``pace``: seconds a token; ``lie``: what it says of a place and its token; ``telling``: in place of their text.
 
     Of a replica of several nodes the first one says what comes, as long as all of them are there, and each says at an answer's
-    end what crossed (``sketch``: its bytes for a token; None: it says nothing), ``late`` seconds later.
+    end what crossed (``sketch``: its bytes for a token; None: it says nothing), ``late`` seconds later. One that is ``frozen``
+    neither hears nor says anything; one that is ``hung`` says that it is there, at a pass for ``computing`` seconds.
     """
 
     bench: "Deployed"
@@ -87,7 +90,10 @@ class Home:
     sketch: bytes | None = b"honestly"
     late: float = 0.0
     hung: bool = False
+    frozen: bool = False
+    computing: float = 0.0
     gone: bool = False
+    unheard: list[CoordinatorMessage] = field(default_factory=list)
 
     @property
     def node(self) -> str:
@@ -101,6 +107,9 @@ class Home:
         await self.bench.parts.conversation.receive(self.session, report)
 
     async def hear(self, message: CoordinatorMessage) -> None:
+        if self.frozen:
+            self.unheard.append(message)
+            return
         match message:
             case Assign():
                 self.lease, self.seq, self.plan = message, 0, None
@@ -123,8 +132,16 @@ class Home:
                     self.answering[command.id] = asyncio.create_task(self._answer(command))
                 elif isinstance(command, EmbedCommand):
                     self.answering[command.id] = asyncio.create_task(self._embed(command))
+                elif isinstance(command, PingCommand):
+                    await self._told(PongReport(command.id, self.computing))
                 elif isinstance(command, CancelCommand) and command.id in self.answering:
                     self.answering.pop(command.id).cancel()
+
+    async def thaw(self) -> None:
+        """It goes on where it was, and hears what was said meanwhile."""
+        self.frozen, waiting, self.unheard = False, self.unheard, []
+        for message in waiting:
+            await self.hear(message)
 
     def silence(self) -> None:
         for task in self.answering.values():
@@ -147,7 +164,9 @@ class Home:
     async def _draw(self, command: GenerateCommand, most: int) -> None:
         for place in range(len(command.begun), most):
             await self.bench.time.sleep(self.pace)
-            while not all(home.lease is not None and not home.hung and not home.gone for home in self._team()):
+            while not all(
+                home.lease is not None and not (home.hung or home.frozen or home.gone) for home in self._team()
+            ):
                 await self.bench.time.sleep(0.1)
             token = self.lie(place, truth(command, place))
             await self._told(TextReport(command.id, self.telling or text_of(token), (token,)))
@@ -175,7 +194,7 @@ class Home:
             home.told = [asyncio.create_task(home.say_sketch(request, side, tokens)) for side in said]
 
     async def say_sketch(self, request: str, side: str, tokens: int) -> None:
-        if self.sketch is None or self.gone:
+        if self.sketch is None or self.gone or self.frozen or self.hung:
             return
         await self.bench.time.sleep(self.late)
         await self.say(ModelSaid((SketchReport(request, side, 0, self.sketch * tokens),)))

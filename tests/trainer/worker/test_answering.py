@@ -233,6 +233,22 @@ async def test_what_is_said_goes_in_packets_that_a_frame_holds() -> None:
     assert refused.id == "4"
 
 
+async def test_a_word_goes_at_once_and_those_after_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "PACKET_S", 600.0)
+    outbox: Any = _Outbox()
+    packets = Packets(outbox)
+    packets.say(TextReport("1", "first", (0,)))
+    async with asyncio.timeout(60):
+        while not outbox.sent:
+            await asyncio.sleep(0)
+    for number in range(3):
+        packets.say(TextReport("1", "x", (number,)))
+    await asyncio.sleep(0)
+    assert [len(one.reports) for one in outbox.sent] == [1]
+    packets.flush()
+    assert [len(one.reports) for one in outbox.sent] == [1, 3]
+
+
 async def test_a_thread_that_dies_ends_the_task_with_its_cause(
     folder: Path,  # noqa: F811
     tmp_path: Path,

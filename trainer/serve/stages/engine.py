@@ -6,6 +6,7 @@ who they are (``JoinStages``), and hear the rest from the stage before them.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -25,6 +26,8 @@ from protocol.serving import (
     EngineCommand,
     EngineReport,
     GenerateCommand,
+    PingCommand,
+    PongReport,
     RefusedReport,
 )
 from protocol.worker import PeerSend, Setup, TensorName
@@ -110,6 +113,7 @@ class StageEngine:
         self._order = PayloadOrder(self._room)
         self._epoch: int | None = None
         self._broken = ""
+        self._computing_since: float | None = None  # Of one piece of work; None: the thread waits.
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._ended: Future[None] = Future()
         self._thread = Thread(target=self._compute, name="stage", daemon=True)
@@ -145,6 +149,9 @@ class StageEngine:
                 self._inbox.put(lambda: lead.cancel(command.id))
             case CancelCommand():
                 pass
+            case PingCommand():
+                began = self._computing_since
+                self._say(PongReport(command.id, 0.0 if began is None else time.monotonic() - began))
             case EmbedCommand():
                 self._say(RefusedReport(command.id, "no-embeddings", NO_EMBEDDINGS_TOGETHER))
             case _:
@@ -179,12 +186,16 @@ class StageEngine:
             while True:
                 try:
                     while True:
+                        if waits:
+                            self._computing_since = None
                         work = self._inbox.get(block=waits)
                         if work is None:
                             return
+                        self._computing_since = time.monotonic()
                         work()
                         waits = False
                 except Empty:
+                    self._computing_since = time.monotonic()
                     waits = not self._lead_on()
         except BaseException as error:  # noqa: BLE001 - whoever waits beside raises it
             self._ended.set_exception(error)

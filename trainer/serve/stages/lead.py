@@ -28,6 +28,7 @@ from trainer.serve.stages.passes import (
 )
 from trainer.serve.stages.share import SEATS, CacheSize
 
+PIECE = 32  # Tokens of a prompt that are worth a pass of their own: fewer take a processor nearly as long.
 MAX_OPENED = 1 << 19  # Characters of grammars beyond which a pass opens no further request.
 MAX_DETAIL = 500  # Characters of what went wrong.
 
@@ -212,8 +213,10 @@ class PassLead:
         going = sorted((one for one in ready if one.goes_on), key=lambda one: one.since)
         share = -(-sum(one.drawing or one.goes_on for one in self._running.values()) // self._groups)
         rows, tokens, drawing = list[PassRow](), list[int](), list[DrawingRow]()
-        for answer in (*going, *(one for one in ready if not one.goes_on)):
-            room = BATCH - len(tokens)
+        begin = [one for one in ready if not one.goes_on]
+        piece = self._piece(sum(one.left for one in begin))
+        for answer in (*going, *begin):
+            room = BATCH - len(tokens) if answer.goes_on else min(BATCH - len(tokens), piece)
             if not room or answer.number is None or (answer.goes_on and len(rows) >= share):
                 continue
             count = min(answer.left, room)
@@ -223,11 +226,18 @@ class PassLead:
                 continue  # Others go on meanwhile, and leave pages.
             rows.append(PassRow(answer.number, answer.fed, count + len(drafts), draws, drafts))
             tokens += [*answer.so_far.tokens[answer.fed : answer.fed + count], *drafts]
+            piece -= 0 if answer.goes_on else count
             answer.fed += count
             if draws:
                 answer.drawing = True
                 drawing.append(DrawingRow(answer, answer.number, drafts))
         return rows, tokens, drawing
+
+    def _piece(self, waiting: int) -> int:
+        """How many tokens of prompts the next pass takes, of so many that wait: a part for each pass that may go out, so that
+        stages compute at the same time, and while lines carry."""
+        free = self._most_under_way - len(self.under_way)
+        return min(BATCH, -(-waiting // max(1, min(free, waiting // PIECE))))
 
     def _drafts(self, answer: LedAnswer, most: int) -> tuple[int, ...]:
         room = answer.asked.most - answer.asked.text.count - 1

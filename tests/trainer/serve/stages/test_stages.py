@@ -1,5 +1,7 @@
 """Stages that answer together say what the whole model says by itself, in company, late and out of turn."""
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from protocol.serving import (
     CancelCommand,
     EmbedCommand,
     GenerateCommand,
+    PingCommand,
+    PongReport,
     RefusedReport,
     Sampling,
 )
@@ -219,3 +223,57 @@ async def test_drafts_save_passes_of_a_text_that_repeats_and_change_no_token(
     assert every >= 300
     assert passes < every / 2
     assert {len(one.values) for one in told.values()} == {SKETCH_BYTES * (40 + 120 - 1)}, "refused drafts are in none"
+
+
+async def test_a_prompt_goes_in_as_many_passes_as_stages_can_share(folder: Path) -> None:  # noqa: F811
+    asked = command("shared", prompt="word " * 20, sampling=GREEDY, tokens=3)
+    expected = await alone(folder, asked)
+    sent: list[tuple[int, ...]] = []
+    async with ring(folder, 2, delay=0.2) as here:
+
+        def note(stage: int, _name: PeerSend, payload: bytes) -> bytes:
+            if stage == 0:
+                header, _ = unpack_pass(payload, 32)
+                sent.append((here.payloads[1], *(row.count for row in header.rows)))
+            return payload
+
+        here.change = note
+        found = await here.over(asked)
+    assert tokens_of(found["shared"]) == tokens_of(expected["shared"])
+    assert [counts for _, *counts in sent[:3]] == [[34], [33], [33]]
+    assert [before for before, *_ in sent[:3]] == [0, 0, 0], "nothing came back before these went out"
+
+
+async def test_each_stage_says_that_it_is_there_and_for_how_long_it_computes(
+    folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered, goes_on = threading.Event(), threading.Event()
+    async with ring(folder) as here:
+        last = here.stages[1]
+        run = last.layers.run
+
+        def slow(*said: Any) -> Any:
+            entered.set()
+            assert goes_on.wait(60)
+            return run(*said)
+
+        monkeypatch.setattr(last.layers, "run", slow)
+        asking = asyncio.create_task(here.over(command("slow", sampling=GREEDY, tokens=2)))
+        await asyncio.to_thread(entered.wait, 60)
+        last.ask(PingCommand("first"))
+        last.ask(PingCommand("second"))
+        there = here.asking.said
+        [first], [second] = there["first"], there["second"]
+        assert isinstance(first, PongReport)
+        assert isinstance(second, PongReport)
+        assert 0.0 < first.computing < second.computing, "of the pass that it is at, not of all"
+        goes_on.set()
+        await asking
+        async with asyncio.timeout(60):
+            while last._computing_since is not None:
+                await asyncio.sleep(0)
+        last.ask(PingCommand("idle"))
+        [idle] = there["idle"]
+        assert isinstance(idle, PongReport)
+        assert idle.computing == 0.0
