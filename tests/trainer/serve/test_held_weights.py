@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from protocol.serving import (
 from tests.trainer.export.test_text_part import KINDS
 from tests.trainer.files.test_archives import folder_of
 from tests.trainer.serve.answering import GREEDY, Asking, check_of, end_of, tokens_of
+from tests.trainer.serve.drawn_adapters import draw_adapter, likeliest, merged
 from tests.trainer.serve.stages.ring import ring, tensors_of
 from tests.trainer.serve.stages.test_stage_files import layers_of
 from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
 from tests.trainer.small import FAMILY_CONFIGS
 from trainer.errors import WeightsError
+from trainer.serve.adapters import AdapterFiles
 from trainer.serve.engine import Engine
 from trainer.serve.loading import load
 from trainer.serve.stages.share import ModelShare
@@ -152,6 +155,30 @@ async def test_stages_answer_as_the_whole_model_and_checks_find_them_right(wide:
     reports = await said_by(wide, held, *checks)
     assert [reports[one.id][-1].wrong for one in checks] == ["", ""]
     assert max(reports[one.id][-1].worst for one in checks) < 1e-3
+
+
+async def test_adapters_answer_beside_matrices_in_fewer_bits_as_merged_with_what_these_stand_for(
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    here = made(FAMILY_CONFIGS["llama"] | {"hidden_size": 64, "tie_word_embeddings": False}, tmp_path / "own", folder)
+    drawn = draw_adapter(here, tmp_path / "drawn", 1, 4, ("q_proj", "down_proj"))
+    values, stood = load_file(here / "model.safetensors"), tmp_path / "stood-for"
+    shutil.copytree(here, stood)
+    wide = {name: matrix.values() for name, matrix in matrices(load(here, "cpu", held="nf4").model)}
+    assert wide.keys() < values.keys()
+    save_file(values | wide, stood / "model.safetensors", {"format": "pt"})
+    prompt, files = "A quick brown fox", [AdapterFiles.of_folder(drawn)]
+    expected = [likeliest(one, prompt, 24) for one in (stood, merged(stood, drawn, tmp_path / "merged"))]
+    assert expected[0] != expected[1]
+    asked = [GenerateCommand(str(number), prompt, tokens=24, sampling=GREEDY, adapter=number) for number in range(2)]
+    asking = Asking()
+    async with Engine(here, 1, asking.say, context=256, held="nf4", adapters=files) as engine:
+        whole = await asking.over(engine, *asked)
+    async with ring(here, 2, delay=0.005, held="nf4", adapters=dict.fromkeys(range(2), files)) as stages:
+        apart = await stages.over(*asked)
+    for found in (whole, apart):
+        assert [tokens_of(found[one.id]) for one in asked] == expected
 
 
 @pytest.mark.parametrize(("promised", "held"), [("int8", "nf4"), ("nf4", "int8"), ("int8", "float32")])
