@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from common.untrusted_text import Untrusted
+from common.untrusted_text import Untrusted, View
 from protocol.ids import NodeAddress
 from protocol.node import OfferedIceServer
 from protocol.private.sessions import PrivateId, SealedEnvelope
@@ -20,7 +20,7 @@ class NewPrivateSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     node: NodeAddress | None = None
 
 
-class PrivateSession(msgspec.Struct, frozen=True):
+class PrivateSession(View, frozen=True):
     """A session that an offer can be made for.
 
     Attributes:

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.domain import serving as rules
 from coordinator.domain.job import Job, JobState
-from coordinator.domain.serving import AdapterPoint, ServedFiles
+from coordinator.domain.serving import AdapterPoint, HeldModel, ServedFiles
 from coordinator.errors import ConflictError, CottageError, NotFoundError
 from coordinator.services.serving.adapters import AdapterOrigins
 from protocol.ids import Digest
@@ -234,7 +234,7 @@ async def test_memory_is_counted_by_rank_targets_and_layers(folder: Path, tmp_pa
     plain, held = shape, rules.with_adapters(shape, wide)
     assert held.parameters - plain.parameters == 3 * 1024 * sum(width.values()) * shape.layers
     cut = (Layers(0, 2), Layers(2, shape.layers))
-    before, after = rules.needed(plain, 64, cut)["card"], rules.needed(held, 64, cut)["card"]
+    before, after = (rules.needed(HeldModel(one, 64), cut)["card"] for one in (plain, held))
     layers = [one.last - one.first for one in cut]
     assert [later - sooner for sooner, later in zip(before, after, strict=True)] == [
         4 * 3 * 1024 * sum(width.values()) * number for number in layers
