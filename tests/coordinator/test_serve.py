@@ -219,6 +219,7 @@ async def test_a_ledger_that_does_not_answer_ends_it_with_a_clear_text(tmp_path:
     assert "http://127.0.0.1:9 cannot be used" in complaint.decode()
 
 
+@pytest.mark.long
 async def test_a_relay_of_its_own_process_is_allowed_by_its_address_and_shown(tmp_path: Path, ledger_url: str) -> None:
     key = NodeKey.generate()
     key.save(tmp_path / "relay.key")

@@ -83,6 +83,7 @@ async def test_a_bucket_that_cannot_be_used_is_told_in_one_sentence(
     assert lines == ["cottage serve: s3://nowhere: the server has no bucket of this name: make it, or correct the name"]
 
 
+@pytest.mark.long
 async def test_a_setting_that_names_no_bucket_is_refused(tmp_path: Path, ledger_url: str) -> None:
     process = await start(*serve_words(tmp_path, ledger_url, "--store", "files"))
     _, complaint = await asyncio.wait_for(process.communicate(), 60)

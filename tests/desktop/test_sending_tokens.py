@@ -96,6 +96,7 @@ async def test_tokens_are_sent_exactly_and_what_cannot_be_sent_moves_nothing(tmp
         assert await ledger.balance(node.address) == HELD - 2_500_000
 
 
+@pytest.mark.long
 async def test_all_is_sent_while_nothing_is_lent_and_no_coordinator_is_connected(tmp_path: Path) -> None:
     async with place_in(tmp_path) as place:
         await place.earned()

@@ -152,6 +152,7 @@ async def test_checks_draw_with_the_adapters_of_the_deployment(folder: Path, tmp
     assert len(adapters_of(job.files)) == 2
 
 
+@pytest.mark.long
 async def test_the_coordinator_s_own_process_draws_with_the_adapter_and_finds_the_model_s_answer(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -173,6 +174,7 @@ async def test_the_coordinator_s_own_process_draws_with_the_adapter_and_finds_th
     assert not list(hall.scratch.iterdir()), "nothing is left on the disk"
 
 
+@pytest.mark.long
 async def test_an_adapter_of_another_model_or_of_none_is_refused_in_words(folder: Path, tmp_path: Path) -> None:
     made = await adapted_bench(folder, tmp_path)
     archive, own = digest("adapter"), made.document.model

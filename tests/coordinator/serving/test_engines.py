@@ -132,6 +132,7 @@ async def test_an_answer_keeps_to_its_limits(folder: Path, tmp_path: Path) -> No
     await hall.engines.close()
 
 
+@pytest.mark.long
 async def test_a_model_is_checked_as_it_is_held_by_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
     hall, command = Hall(tmp_path), EmbedCommand("1", ("def f",))
     archive = await hall.archive(folder, tmp_path / "model.zip")

@@ -296,6 +296,7 @@ async def test_a_worker_in_docker_works_through_its_socket_and_leaves_with_its_a
         client.close()
 
 
+@pytest.mark.long
 @pytest.mark.docker
 async def test_the_container_of_a_killed_agent_stops_and_the_next_start_removes_it(
     docker_engine: str, coordinator: Double, tmp_path: Path

@@ -33,6 +33,7 @@ async def row(node: Program) -> dict[str, Any]:
     return dict(job)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("told", [True, False], ids=["told before", "never told"])
 @pytest.mark.parametrize("kind", ["training", "deployment"])
 async def test_who_was_killed_asks_what_became_of_its_job(

@@ -174,6 +174,7 @@ async def two_homes_and_a_third(model: Path, coordinator: Double, start_agent: S
         assert not coordinator.bodies(TaskFailed)
 
 
+@pytest.mark.long
 async def test_two_homes_answer_as_one_process_does_and_a_third_goes_on_for_one_of_them(
     coordinator: Double,
     start_agent: StartAgent,

@@ -105,6 +105,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @needs_llama_cpp
 def test_what_configs_of_a_family_differ_in_is_the_same_in_llama_cpp(tmp_path: Path) -> None:
     asked, folders = [], []

@@ -59,6 +59,7 @@ def test_every_collective_gives_what_gloo_gives() -> None:
         assert all(found.values()), found
 
 
+@pytest.mark.long
 def test_a_ddp_script_ends_with_gloo_s_parameters_to_the_last_bit(tmp_path: Path) -> None:
     saved = {}
     for backend in ("cottage", "gloo"):

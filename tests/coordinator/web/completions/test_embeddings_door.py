@@ -102,6 +102,7 @@ async def test_a_key_is_asked_for_and_others_jobs_are_not_there(
         assert refused.value.response.headers["Retry-After"] == "7"
 
 
+@pytest.mark.long
 async def test_a_real_model_tells_texts_apart(house: House, answering: str) -> None:
     async with client_of(house) as one:
         made = await one.embeddings.create(model=answering, input=["def f", "def ", "def f"])

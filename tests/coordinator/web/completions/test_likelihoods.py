@@ -27,6 +27,7 @@ def test_both_kinds_have_them_in_their_own_words() -> None:
     assert chat_logprobs(()) is completion_logprobs(()) is None
 
 
+@pytest.mark.long
 async def test_a_real_model_tells_how_likely_its_tokens_were(house: House, answering: str) -> None:
     job = answering
     async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none") as client:

@@ -100,6 +100,7 @@ async def submit(shell: Shell, *words: str) -> Said:
     return await shell.cottage("submit", *files, "--yes", *words)
 
 
+@pytest.mark.long
 async def test_a_model_is_named_and_its_files_licence_and_commit_go_with_the_job(
     shell: Shell, house: House, tmp_path: Path
 ) -> None:
