@@ -55,7 +55,7 @@ async def serve(streams: int, gap_s: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = Config(Path(folder), "http://ledger.test")
         store = await SqlStore.open(f"sqlite+aiosqlite:///{folder}/coordinator.db")
-        engines = Engines(lambda _archive, _weights: fake_model(gap_s))
+        engines = Engines(lambda _held: fake_model(gap_s))
         app, auth = _application(config, store, engines)
         callers = [await _caller(store, auth, number) for number in range(math.ceil(streams / MAX_COMPLETIONS_EACH))]
         runner = web.AppRunner(app, shutdown_timeout=1.0)

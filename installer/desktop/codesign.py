@@ -39,7 +39,8 @@ def authenticode(*files: Path) -> bool:
     if not Path(key).is_file():
         raise SigningError(f"{KEY} names {key}, which is no file: name the certificate's PKCS #12 file")
     for file in files:
-        _signtool(file, key) if shutil.which("signtool") else _osslsigncode(file, key)
+        # Elsewhere ``signtool`` is a program of NSS.
+        _signtool(file, key) if os.name == "nt" else _osslsigncode(file, key)
     return True
 
 

@@ -116,7 +116,7 @@ async def test_weights_are_chosen_and_the_page_says_how_nodes_hold_them(
     await send(house, http, job, {**asked, "budget": "5", "action": "create"})
     made = (await house.cluster.list(1, None))[0]
     assert made.spec.serve == ServeSpec(weights="int8")
-    assert f'data-held="{made.id}:int8"' in await page(house, http, "/playground")
+    assert f'data-held="{made.id}=int8"' in await page(house, http, "/playground")
     assert "each with the whole model, its matrices in 8 bits (int8)" in words(
         await page(house, http, f"/jobs/{made.id}")
     )
