@@ -35,7 +35,7 @@ def secret_in(option: str, file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"{option} {file} cannot be read: {reason(error)}") from error
     if not secret:
-        raise SettingError(f"{option} {file} is empty: anyone could relay, or sign in")
+        raise SettingError(f"{option} {file} is empty: write the secret there")
     return secret
 
 

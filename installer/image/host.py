@@ -45,19 +45,22 @@ def distributions(requirements: Iterable[str]) -> dict[str, metadata.Distributio
         HostError: one is not installed.
     """
     found: dict[str, metadata.Distribution] = {}
+    seen: dict[str, set[str]] = {}
     pending = [Requirement(text) for text in requirements]
     while pending:
         requirement = pending.pop()
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        if name in found:
+        extras = {"", *requirement.extras} - seen.setdefault(name, set())
+        if not extras:
             continue
+        seen[name] |= extras
         try:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             raise HostError(f"the package {name} is not installed here: pip install -e '.[trainer]'") from None
         for text in found[name].requires or ():
             further = Requirement(text)
-            if further.marker is None or further.marker.evaluate({"extra": ""}):
+            if further.marker is None or any(further.marker.evaluate({"extra": extra}) for extra in extras):
                 pending.append(further)
     return dict(sorted(found.items()))
 

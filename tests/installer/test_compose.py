@@ -1,12 +1,15 @@
-"""A network's servers in containers, as docs/how-to/operate.md brings them up: a job through the proxy, and a coordinator that is killed.
+"""A network's servers in containers, as docs/how-to/operate.md brings them up: a job by the proxy, and a coordinator is killed.
 
-The engine, its networks and all that the containers publish are in a network namespace of the test. Images are made of this machine's
-own programs, since no registry is asked; so those of the Dockerfiles and of the public are not tried, and Grafana is left out.
+The engine, its networks and all that the containers publish are in a network namespace of the test. Images are made of this
+machine's own programs, since no registry is asked. So public images and builds from the Dockerfiles are not tried, and Grafana,
+which Debian does not have, is left out.
 """
 
+import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import ssl
@@ -24,7 +27,8 @@ import docker
 import msgspec
 import pytest
 
-from tests.support import containers
+from cottage.demo.corpus import write_corpus
+from tests.installer import containers
 from tests.support.small_job import CORPUS_BYTES, small_job
 from tests.testbed.relay import make_certificate
 
@@ -42,14 +46,18 @@ OURS = ("coordinator-1", "coordinator-2", "ledger", "database", "proxy", "relay"
 FILES = ("compose", "coordinator", "relay")
 PASSWORD = "a password of the operator"
 PATIENCE_S = 400.0
-KILLED_AFTER, ROUNDS = 2, 8
+KILLED_AFTER, ROUNDS, STEPS = 2, 8, 8
+PACE_S = 0.1  # Of each pass of a micro-batch: the job is to last for some seconds.
+MOST_FILES = min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # A container of tests may not raise it.
+BUDGET = 9_000_000
+COORDINATORS = ("coordinator-1", "coordinator-2")
 SETTINGS = {
     "COTTAGE_SITE": "localhost",
     "COTTAGE_TLS": "/etc/caddy/tls/cert.pem /etc/caddy/tls/key.pem",
     "LEDGER_URL": "http://ledger:8899",
     "COMPOSE_PROFILES": "trial",
-    "COORDINATOR_OPTIONS": "--price-per-petaflop 1000000000 --audits-per-round 1",
-    "RELAY_OPTIONS": f"--coordinator {SITE} --listen 127.0.0.1",
+    "COORDINATOR_OPTIONS": "--audits-per-round 1",
+    "RELAY_OPTIONS": f"--coordinator {SITE} --listen {containers.ADDRESS}",
 }
 
 
@@ -75,6 +83,8 @@ class Servers:
         instead: dict[str, dict[str, Any]] = {name: {"image": f"cottage-{name}:test"} for name in OURS}
         instead |= {name: {"image": "cottage-coordinator:test"} for name in OURS[:3]}
         instead["relay"] |= trusting
+        for name in (*COORDINATORS, "proxy", "relay"):
+            instead[name]["ulimits"] = {"nofile": MOST_FILES}
         (self.folder / "test.yaml").write_text(json.dumps({"services": instead}))
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         files = {"DOCKER_HOST": host, "COMPOSE_FILE": "compose.yaml:test.yaml", "COMPOSE_HTTP_TIMEOUT": "300"}
@@ -161,27 +171,86 @@ def until(true: Callable[[], bool], servers: Servers) -> None:
 
 
 def brought_up(servers: Servers) -> None:
-    """The section's commands, one after the other; between two of them the settings are written, as it says."""
+    """The section's commands, one after the other; the settings are written where it says so."""
     for line in lines():
         if line.startswith("cd ") or line == "docker compose build":
             continue
-        if line == "docker compose up -d" and "secrets/metrics_key" not in (servers.folder / ".env").read_text():
-            pass
         here = line.replace("exec coordinator-1", "exec -T coordinator-1")
-        if " add ada" in line:
-            until(lambda: servers.ask(f"{SITE}/readyz") is not None, servers)
-            here += " --password-stdin"
-        said = servers.type(here, f"{PASSWORD}\n")
+        said = servers.type(f"{here} --password-stdin" if " add ada" in line else here, f"{PASSWORD}\n")
         if line.startswith("cp "):
             servers.set(**SETTINGS)
         elif line.startswith("docker compose logs relay"):
-            address = re.findall(r"--relay (\w{32,44})", said)[0]
+            [address] = set(re.findall(r"--relay (\w{32,44})\b", said))
             servers.set(COORDINATOR_OPTIONS=f"{SETTINGS['COORDINATOR_OPTIONS']} --relay {address}")
+        elif line.startswith("docker compose up"):
+            until(lambda: servers.ask(f"{SITE}/readyz") is not None, servers)
 
 
+def submitted(servers: Servers, folder: Path) -> str:
+    """A job of the operator's, by the commands of a submitter; returns its id."""
+    write_corpus(folder / "corpus.txt", CORPUS_BYTES)
+    spec = small_job("", BUDGET, 1, 1, rounds=ROUNDS, steps=STEPS, commit_every=2)
+    document = json.loads(msgspec.json.encode(spec))
+    del document["dataset"]["artifact"]
+    (folder / "job.json").write_text(json.dumps(document))
+    said = servers.type(f"cottage submit {folder}/job.json --data {folder}/corpus.txt --yes --json")
+    return re.findall(r"\b[0-9a-f]{32}\b", said)[0]
+
+
+@contextlib.contextmanager
+def lender(servers: Servers, folder: Path) -> Iterator[Path]:
+    """A node beside the containers, which knows the proxy's address alone; its log."""
+    words = ["run", "--always", "--coordinator", SITE, "--home", str(folder / "node"), "--sandbox", "process"]
+    words += ["--loopback", "--threads", "1", f"--worker-argument=--pace={PACE_S}"]
+    log = folder / "node.log"
+    with log.open("wb") as out:
+        node = subprocess.Popen(
+            [sys.executable, "-m", "cottage", "node", *words], env=servers.env, stdout=out, stderr=out
+        )
+        try:
+            yield log
+        finally:
+            node.send_signal(signal.SIGTERM)
+            try:
+                node.wait(60)
+            except subprocess.TimeoutExpired:
+                node.kill()
+                node.wait()
+
+
+def up(servers: Servers) -> str:
+    """What Prometheus has of the coordinator: "1" where it answered the last time."""
+    answer = servers.ask("http://127.0.0.1:9090/api/v1/query?query=up%7Bjob%3D%22cottage%22%7D")
+    found = answer["data"]["result"] if answer else []
+    return str(found[0]["value"][1]) if found else ""
+
+
+@pytest.mark.timeout(3_000)
 def test_a_job_trains_through_the_proxy_while_the_coordinator_at_work_is_killed(
     servers: Servers, tmp_path: Path
 ) -> None:
     brought_up(servers)
-    servers.key = (servers.folder / "secrets" / "metrics_key").read_text().strip()
-    assert servers.key.startswith("cottage_")
+    assert (servers.ready("coordinator-1"), servers.ready("coordinator-2")).count(True) == 1
+    until(lambda: up(servers) == "1", servers)
+    account = "docker compose exec -T coordinator-1 cottage accounts --data /var/lib/cottage"
+    servers.key = servers.type(f"{account} key ada --days 1").strip()
+    until(lambda: [one["state"] for one in servers.ask(f"{SITE}/api/v1/relays") or ()] == ["up"], servers)
+    with lender(servers, tmp_path) as log:
+        until(lambda: "connected to" in log.read_text(), servers)
+        job = f"{SITE}/api/v1/jobs/{submitted(servers, tmp_path)}"
+        until(lambda: (servers.ask(job) or {}).get("rounds_done", 0) >= KILLED_AFTER, servers)
+        [victim] = [name for name in COORDINATORS if servers.ready(name)]
+        [other] = {*COORDINATORS} - {victim}
+        os.kill(servers.container(victim).attrs["State"]["Pid"], signal.SIGKILL)
+        until(lambda: servers.ready(other), servers)
+        until(lambda: (servers.ask(job) or {}).get("state") in ("settled", "failed", "cancelled"), servers)
+        assert servers.ask(job)["state"] == "settled", servers.said()
+        assert servers.ready(other)
+        assert servers.container(victim).attrs["RestartCount"] == 1
+        assert not servers.ready(victim), "what was started again stands by"
+        rounds = Counter(
+            one["round"] for one in servers.ask(f"{job}/rounds") if one["tokens"] and one["state"] == "complete"
+        )
+        assert rounds == Counter(range(ROUNDS)), "each round is done once"
+        assert "is banned" not in json.dumps(servers.ask(f"{job}/events"))
+    until(lambda: up(servers) == "1", servers)

@@ -8,13 +8,11 @@ import ctypes
 import os
 import re
 import shutil
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from packaging.requirements import Requirement
 
 from installer.image import engine, host
 from installer.image.build import import_root
@@ -27,13 +25,16 @@ CODE = ("common", "coordinator", "cottage", "desktop", "docs", "ledger", "protoc
 EXTRAS = ("coordinator", "postgres", "agent", "trainer", "relay")
 BASE = "cottage-host:test"
 KEPT = re.compile(r"(ENV|USER|WORKDIR|VOLUME|EXPOSE|STOPSIGNAL|HEALTHCHECK|ENTRYPOINT|CMD) ")
+ADDRESS = "198.51.100.7"
+"""At which containers and the namespace's own programs reach each other, as if it were public."""
 USERS = "root:x:0:0::/:/none\npostgres:x:999:999::/tmp:/none\nserver:x:65432:65432::/tmp:/none\nnobody:x:65534:65534::/:/none\n"
 POSTGRES = Path("/usr/lib/postgresql/15")
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of setns(2).
 
 _PYTHON = f"""FROM {BASE}
-ENV LD_LIBRARY_PATH=/usr/local/lib PYTHONHOME=/usr/local PYTHONPATH=/opt/cottage:/opt/site
+ENV LD_LIBRARY_PATH=/usr/local/lib PYTHONHOME=/usr/local
 COPY passwd /etc/passwd
+COPY paths.pth {sysconfig.get_path("purelib", vars={"base": "/usr/local"})}/
 COPY code /opt/cottage
 COPY --chown=65432:65432 empty /var/lib/cottage
 COPY --chown=65432:65432 empty /var/lib/cottage-relay
@@ -48,7 +49,8 @@ ENTRYPOINT ["/bin/sh", "/usr/local/bin/start"]
 """
 _START = """set -e
 if [ ! -s "$PGDATA/PG_VERSION" ]; then
-  initdb --username="$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" --auth-local=trust --auth-host=scram-sha-256 --locale=C --encoding=UTF8
+  set -- --auth-local=trust --auth-host=scram-sha-256 --locale=C --encoding=UTF8
+  initdb --username="$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" "$@"
   echo "host all all all scram-sha-256" >> "$PGDATA/pg_hba.conf"
   pg_ctl -w -o "-c listen_addresses=''" start
   createdb --username="$POSTGRES_USER" "$POSTGRES_DB"
@@ -106,6 +108,7 @@ def engine_of_its_own() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="cottage-", dir="/tmp"))  # Sockets want a short path.
     try:
         made.add("servers")
+        made.ip("servers", f"addr add {ADDRESS}/32 dev lo")
         with within(Path("/run/netns") / made.full("servers")):
             yield engine.start(folder)
     finally:
@@ -119,7 +122,8 @@ def make_images(client: Any, folder: Path) -> None:
 
     Python, packages and programs are this machine's. What a Dockerfile says of how its image is run is taken from there.
     """
-    packages = host.distributions(_requirements())
+    packages = host.distributions([f"cottage[{','.join(EXTRAS)}]"])
+    del packages["cottage"]  # Its folders are copied.
     import_root(client, BASE, lambda output: host.write_tree(output, packages, _programs()))
     code = folder / "python" / "code"
     for name in CODE:
@@ -129,6 +133,8 @@ def make_images(client: Any, folder: Path) -> None:
     command = code / "bin" / "cottage"
     command.write_text("#!/opt/cottage/bin/python\nimport sys\nfrom cottage.cli import main\nsys.exit(main())\n")
     command.chmod(0o755)
+    # Tools are started without PYTHONPATH.
+    (folder / "python" / "paths.pth").write_text("/opt/cottage\n/opt/site\n")
     for name in ("coordinator", "relay"):
         _build(client, folder / "python", name, _PYTHON + _run_as(ROOT / "installer" / name / "Dockerfile"))
     (folder / "other").mkdir()
@@ -149,13 +155,6 @@ def _run_as(dockerfile: Path) -> str:
     last = dockerfile.read_text().rpartition("\nFROM ")[2]
     lines = [line for line in last.splitlines() if KEPT.match(line)]
     return "\n".join(lines).replace("USER relay", "USER 65432:65432") + "\n"
-
-
-def _requirements() -> list[str]:
-    """Of the extras that are in the images."""
-    found = [Requirement(text) for text in metadata.requires("cottage") or ()]
-    wanted = [one for one in found if one.marker is None or any(one.marker.evaluate({"extra": e}) for e in EXTRAS)]
-    return [f"{one.name}{one.specifier}" for one in wanted]
 
 
 def _programs() -> Mapping[str, str]:
