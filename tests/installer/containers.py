@@ -161,6 +161,7 @@ def _programs() -> Mapping[str, str]:
     """Path in the images -> a file of this machine."""
     found = {"bin/sh": os.path.realpath("/bin/sh")}
     found |= {f"usr/bin/{name}": str(shutil.which(name)) for name in ("caddy", "prometheus")}
+    found |= {f"usr/bin/{name}": str(POSTGRES / "bin" / name) for name in ("pg_dump", "pg_restore")}
     share = Path("/usr/share/postgresql/15")
     for folder in (POSTGRES / "bin", POSTGRES / "lib", share, Path("/usr/share/zoneinfo")):
         files = (path for path in folder.rglob("*") if path.is_file() and "bitcode" not in path.parts)

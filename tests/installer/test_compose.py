@@ -32,12 +32,13 @@ from tests.installer import containers
 from tests.support.small_job import CORPUS_BYTES, small_job
 from tests.testbed.relay import make_certificate
 
+LACKING = containers.missing()
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.long,
     pytest.mark.docker,
-    pytest.mark.skipif(bool(containers.missing()), reason=containers.missing()),
+    pytest.mark.skipif(bool(LACKING), reason=LACKING),
 ]
 
 PAGE = containers.ROOT / "docs" / "how-to" / "operate.md"
@@ -50,6 +51,7 @@ KILLED_AFTER, ROUNDS, STEPS = 2, 8, 8
 PACE_S = 0.1  # Of each pass of a micro-batch: the job is to last for some seconds.
 MOST_FILES = min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # A container of tests may not raise it.
 BUDGET = 9_000_000
+USER = 65_432  # Of our images.
 COORDINATORS = ("coordinator-1", "coordinator-2")
 SETTINGS = {
     "COTTAGE_SITE": "localhost",
@@ -218,6 +220,26 @@ def lender(servers: Servers, folder: Path) -> Iterator[Path]:
                 node.wait()
 
 
+def backed_up(servers: Servers, folder: Path) -> None:
+    """The page's own line, with another folder."""
+    [line] = re.findall(r"`(docker compose run [^`]+)`", PAGE.read_text())
+    folder.mkdir()
+    os.chown(folder, USER, USER)
+    assert "Backed up" in servers.type(line.replace("/mnt/other", str(folder)))
+    assert (folder / "cottage" / "backup.json").is_file()
+
+
+def kept_apart(servers: Servers) -> None:
+    """No secret is in what the engine shows of a container, and no server of ours is its root."""
+    secrets = [file.read_text().strip() for file in (servers.folder / "secrets").iterdir()]
+    assert len(secrets) == 3
+    for one in servers.client.containers.list():
+        shown = json.dumps(one.attrs)
+        assert not [secret for secret in secrets if secret in shown], one.name
+        users = {row[0] for row in one.top(ps_args="-eo uid,pid")["Processes"]}
+        assert ("0" in users) == ("proxy" in one.name), f"{one.name} runs as {users}"
+
+
 def up(servers: Servers) -> str:
     """What Prometheus has of the coordinator: "1" where it answered the last time."""
     answer = servers.ask("http://127.0.0.1:9090/api/v1/query?query=up%7Bjob%3D%22cottage%22%7D")
@@ -232,6 +254,7 @@ def test_a_job_trains_through_the_proxy_while_the_coordinator_at_work_is_killed(
     brought_up(servers)
     assert (servers.ready("coordinator-1"), servers.ready("coordinator-2")).count(True) == 1
     until(lambda: up(servers) == "1", servers)
+    kept_apart(servers)
     account = "docker compose exec -T coordinator-1 cottage accounts --data /var/lib/cottage"
     servers.key = servers.type(f"{account} key ada --days 1").strip()
     until(lambda: [one["state"] for one in servers.ask(f"{SITE}/api/v1/relays") or ()] == ["up"], servers)
@@ -253,4 +276,5 @@ def test_a_job_trains_through_the_proxy_while_the_coordinator_at_work_is_killed(
         )
         assert rounds == Counter(range(ROUNDS)), "each round is done once"
         assert "is banned" not in json.dumps(servers.ask(f"{job}/events"))
+    backed_up(servers, tmp_path / "backup")
     until(lambda: up(servers) == "1", servers)

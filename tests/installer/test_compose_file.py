@@ -1,7 +1,11 @@
 """What the compose file promises of each container, read from the file; ``test_compose.py`` brings it up."""
 
+import json
+import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +72,24 @@ def test_both_coordinators_are_the_same_but_for_whom_they_wait_for() -> None:
     assert first == second
     named = re.findall(r"(coordinator-\d):8470", (FOLDER / "Caddyfile").read_text())
     assert named == ["coordinator-1", "coordinator-2"]
+
+
+@pytest.mark.parametrize("name", ["compose", "relay"])
+def test_the_file_is_as_the_published_schema_has_it(name: str) -> None:
+    file = ROOT / "installer" / name / "compose.yaml"
+    command = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("caddy") is None, reason="caddy is not installed: apt-get install caddy")
+@pytest.mark.parametrize("tls", ["operator@example.org", "internal", "/etc/caddy/tls/cert.pem /etc/caddy/tls/key.pem"])
+def test_the_proxy_understands_its_file_with_each_kind_of_certificate(tls: str, tmp_path: Path) -> None:
+    command = ["caddy", "adapt", "--config", str(FOLDER / "Caddyfile"), "--adapter", "caddyfile"]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    settings = {"COTTAGE_SITE": "cottage.example.org", "COTTAGE_TLS": tls}
+    done = subprocess.run(command, env=environment | settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Caddyfile input is not formatted" not in done.stderr
+    told = json.dumps(json.loads(done.stdout)["apps"]["tls"])
+    assert {"internal": '"module": "internal"', "operator@example.org": '"module": "acme"'}.get(tls, "cert.pem") in told
