@@ -27,7 +27,15 @@ from coordinator.services.artifacts.bucket.address import parse_bucket
 from coordinator.services.artifacts.harness import offered
 from coordinator.services.network.lenders import read_lenders
 from coordinator.services.network.relays import check_relay_url
-from coordinator.settings import SettingError, add_identity, identity_of, secret_in
+from coordinator.settings import (
+    DATABASE_PASSWORD,
+    DATABASE_URL,
+    SettingError,
+    add_identity,
+    database_of,
+    identity_of,
+    secret_in,
+)
 from ledger.errors import AmountError, LedgerError
 from ledger.money import parse
 from protocol.codec import MessageError, convert
@@ -105,7 +113,7 @@ def _config(options: argparse.Namespace) -> Config:
         ledger_mint=options.ledger_mint,
         host=options.host,
         port=options.port,
-        database_url=options.database_url,
+        database_url=database_of(options),
         store=options.store,
         store_gigabytes=options.store_gigabytes,
         store_cache_gigabytes=options.store_cache_gigabytes,
@@ -169,9 +177,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--ledger-mint", help="token, where the ledger does not tell")
     add(
         "--database-url",
-        env_var="COTTAGE_DATABASE_URL",
+        env_var=DATABASE_URL,
         help="another database than SQLite in the data folder: postgresql+asyncpg://USER:PASSWORD@HOST/NAME",
     )
+    password = "the database's password, where the address has none"  # noqa: S105 - says what it is for.
+    add("--database-password-file", type=Path, metavar="FILE", env_var=DATABASE_PASSWORD, help=password)
     _add_store(parser)
     add("--no-test-wallet", action="store_true", help="every job is funded by its submitter's own wallet")
     add("--lease-seconds", type=_positive, default=default.lease_seconds, help="silence after which a node has left")

@@ -1,9 +1,12 @@
-"""What settings of ``cottage serve`` have in common, and those of the identity provider. The rest are in ``cli``."""
+"""What settings of ``cottage serve`` have in common, the database's, and the identity provider's. The rest are in ``cli``."""
 
 import argparse
 import os
 from pathlib import Path
 from typing import Final
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from common.errors import UrlError
 from common.system_words import reason
@@ -12,6 +15,8 @@ from coordinator.config import IdentityConfig
 from coordinator.services.accounts.identity_provider import WELL_KNOWN, check_address
 
 SECRET: Final = "COTTAGE_IDENTITY_SECRET"  # noqa: S105 - where it is, and not what it is.
+DATABASE_URL: Final = "COTTAGE_DATABASE_URL"
+DATABASE_PASSWORD: Final = "COTTAGE_DATABASE_PASSWORD_FILE"  # noqa: S105 - where it is, and not what it is.
 MAX_CLIENT = 255
 
 
@@ -30,8 +35,37 @@ def secret_in(option: str, file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"{option} {file} cannot be read: {reason(error)}") from error
     if not secret:
-        raise SettingError(f"{option} {file} is empty: anyone could relay, or sign in")
+        raise SettingError(f"{option} {file} is empty: write the secret there")
     return secret
+
+
+def add_database(parser: argparse.ArgumentParser) -> None:
+    """The database's settings, for commands that work beside the coordinator; both may be in the environment."""
+    url = f"its database, where that is PostgreSQL; or {DATABASE_URL}"
+    parser.add_argument("--database-url", default=os.environ.get(DATABASE_URL), help=url)
+    file = os.environ.get(DATABASE_PASSWORD)
+    said = f"its password; or {DATABASE_PASSWORD}"
+    parser.add_argument("--database-password-file", type=Path, default=file, metavar="FILE", help=said)
+
+
+def database_of(options: argparse.Namespace) -> str | None:
+    """URL of the database that the options name, with the password of their file; None: SQLite in the data folder.
+
+    Raises:
+        SettingError: the file cannot be read, or has nobody to be the password of.
+    """
+    url: str | None = options.database_url
+    file: Path | None = options.database_password_file
+    if file is None:
+        return url
+    if url is None:
+        raise SettingError("--database-password-file changes nothing without --database-url, which says whose it is")
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        return url  # Whoever opens it says what is wrong.
+    password = secret_in("--database-password-file", file)
+    return parsed.set(password=password).render_as_string(hide_password=False)
 
 
 def add_identity(parser: argparse.ArgumentParser) -> None:

@@ -26,9 +26,10 @@ from common.terminal import complain, say
 from coordinator.errors import StoreError
 from coordinator.restoring import mark
 from coordinator.services.core.backup_age import note_backup
+from coordinator.settings import SettingError, add_database, database_of
 from coordinator.version import release
 
-EXIT_REFUSED = 1
+EXIT_REFUSED, EXIT_USAGE = 1, 2
 DATABASE, DUMP, MANIFEST, ARTIFACTS = "coordinator.db", "coordinator.dump", "backup.json", "artifacts"
 KEYS = ("coordinator.key", "test-wallet.key")
 
@@ -51,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         options.work(options)
+    except SettingError as error:
+        complain(f"cottage {options.word}", error)
+        return EXIT_USAGE
     except (StoreError, OSError, sqlite3.Error) as error:
         complain(f"cottage {options.word}", error.detail if isinstance(error, StoreError) else reason(error))
         return EXIT_REFUSED
@@ -227,14 +231,13 @@ def _parser() -> argparse.ArgumentParser:
     words = parser.add_subparsers(dest="word", required=True)
     making = words.add_parser("backup", help="copy a coordinator's database, keys and files to another folder")
     making.add_argument("folder", type=Path, help="where to; an earlier backup there is brought up to date")
-    making.set_defaults(work=lambda options: back_up(options.data, options.folder, options.database_url))
+    making.set_defaults(work=lambda options: back_up(options.data, options.folder, database_of(options)))
     returning = words.add_parser("restore", help="put a backup where a coordinator will find it")
     returning.add_argument("folder", type=Path, nargs="?", help="a folder that `cottage backup` has made")
     returning.set_defaults(work=_restore)
     for one in (making, returning):
         one.add_argument("--data", type=Path, required=True, help="the coordinator's data folder")
-        url = "its database, where that is PostgreSQL (pg_dump and pg_restore do the work); or COTTAGE_DATABASE_URL"
-        one.add_argument("--database-url", default=os.environ.get("COTTAGE_DATABASE_URL"), help=url)
+        add_database(one)
     return parser
 
 
@@ -242,7 +245,7 @@ def _restore(options: argparse.Namespace) -> None:
     if options.folder is None:
         restored_otherwise(options.data)
     else:
-        restore(options.folder, options.data, options.database_url)
+        restore(options.folder, options.data, database_of(options))
 
 
 if __name__ == "__main__":

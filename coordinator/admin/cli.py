@@ -19,6 +19,7 @@ from coordinator.domain.account import ROLE_SCOPES, Account, Principal, Role, Sc
 from coordinator.errors import CottageError
 from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.accounts.passwords import Passwords
+from coordinator.settings import SettingError, add_database, database_of
 from coordinator.store.sql import SqlStore
 
 EXIT_REFUSED, EXIT_USAGE = 1, 2
@@ -34,8 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, or 1 where it is refused, 2 for a wrong option, or no password.
     """
     options = _parser().parse_args(argv)
-    config = Config(options.data, "", database_url=options.database_url)
-    if options.database_url is None and not (options.data / "coordinator.db").exists():
+    try:
+        config = Config(options.data, "", database_url=database_of(options))
+    except SettingError as error:
+        complain("cottage accounts", error)
+        return EXIT_USAGE
+    if config.database_url is None and not (options.data / "coordinator.db").exists():
         say(f"cottage accounts: no coordinator has its data in {options.data}: name its --data folder", error=True)
         return EXIT_REFUSED
     try:
@@ -138,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Accounts of a coordinator, at its own machine; it may be running meanwhile.",
     )
     parser.add_argument("--data", type=Path, default=Path("data"), help="the coordinator's data folder (%(default)s)")
-    parser.add_argument("--database-url", help="its database, where that is not in the data folder")
+    add_database(parser)
     words = parser.add_subparsers(required=True, metavar="WORD")
 
     def word(name: str, text: str, work: Work, named: bool = True) -> argparse.ArgumentParser:

@@ -81,7 +81,7 @@ def _build(client: Any, repository: str, tag: str, from_host: bool, torch_index:
     if not _has(client, exact):
         if from_host and not _has(client, base):
             say(f"importing {base} from this machine's Python and {len(packages)} packages")
-            _import(client, base, lambda output: host.write_tree(output, packages))
+            import_root(client, base, lambda output: host.write_tree(output, packages))
         say(f"building {exact}")
         client.images.build(
             fileobj=io.BytesIO(context),
@@ -104,8 +104,12 @@ def _has(client: Any, image: str) -> bool:
     return True
 
 
-def _import(client: Any, image: str, write: Callable[[BinaryIO], None]) -> None:
-    """Stream a root file system into the engine."""
+def import_root(client: Any, image: str, write: Callable[[BinaryIO], None]) -> None:
+    """Stream the root file system that ``write`` writes into the engine, as ``image``.
+
+    Raises:
+        ImageError: it cannot be written, or the engine does not take it.
+    """
     repository, _, tag = image.partition(":")
     with _pipe(write) as stream:
         answer = client.api.import_image(stream, repository=repository, tag=tag, stream_src=True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -45,19 +45,22 @@ def distributions(requirements: Iterable[str]) -> dict[str, metadata.Distributio
         HostError: one is not installed.
     """
     found: dict[str, metadata.Distribution] = {}
+    seen: dict[str, set[str]] = {}
     pending = [Requirement(text) for text in requirements]
     while pending:
         requirement = pending.pop()
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        if name in found:
+        extras = {"", *requirement.extras} - seen.setdefault(name, set())
+        if not extras:
             continue
+        seen[name] |= extras
         try:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             raise HostError(f"the package {name} is not installed here: pip install -e '.[trainer]'") from None
         for text in found[name].requires or ():
             further = Requirement(text)
-            if further.marker is None or further.marker.evaluate({"extra": ""}):
+            if further.marker is None or any(further.marker.evaluate({"extra": extra}) for extra in extras):
                 pending.append(further)
     return dict(sorted(found.items()))
 
@@ -69,10 +72,17 @@ def digest(packages: dict[str, metadata.Distribution]) -> str:
     return hashlib.sha256("\n".join(text).encode()).hexdigest()
 
 
-def write_tree(output: BinaryIO, packages: dict[str, metadata.Distribution]) -> None:
+def write_tree(
+    output: BinaryIO, packages: dict[str, metadata.Distribution], beside: Mapping[str, str] | None = None
+) -> None:
     """Write the image's root as a tar stream.
 
     Compiled modules come along: to compile PyTorch's anew at each start takes half a minute.
+
+    Args:
+        output: where to.
+        packages: of Python.
+        beside: path in the image -> a file of this machine that goes there, programs with the libraries that they need.
 
     Raises:
         HostError: the interpreter or a library cannot be found.
@@ -81,7 +91,10 @@ def write_tree(output: BinaryIO, packages: dict[str, metadata.Distribution]) -> 
     entries.update(_standard_library())
     for package in packages.values():
         entries.update(_package(package))
-    loaded = [source for target, source in entries.items() if _LIBRARY.search(target) or "/bin/python" in target]
+    entries.update(beside or {})
+    programs = {target for target, source in (beside or {}).items() if os.access(source, os.X_OK)}
+    programs.add(f"{PREFIX}/bin/{_python_name()}")
+    loaded = [source for target, source in entries.items() if _LIBRARY.search(target) or target in programs]
     entries.update(_libraries(loaded))
     with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar:
         for folder in ("tmp", "job", "proc", "sys", "dev", "etc", PREFIX, SITE, "opt/cottage"):

@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from coordinator import cli
+from coordinator.admin import backup
+from coordinator.admin import cli as accounts
 from coordinator.config import IdentityConfig
+from coordinator.settings import database_of
 
 GOOD = """
 [relay]
@@ -46,6 +50,31 @@ def test_the_address_of_a_database_with_its_password_may_be_in_the_environment(
     monkeypatch.setenv("COTTAGE_DATABASE_URL", "postgresql+asyncpg://user:password@host/name")
     options = cli._parser().parse_args(["--config", written(tmp_path, GOOD)])
     assert cli._config(options).database == "postgresql+asyncpg://user:password@host/name"
+
+
+def test_the_password_of_a_database_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "password").write_text("a/word with @ signs\n")
+    monkeypatch.setenv("COTTAGE_DATABASE_URL", "postgresql+asyncpg://user@host/name")
+    monkeypatch.setenv("COTTAGE_DATABASE_PASSWORD_FILE", str(tmp_path / "password"))
+    url = make_url(cli._config(cli._parser().parse_args(["--config", written(tmp_path, GOOD)])).database)
+    assert (url.username, url.password, url.host) == ("user", "a/word with @ signs", "host")
+    for other in (accounts._parser().parse_args(["list"]), backup._parser().parse_args(["restore", "--data", "data"])):
+        assert make_url(database_of(other) or "") == url
+
+
+def test_a_password_that_no_database_has_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COTTAGE_DATABASE_PASSWORD_FILE", str(tmp_path / "password"))
+    assert accounts.main(["--data", str(tmp_path), "list"]) == accounts.EXIT_USAGE
+    assert "changes nothing without --database-url" in capsys.readouterr().err
+    words = ["--data", str(tmp_path), "--database-url", "postgresql+asyncpg://user@host/name"]
+    assert backup.main(["backup", str(tmp_path), *words]) == backup.EXIT_USAGE
+    assert f"{tmp_path / 'password'} cannot be read" in capsys.readouterr().err
+    (tmp_path / "password").touch()
+    file = written(tmp_path, GOOD + 'database-url = "postgresql+asyncpg://user@host/name"\n')
+    assert cli.main(["--config", file, "--check-config"]) == cli.EXIT_USAGE
+    assert f"{tmp_path / 'password'} is empty" in capsys.readouterr().err
 
 
 def test_settings_are_checked_without_serving(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
