@@ -79,8 +79,13 @@ def _parser() -> argparse.ArgumentParser:
 def _command(options: argparse.Namespace) -> GenerateCommand:
     """What is asked; raises MessageError, BadAddressError."""
     if options.node is not None:
-        parse_address(options.node)
+        try:
+            parse_address(options.node)
+        except BadAddressError as error:
+            raise BadAddressError(f"--node {options.node[:60]!r} is no node's address: {error}") from None
     words = sys.stdin.read() if options.words == "-" else options.words
+    if not words.strip():
+        raise MessageError("there are no words: say what the model is asked")
     what = {"prompt": words} if options.text else {"messages": [{"role": "user", "content": words}]}
     seed = secrets.randbits(63) if options.seed is None else options.seed
     sampling = {"temperature": options.temperature, "seed": seed}
@@ -90,11 +95,17 @@ def _command(options: argparse.Namespace) -> GenerateCommand:
     return command
 
 
+def _tell(why: str) -> None:
+    say(f"{why.removesuffix(': try again')}: waiting", error=True)
+
+
 async def _run(options: argparse.Namespace, command: GenerateCommand) -> int:
     text, out = list[str](), Terminal()
     async with (
         Client(options.server, token_of(options, options.server)) as coordinator,
-        PrivateClient(coordinator, options.deployment, node=options.node, loopback=options.loopback) as client,
+        PrivateClient(
+            coordinator, options.deployment, node=options.node, loopback=options.loopback, waits=_tell
+        ) as client,
         aclosing(client.ask(command)) as reports,
     ):
         async for report in reports:

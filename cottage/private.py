@@ -1,7 +1,7 @@
 """A client that talks with a deployment's nodes directly: the coordinator names them, carries offers, and is told counts."""
 
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 
@@ -19,6 +19,8 @@ from transport.ice.ice import IceServer
 from transport.private.conversation import PrivateConversation, PrivateRefusedError
 from transport.private.meeting import MeetingClient, Surroundings
 
+WAIT_S = 600.0  # For a node that loads the model, as at ``/v1``.
+AGAIN_S = 2.0
 MAX_TRIES = 4  # Nodes that a request may fail at; then it may be the request's fault.
 
 
@@ -33,14 +35,17 @@ class PrivateClient:
         node: str | None = None,
         clock: Clock | None = None,
         loopback: bool = False,
+        waits: Callable[[str], None] = lambda _why: None,
     ) -> None:
         """Nothing is sent yet.
 
         Args:
             node: the address of the only node that may read the words; None: whoever the coordinator names.
             loopback: the nodes are on this machine.
+            waits: hears why there is nobody to talk with yet, once for each time of waiting.
         """
         self._coordinator, self._deployment, self._only = coordinator, deployment, node
+        self._waits = waits
         self._around = Surroundings((), clock or SystemClock(), loopback)
         self._session: PrivateSession | None = None
         self._conversation: PrivateConversation | None = None
@@ -112,13 +117,22 @@ class PrivateClient:
         return self._conversation
 
     async def _named(self, client: str, avoid: Sequence[str]) -> PrivateSession:
-        """A session with another node, or with one that has failed where there is no other."""
-        try:
-            return await self._coordinator.private_session(self._deployment, client, avoid, self._only)
-        except ProblemError as error:
-            if error.status != HTTPStatus.CONFLICT or not avoid:
-                raise
-        return await self._coordinator.private_session(self._deployment, client, (), self._only)
+        """A session with another node, or with one that has failed where there is no other, once one holds the model."""
+        clock, told = self._around.clock, False
+        until = clock.now() + WAIT_S
+        while True:
+            try:
+                return await self._coordinator.private_session(self._deployment, client, avoid, self._only)
+            except ProblemError as error:
+                if error.status == HTTPStatus.CONFLICT and avoid:
+                    avoid = ()
+                    continue
+                if error.status != HTTPStatus.SERVICE_UNAVAILABLE or clock.now() >= until:
+                    raise
+                if not told:
+                    self._waits(error.detail)
+                told = True
+            await clock.sleep(AGAIN_S)
 
     async def _leave(self) -> None:
         conversation, self._conversation, self._session = self._conversation, None, None

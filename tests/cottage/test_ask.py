@@ -10,9 +10,13 @@ import pytest
 
 from common.errors import SignalError
 from coordinator.client import Client
+from coordinator.client.errors import ProblemError
+from coordinator.errors import UnavailableError
+from cottage import private
 from cottage.ask import main
 from cottage.private import PrivateClient, PrivateRefusedError
 from protocol.identity import NodeKey
+from protocol.rest.private import NewPrivateSession, PrivateSession
 from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
 from tests.coordinator.serving.talking_homes import LONG
 from tests.coordinator.web.conftest import House
@@ -55,6 +59,9 @@ async def test_the_command_prints_the_answer_and_who_read_the_words(
     chat, text = house.private.models[home].asked
     assert (chat.messages, text.prompt) == (({"role": "user", "content": SECRET},), SECRET)
     assert chat.sampling.seed == text.sampling.seed == 5
+    async with asyncio.timeout(10):  # The last one is on its way while the command ends.
+        while len(house.private.signed) < 2:
+            await asyncio.sleep(0.01)
     assert [one.tokens for one in house.private.signed.values()] == [4, 4]
 
 
@@ -63,7 +70,9 @@ async def test_what_cannot_be_asked_is_said_with_its_exit_code(
 ) -> None:
     job, words = await started(house), ["--server", house.url, "--loopback"]
     for argv, status, why in (
-        ([job, SECRET, "--node", "nobody"], 2, "expected 32"),
+        ([job, SECRET, "--node", "nobody"], 2, "--node 'nobody' is no node's address"),
+        ([job, " "], 2, "there are no words"),
+        ([job, "", "--text"], 2, "there are no words"),
         ([job, SECRET, "--tokens", "0"], 2, "tokens"),
         (["f" * 32, SECRET], 1, "no job"),
         ([job, SECRET, "--node", NodeKey.generate().address], 1, "not "),
@@ -120,6 +129,31 @@ async def test_where_there_is_no_other_home_the_same_one_goes_on(house: House) -
                 model.stops_after = None
                 await house.private.channels[0].aclose()
     assert text == SECRET
+
+
+async def test_where_no_home_holds_the_model_yet_it_says_so_once_and_waits(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, opened, refusals = await started(house), house.private.open, [0, 0, 0]
+
+    async def open_later(job: str, wanted: NewPrivateSession) -> PrivateSession:
+        if refusals:
+            refusals.pop()
+            raise UnavailableError(f"no node of deployment {job} holds its model yet: try again")
+        return await opened(job, wanted)
+
+    monkeypatch.setattr(house.private, "open", open_later)
+    monkeypatch.setattr(private, "AGAIN_S", 0.01)
+    told: list[str] = []
+    asking = Client(house.url, attempts=1)
+    async with asking, PrivateClient(asking, job, loopback=True, waits=told.append) as client:
+        assert await said(client) == SECRET
+        assert [why.partition(" holds its model yet")[1] != "" for why in told] == [True]
+        refusals[:] = [0] * 999
+        monkeypatch.setattr(private, "WAIT_S", 0.05)
+        await house.private.channels[0].aclose()
+        with pytest.raises(ProblemError, match="holds its model yet"):
+            await said(client)
 
 
 async def test_whoever_is_in_the_middle_is_told_of_and_not_tried_around(house: House) -> None:

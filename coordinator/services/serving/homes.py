@@ -308,6 +308,8 @@ class Homes:
         if not here:
             raise UnavailableError(f"no node of deployment {job.id} holds its model yet: try again")
         able = [one for one in here if one.lease.node not in avoid and only in (None, one.lease.node)]
+        if not able and only not in (None, *(one.lease.node for one in here)):
+            raise ConflictError(f"no node that answers for this deployment has the address {only}", "node")
         if not able:
             raise ConflictError("no other node of this deployment answers now: try again, or deploy more replicas")
         chosen = min(able, key=lambda one: (one.silent is not None, one.sessions, one.name))

@@ -18,6 +18,7 @@ from protocol.models.model import ModelConfigError, ModelShape, inspect_config
 from protocol.rest.api import Quote
 
 MILLION = 1_000_000
+NOBODY = "no node lends itself to this network yet: start one, or try again once one is connected"
 
 
 def quote(
@@ -50,7 +51,7 @@ def quote(
     least = max(ready, limits.minimum_price)
     problems = []
     if found is None:
-        problems.append(_too_large(serve, needed, len(willing)))
+        problems.append(_too_large(serve, needed, len(willing)) if everybody else NOBODY)
     if spec.budget < least:
         problems.append(_short(spec, serve, ready, least, len(cut)))
     if (serve.context or 0) > context:

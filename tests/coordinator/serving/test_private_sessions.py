@@ -174,7 +174,7 @@ async def test_sessions_go_to_those_that_had_fewest_and_keep_off_whom_the_client
     assert {(await opened(bench, job, key, one.node)).node for _ in "ab"} == {other.node}
     assert {(await opened(bench, job, key, only=one.node)).node for _ in "ab"} == {one.node}
     await refused(opened(bench, job, key, one.node, other.node), ConflictError, "no other node")
-    await refused(opened(bench, job, key, only=key.address), ConflictError, "no other node")
+    await refused(opened(bench, job, key, only=key.address), ConflictError, f"has the address {key.address}")
     await one.vanish()
     assert {(await opened(bench, job, key)).node for _ in "ab"} == {other.node}
 

@@ -90,6 +90,7 @@ RUN_HERE = {"check", "submit", "try", "download", "watch", "logs", "checkpoints"
 RUN_HERE |= {"pause", "resume", "stop", "cancel"}
 RUN_BY = {
     "serve": ("tests/coordinator/test_serve.py", "serve"),
+    "ask": ("tests/cottage/test_ask.py", "main"),
     "deploy": ("tests/coordinator/web/deployments/test_typed_how_to.py", "serve-at-homes"),
     "output": ("tests/coordinator/web/test_life.py", "output"),
     "completion": ("tests/cottage/test_completion.py", "completion"),

@@ -66,6 +66,7 @@ def test_the_form_has_every_field_of_the_document() -> None:
         "serve.idle_minutes",
         "serve.stages",
         "serve.weights",
+        "serve.adapters",
     }  # A deployment has a form of its own.
     assert set(every_field()) - others <= set(DEFAULTS)
 
