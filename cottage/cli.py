@@ -57,7 +57,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     ),
 }
 
-EXIT_USAGE = 2
+EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 LASTING = (["serve"], ["auditor"], ["relay"], ["demo"], ["desktop"], ["node", "run"], ["ledger", "serve"])
 """Commands that run on and on; nobody waits for them."""
 ROOMS = ("cottage", "common", "coordinator", "desktop", "ledger", "protocol", "transport")
@@ -99,6 +99,8 @@ def _role(argv: Sequence[str] | None) -> int:
             error=True,
         )
         return EXIT_USAGE
+    except KeyboardInterrupt:  # While packages are read; roles know themselves how they end.
+        return EXIT_INTERRUPTED
     Waits.spoken_of = words[:1] not in LASTING and words[:2] not in LASTING
     try:
         return run(words if keep else words[1:])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cottage.cli import main
+from cottage.cli import EXIT_INTERRUPTED, main
 from cottage.demo.corpus import write_corpus
 from cottage.demo.options import parse
 from cottage.demo.run import DemoError, _make_room
@@ -83,3 +83,14 @@ def test_the_sparkline_falls_with_the_loss() -> None:
 def test_the_wire_text_gives_the_share_of_the_naive_bytes() -> None:
     assert wire_text(50_000_000, 1_000_000_000) == "50 MB, 5.0 % of the naive 1 GB"
     assert wire_text(0, 0) == "0 B"
+
+
+def test_ctrl_c_while_packages_are_read_ends_it_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_module: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cottage.cli.importlib.import_module", interrupted)
+    assert main(["jobs"]) == EXIT_INTERRUPTED == 130
+    assert capsys.readouterr() == ("", "")
