@@ -22,7 +22,8 @@ class Fault(Protocol):
 
 
 class KillNode:
-    """Ends one working node, its agent and its worker, without a word: once some of its work is verified, or before the end."""
+    """Ends one working node, its agent and its worker, without a word: once some of its work is verified, or a round before the
+    last one."""
 
     def __init__(self, network: DemoNetwork, screen: DemoScreen, after: int) -> None:
         self._network = network
@@ -35,7 +36,7 @@ class KillNode:
             return
         working = [n for n in reversed(nodes) if n.state == "training" and n.stage is not None]
         target = next((n for n in working if n.verified), None)
-        if target is None and working and job.rounds_done >= job.rounds_total - 1:
+        if target is None and working and job.rounds_done >= job.rounds_total - 2:
             target = working[0]
         if target is None:
             return

@@ -145,7 +145,6 @@ async def test_a_coordinator_that_is_killed_and_restarted_finishes_the_job_and_p
         assert not any(r.epoch > 2 for r in await second.parts.jobs.rounds(job)), "nobody had to begin anew"
 
 
-@pytest.mark.long
 async def test_a_liar_is_caught_unpaid_slashed_and_sent_away(config: Config) -> None:
     config = replace(config, audits_per_round=8, settle_every=100)
     async with (

@@ -74,6 +74,7 @@ class LongRun(DemoRun):
         return small_job(artifact, budget, stages, replicas, rounds=ROUNDS, steps=STEPS, commit_every=1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_a_stranger_finds_a_lie_that_nobody_drew_and_the_coordinator_one_that_it_drew(tmp_path: Path) -> None:
     stranger, key = NodeKey.generate(), tmp_path / "wallet"

@@ -152,6 +152,7 @@ async def learn_to_lend(desk: Desk) -> None:
     assert (desk.folder / "cottage-backup.json").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_who_types_what_the_lessons_say_has_a_model_checks_the_money_and_lends(tmp_path: Path) -> None:
     async with desk_in(tmp_path) as desk:

@@ -132,6 +132,7 @@ def remembered(folder: Path, words: str) -> list[Path]:
     return [file for file in files if file.is_file() and words.encode() in file.read_bytes()]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_no_word_passes_the_coordinator_and_what_was_signed_is_paid(tmp_path: Path) -> None:
     async with deployed(tmp_path / "network") as (run, tap, client, deployment):
