@@ -4,11 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := $(shell grep '^torch==' constraints.txt)
 # What `make check` runs: the pure parts, in seconds. `make test` runs everything.
-FAST   := tests/protocol tests/cottage tests/coordinator/planner tests/coordinator/test_store.py \
+FAST   := tests/protocol tests/cottage tests/coordinator/planner \
           $(addprefix tests/coordinator/jobs/test_,lifecycle.py rounds.py leases.py naming.py) tests/coordinator/audits/test_trust.py \
           $(addprefix tests/ledger/test_,money.py events.py) tests/trainer/stage/test_schedules.py tests/trainer/worker/test_boxes.py \
           tests/common/test_virtual_clock.py tests/transport/messages/test_message_frames.py tests/transport/ice/test_ice_rules.py \
-          $(addprefix --ignore=tests/cottage/test_,completion.py odd_machines.py output_not_taken.py) \
+          $(addprefix --ignore=tests/cottage/test_,ask.py completion.py odd_machines.py output_not_taken.py) \
           $(addprefix --ignore=tests/,coordinator/planner/test_plan_chains.py coordinator/planner/test_planner_search.py)
 # Where end-to-end tests are, so that this run reads no others (tests/support/together.py refuses one that is elsewhere).
 STORIES := $(addprefix tests/,e2e chaos installer desktop/windows)

@@ -406,11 +406,9 @@ class ReturnRecords(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     entry: RecordsEntry
 
 
-CoordinatorMessage = (
-    Challenge
-    | Welcome
-    | Refused
-    | Assign
+RecordsMessage = KeepRecords | ListRecords | ReturnRecords
+TaskMessage = (
+    Assign
     | Command
     | Acknowledged
     | Beat
@@ -419,8 +417,8 @@ CoordinatorMessage = (
     | Signal
     | IceServers
     | Unanswered
-    | KeepRecords
-    | ListRecords
-    | ReturnRecords
+    | RecordsMessage
     | PrivateOffer
 )
+"""What a node's jobs hear, once it is in."""
+CoordinatorMessage = Challenge | Welcome | Refused | TaskMessage

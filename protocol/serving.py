@@ -309,7 +309,7 @@ def adapter_archive(number: int) -> str:
     return f"adapter-{number}.zip"
 
 
-def adapters_of(files: Mapping[str, str]) -> list[str]:
+def adapters_of(files: Mapping[str, str]) -> tuple[str, ...]:
     """The artifacts of all adapters among a deployment's files, in order."""
     names = takewhile(files.__contains__, map(adapter_archive, count(1)))
-    return [files[name] for name in names]
+    return tuple(files[name] for name in names)

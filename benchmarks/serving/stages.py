@@ -204,9 +204,10 @@ async def two_stages(options: argparse.Namespace, config: Any) -> AsyncIterator[
 
 async def cache_memory(workers: Workers, prompt: str, each: int, tokens: int) -> dict[str, float]:
     """What 16 answers take beside what their tokens' pages are planned to take, in MB. ``each``: bytes of a token."""
-    _, _, one = await workers.answer([prompt * 4], 2, GREEDY)  # Whatever a full pass needs is there from now on.
+    # A prompt goes in up to three parts: of so long a one they are full passes, and whatever these need is there from now on.
+    _, _, one = await workers.answer([prompt * 10], 2, GREEDY)
     before = workers.resident()
-    _, _, answering = await workers.answer([f"{number}. {prompt}" for number in range(STREAMS)], tokens, FREE)
+    _, _, answering = await workers.answer([f"{number}. {prompt * 2}" for number in range(STREAMS)], tokens, FREE)
     after = workers.resident()
 
     def pages(found: Answering) -> int:

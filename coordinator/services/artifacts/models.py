@@ -32,9 +32,9 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES, Room
 from coordinator.services.artifacts.model_archives import make_stage_files, pack, unpack
 from coordinator.services.artifacts.model_cards import card_facts, small_files
+from coordinator.services.artifacts.step_openings import record_of
 from coordinator.services.artifacts.weight_index import index_weights
 from coordinator.store.records import RoundRecord
-from protocol.audit import MAX_RECORD_BYTES
 from protocol.evaluation import EvaluationSpec
 from protocol.ids import Digest
 from protocol.job.end_tokens import ends_of
@@ -45,7 +45,6 @@ from protocol.models.weights import WEIGHT_INDEX
 from protocol.rest.dataset import CheckRequest, DatasetReport
 from protocol.serving import MAX_LINE, MODEL_ARCHIVE
 
-MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
 MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
 TOKEN_BYTES = 4  # Of a job's token files.
 COPIES = 2  # A file that a tool makes is copied to its place before it is removed.
@@ -308,7 +307,7 @@ class TrainerTools:
             NotFoundError: the artifact is not here. UnavailableError: the tool failed.
         """
         async with self._artifacts.files(inputs) as (path,):
-            if await asyncio.to_thread(_record_of, path) != record:
+            if await asyncio.to_thread(record_of, path) != record:
                 return None
             try:
                 printed = await self._run(["judge", "--inputs", str(path)])
@@ -546,20 +545,6 @@ def _config(spec: JobSpec, vocabulary: int) -> dict[str, object]:
         return resolve(spec.model, vocabulary)
     except ModelConfigError as error:
         raise InvalidError(str(error), "model") from error
-
-
-def _record_of(path: Path) -> bytes:
-    """The tensor ``record`` of a safetensors file; empty where it has none, or is no such file."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > MAX_HEADER:
-            return b""
-        try:
-            start, stop = json.loads(file.read(length))["record"]["data_offsets"]
-            file.seek(8 + length + int(start))
-            return file.read(min(max(0, int(stop) - int(start)), MAX_RECORD_BYTES))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return b""
 
 
 def _hit_bound(complaint: str) -> bool:

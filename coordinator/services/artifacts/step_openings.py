@@ -1,5 +1,8 @@
 """What a step was opened with, for those who may see the job: all that it takes to run the step again somewhere else."""
 
+import json
+from pathlib import Path
+
 import msgspec
 
 from coordinator.domain.audits.trust import Audit
@@ -8,8 +11,10 @@ from coordinator.errors import NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.context import Context
 from coordinator.store.ports import col
-from protocol.audit import ReplayOuter, ReplayStep
+from protocol.audit import MAX_RECORD_BYTES, ReplayOuter, ReplayStep
 from protocol.rest.records import ANCHOR, FILES, OPENING, AuditRecords
+
+MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
 
 
 class StepOpenings:
@@ -59,3 +64,17 @@ class StepOpenings:
         if name not in files:
             raise NotFoundError(f"there is no file {name[:40]!r}: there are {', '.join(sorted(files))}", "name")
         return files[name]
+
+
+def record_of(path: Path) -> bytes:
+    """The tensor ``record`` of a safetensors file; empty where it has none, or is no such file."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER:
+            return b""
+        try:
+            start, stop = json.loads(file.read(length))["record"]["data_offsets"]
+            file.seek(8 + length + int(start))
+            return file.read(min(max(0, int(stop) - int(start)), MAX_RECORD_BYTES))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return b""

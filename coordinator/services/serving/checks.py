@@ -63,7 +63,7 @@ class AnswerChecks:
             async with self._context.store.transaction() as tx:
                 job = await tx.get(Job, drawn.job)
             weights = (job.spec.serve or ServeSpec()).weights
-            held = ServedFiles(job.files[MODEL_ARCHIVE], weights, tuple(adapters_of(job.files)))
+            held = ServedFiles(job.files[MODEL_ARCHIVE], weights, adapters_of(job.files))
             report = await self._checker.check(held, drawn.check, CHECK_S)
         except StoreAwayError:
             raise

@@ -10,6 +10,7 @@ const privately = (() => {
   const MAX_FRAMES = 256; // Of a message of the node; none of its pieces of an answer has as many.
   const [CONNECT_MS, FIRST_MS, SILENCE_MS] = [30e3, 30e3, 10e3];
   const [MESSAGE_TOKENS, TEMPLATE_TOKENS] = [32, 512]; // That a chat template may put around a message, and before all of them.
+  const [WAIT_MS, AGAIN_MS] = [600e3, 2e3]; // For a node that loads the model, as at /v1.
   const MAX_TRIES = 4;
   const LANES = [["control", true], ["activations", false], ["bulk", false]]; // Their place is the data channel's id.
   const text = new TextEncoder();
@@ -199,14 +200,30 @@ const privately = (() => {
     throw Object.assign(fault, { status: answer.status });
   }
 
+  const pause = (ms, signal) =>
+    new Promise((done, fail) => {
+      const timer = setTimeout(done, ms);
+      signal.addEventListener("abort", () => (clearTimeout(timer), fail(signal.reason)), { once: true });
+    });
+
+  // A session with a node of the deployment, once one holds the model.
+  async function granted(place, client, avoid, signal) {
+    for (const until = Date.now() + WAIT_MS; ; ) {
+      try {
+        return await post(place, { client, avoid }, signal);
+      } catch (error) {
+        if (error.status === 409 && avoid.length) avoid = []; // There is no other one: one that has failed may do now.
+        else if (error.status !== 503 || Date.now() > until) throw error;
+        else await pause(AGAIN_MS, signal);
+      }
+    }
+  }
+
   class Session {
     static async meet(deployment, avoid, signal) {
       const key = await newKey();
       const place = `/api/v1/jobs/${deployment}/private`;
-      const named = await post(place, { client: key.address, avoid }, signal).catch((error) => {
-        if (error.status !== 409 || !avoid.length) throw error;
-        return post(place, { client: key.address }, signal); // There is no other one: one that has failed may do now.
-      });
+      const named = await granted(place, key.address, avoid, signal);
       const self = new Session(key, named);
       try {
         const nonce = crypto.getRandomValues(new Uint8Array(16));

@@ -21,7 +21,7 @@ from desktop.agent.coordinator import network_report
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.nettest import LineTests
 from desktop.agent.coordinator.network_report import usable
-from desktop.agent.coordinator.session import CoordinatorSession, Introduction, RecordsMessage, TaskMessage
+from desktop.agent.coordinator.session import CoordinatorSession, Introduction
 from desktop.agent.coordinator.transfer_pacing import Courtesy
 from desktop.agent.earnings import stake_warnings, wallet
 from desktop.agent.earnings.earnings_estimate import WorthWatch
@@ -61,8 +61,10 @@ from protocol.node import (
     LedgerInfo,
     ListRecords,
     Promised,
+    RecordsMessage,
     ReturnRecords,
     Signal,
+    TaskMessage,
     Unanswered,
     Welcome,
 )
@@ -407,20 +409,10 @@ class Agent:
         self._wallet_changed.set()
 
     async def _keep_records(self, message: RecordsMessage) -> None:
-        """Keep what the coordinator gives, or say or give what is kept; what the disk does not take is lost to it alone."""
-        with contextlib.suppress(NotConnectedError):
-            match message:
-                case KeepRecords():
-                    try:
-                        await asyncio.to_thread(self._kept_records.keep, message)
-                    except OSError as error:
-                        LOG.warning(
-                            "the coordinator's records of job %s are not kept: %s", message.entry.job[:8], error
-                        )
-                case ListRecords():
-                    await self._session.send(await asyncio.to_thread(self._kept_records.kept))
-                case ReturnRecords(entry=entry):
-                    await self._session.send(await asyncio.to_thread(self._kept_records.returned, entry))
+        answer = await asyncio.to_thread(self._kept_records.answer, message)
+        if answer is not None:
+            with contextlib.suppress(NotConnectedError):
+                await self._session.send(answer)
 
     async def _send_signal(self, peer: str, envelope: bytes) -> None:
         await self._session.send(Signal(peer, envelope))

@@ -19,7 +19,7 @@ from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.cache_contents import CacheContents
-from desktop.agent.coordinator.session import CoordinatorSession, Introduction, TaskMessage
+from desktop.agent.coordinator.session import CoordinatorSession, Introduction
 from desktop.agent.errors import CoordinatorRefusedError, SandboxError
 from desktop.agent.jobs.holdings import Holdings
 from desktop.agent.jobs.peer_router import Peers
@@ -40,6 +40,7 @@ from protocol.node import (
     Report,
     ReturnRecords,
     Signal,
+    TaskMessage,
     Unanswered,
     Welcome,
 )

@@ -29,30 +29,19 @@ from protocol.node import (
     HELLO_CONTEXT,
     PROTOCOL,
     WELCOME_CONTEXT,
-    Acknowledged,
-    Assign,
     Beat,
     Challenge,
-    Command,
     CoordinatorMessage,
     Goodbye,
     Heartbeat,
     HeldLease,
     Hello,
-    IceServers,
-    JobEarned,
-    KeepRecords,
-    ListRecords,
     NodeMessage,
     NodeProfile,
-    Promised,
     Refused,
-    ReturnRecords,
-    Signal,
-    Unanswered,
+    TaskMessage,
     Welcome,
 )
-from protocol.private.sessions import PrivateOffer
 
 NODE_PATH = "/api/v1/node"
 HANDSHAKE_S = 15.0  # A busy coordinator answers within seconds; one that does not is tried again.
@@ -60,21 +49,6 @@ SILENT_BEATS = 4  # Heartbeats without any answer until the connection counts as
 SILENT_MIN_S = 10.0  # A coordinator that beats every second may still stall for a few.
 GOODBYE_S = 3.0
 RECONNECT_MAX_S = 2.0  # While leases are held: they expire within seconds.
-
-RecordsMessage = KeepRecords | ListRecords | ReturnRecords
-TaskMessage = (
-    Assign
-    | Command
-    | Acknowledged
-    | Beat
-    | JobEarned
-    | Promised
-    | Signal
-    | IceServers
-    | Unanswered
-    | RecordsMessage
-    | PrivateOffer
-)
 
 
 class Listener(Protocol):

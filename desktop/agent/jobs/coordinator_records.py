@@ -10,7 +10,18 @@ import re
 import threading
 from pathlib import Path
 
-from protocol.node import MAX_ENTRIES, RECORDS_EVERY, KeepRecords, RecordsEntry, RecordsKept, RecordsReturned
+from desktop.agent.base.log import LOG
+from protocol.node import (
+    MAX_ENTRIES,
+    RECORDS_EVERY,
+    KeepRecords,
+    ListRecords,
+    RecordsEntry,
+    RecordsKept,
+    RecordsMessage,
+    RecordsReturned,
+    ReturnRecords,
+)
 
 BYTES = 256 << 20  # Of all entries together: some 4,000 rounds of large jobs; what was written first goes first.
 NEWEST = 2  # Of each job; of earlier ones every RECORDS_EVERY-th stays.
@@ -25,6 +36,20 @@ class CoordinatorRecords:
         self._folder, self._limit = folder, limit
         self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def answer(self, message: RecordsMessage) -> RecordsKept | RecordsReturned | None:
+        """Keep what the coordinator gives, or say or give what is kept; what the disk does not take is lost to it alone."""
+        match message:
+            case ListRecords():
+                return self.kept()
+            case ReturnRecords(entry=entry):
+                return self.returned(entry)
+            case KeepRecords():
+                try:
+                    self.keep(message)
+                except OSError as error:
+                    LOG.warning("the coordinator's records of job %s are not kept: %s", message.entry.job[:8], error)
+                return None
 
     def keep(self, message: KeepRecords) -> None:
         """Keep an entry in place of an older one of the same name, and make room.

@@ -112,7 +112,8 @@ async def test_a_node_gets_the_model_once_and_each_adapter_and_an_adapter_is_ask
     assert made.home.lease is not None
     names = {MODEL_ARCHIVE, "config.json", adapter_archive(1), adapter_archive(2)}
     assert made.home.lease.files.keys() == names
-    assert adapters_of(made.home.lease.files) == [(await made.bench.stored(one)).model for one in made.adapters]
+    models = [(await made.bench.stored(one)).model for one in made.adapters]
+    assert list(adapters_of(made.home.lease.files)) == models
     serve = made.home.lease.spec.serve
     assert serve is not None
     assert [(one.job, one.name, one.lora) for one in serve.adapters] == [
@@ -148,7 +149,7 @@ async def test_checks_draw_with_the_adapters_of_the_deployment(folder: Path, tmp
     assert asked.tokens == asked.right
     assert [one.asked.adapter for one in made.bench.checker.checked if one.asked.id] == [2]
     assert made.bench.checker.held, "the first answers of a node are drawn again"
-    assert {one.adapters for one in made.bench.checker.held} == {tuple(adapters_of(job.files))}
+    assert {one.adapters for one in made.bench.checker.held} == {adapters_of(job.files)}
     assert len(adapters_of(job.files)) == 2
 
 
@@ -167,7 +168,7 @@ async def test_the_coordinator_s_own_process_draws_with_the_adapter_and_finds_th
         said = "".join(one.text for one in texts)  # type: ignore[union-attr]
         second = msgspec.structs.replace(asked, adapter=2)
         check = CheckCommand("1", second, tokens, said, end.reason, end.prompt)  # type: ignore[union-attr]
-        held = ServedFiles(files[MODEL_ARCHIVE], adapters=tuple(adapters_of(files)))
+        held = ServedFiles(files[MODEL_ARCHIVE], adapters=adapters_of(files))
         report = await hall.engines.check(held, check, 120.0)
         assert (report.wrong == "") == right, report
     await hall.engines.close()

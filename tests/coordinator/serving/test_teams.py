@@ -2,7 +2,6 @@
 
 import asyncio
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -20,19 +19,10 @@ from protocol.network import NetworkReport, PeerMeasure
 from protocol.serving import BoundarySketches, SketchReport
 from protocol.task import Layers
 from tests.support.clock import VirtualClock
+from tests.support.published_configs import SMOLLM2_135M
 
 SHAPE = inspect_config(resolve(ModelSpec("tiny-llama"), 2048))  # Of four layers.
-SMOL: dict[str, Any] = {  # SmolLM2-135M.
-    "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "vocab_size": 49152,
-}
+SMOL = SMOLLM2_135M | {"max_position_embeddings": 8192, "tie_word_embeddings": True}
 CONTEXT = 1024
 MODEL = HeldModel(SHAPE, CONTEXT)
 HALF, QUARTER, WHOLE = 1_150, 1_000, 1_300  # MB that hold so much of it.

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from coordinator.errors import UnavailableError
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.private.signed_counts import check_counts
+from protocol.rest.private import NewPrivateSession, PrivateSession
 from tests.coordinator.serving.talking_homes import LONG
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.pages.test_browser import ARGUMENTS, CHROMIUM, Visit, playwright
@@ -135,6 +137,30 @@ async def test_stop_ends_the_answer_at_the_model(chromium: Any, house: House) ->
     await seen.page.click("#stop")
     await until(lambda: model.forgotten)
     assert "stopped" in await seen.page.inner_text(".facts")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_where_no_home_holds_the_model_yet_the_page_waits_until_it_is_stopped(
+    chromium: Any, house: House, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    seen, granted, asked = await privately(chromium, house), house.private.open, 0
+
+    async def open_later(job: str, wanted: NewPrivateSession) -> PrivateSession:
+        nonlocal asked
+        asked += 1
+        if asked == 1 or stopped:
+            raise UnavailableError(f"no node of deployment {job} holds its model yet: try again")
+        return await granted(job, wanted)
+
+    monkeypatch.setattr(house.private, "open", open_later)
+    await seen.page.fill("#words", SECRET)
+    await seen.page.press("#words", "Enter")
+    await until(lambda: asked)
+    if stopped:
+        await seen.page.click("#stop")
+    await seen.page.wait_for_function("() => document.querySelector('.facts')?.textContent")
+    assert ("stopped" in await seen.page.inner_text(".facts")) is stopped
+    assert await seen.page.inner_text(".says") == ("" if stopped else SECRET)
 
 
 async def test_only_deployments_can_be_asked_in_private(chromium: Any, house: House) -> None:
