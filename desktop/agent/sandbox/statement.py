@@ -1,6 +1,6 @@
 """What the release key says of the sandbox image, and whether an image may hold jobs by it. Pure.
 
-Signed and read like the update manifest (``desktop.agent.base.signed_documents``). Who holds the web server, the line or
+Signed and read like the update manifest (``protocol.signed_documents``). Who holds the web server, the line or
 the archive, but not the key, can neither swap the image nor bring back an older one.
 """
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from desktop.agent.base.signed_documents import DocumentKind, FileName, Number, Sha256, Signature, Unix, digest_of
+from protocol.signed_documents import DocumentKind, FileName, Number, Sha256, Signature, Unix, digest_of
 from desktop.agent.errors import UnsignedImageError
 from protocol.identity import NodeKey
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from desktop.agent.base.signed_documents import DocumentKind, digest_of
+from protocol.signed_documents import DocumentKind, digest_of
 from desktop.agent.sandbox.statement import STATEMENT, Archive, Newest, SandboxImage
 from desktop.agent.updates.manifest import MANIFEST, Seen
 from protocol.codec import encode_json
