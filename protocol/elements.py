@@ -84,9 +84,9 @@ class ArrayReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="a
 ElementOutcome = Literal["exited", "time", "memory", "disk", "inputs", "owner"]
 """How a run ended.
 
-``exited``: by itself, with a code; ``time``: at its limit; ``memory``: killed for want of it; ``disk``: it wrote more than it may,
-or what is no plain file; ``inputs``: they could not be had; ``owner``: the node's owner needed the machine, or its worker died:
-nothing is to be said of the element, and another node runs it.
+``exited``: by itself, with a code; ``time``: at its limit; ``memory``: killed for want of it; ``disk``: it wrote more than it
+may, or what is no plain file; ``inputs``: they could not be had; ``owner``: the node's owner needed the machine, or its worker
+died: nothing is to be said of the element, and another node runs it.
 """
 
 
