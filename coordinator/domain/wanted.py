@@ -20,6 +20,7 @@ from protocol.task import (
     AwaitStages,
     BeginRound,
     BisectQuery,
+    DropElements,
     ExpectPeers,
     JoinStages,
     OpenOuter,
@@ -28,6 +29,7 @@ from protocol.task import (
     ReplayAcross,
     ReplayOuter,
     ReplayStep,
+    RunElements,
     ShowLeaf,
     StopTask,
     TaskCommand,
@@ -85,7 +87,9 @@ def named_by(command: TaskCommand) -> tuple[Digest, ...]:
             return (replay.opening, replay.anchor) if stored and replay.anchor is not None else (replay.opening,)
         case ReduceRound() | ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf():
             return ()
-        case ExpectPeers() | AskModel() | JoinStages() | AwaitStages() | StopTask():
+        case RunElements(runs=runs):
+            return tuple(digest for one in runs for digest in one.element.inputs.values())
+        case ExpectPeers() | AskModel() | JoinStages() | AwaitStages() | DropElements() | StopTask():
             return ()
         case _:
             assert_never(command)

@@ -64,8 +64,10 @@ from protocol.node import (
 )
 from protocol.private.sessions import PrivateAnswer, PrivateCounts
 from protocol.task import (
+    ArrayReady,
     AuditReport,
     BisectAnswer,
+    ElementsMoved,
     LeafShown,
     ModelSaid,
     OpeningMade,
@@ -292,6 +294,8 @@ class Conversation:
                 pass  # Takes reading the round, so ``_store`` sees to it.
             case Progress() | Traffic() | WorkerLog() | ModelSaid():
                 self._lossy(work.leases[lease], report)
+            case ArrayReady() | ElementsMoved():
+                self._context.metrics.count("reports_stale_total")
             case _:
                 assert_never(body)
 
