@@ -15,8 +15,8 @@ from coordinator.client.deployments import HOURS, MOST_STAGES, REPLICAS
 from coordinator.client.login import take_token
 from coordinator.client.text import parse_amount
 from protocol.ids import is_id
-from protocol.job.job import Encoding, ServedWeights
 from protocol.images.statement import Architecture
+from protocol.job.job import Encoding, ServedWeights
 from protocol.rest.admin import AdminJobState, AdminNodeState, AdminRowState
 from protocol.rest.api import JobNotice
 from protocol.serving import LONGEST
@@ -188,7 +188,9 @@ def _images(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     actions = words.add_subparsers(dest="action", required=True, metavar="WORD")
     push = _add(actions, "push", [common], "sign an image and send it; goes on where it was after a cut")
-    push.add_argument("file", type=Path, metavar="ARCHIVE", help="as docker save IMAGE -o FILE writes it, or an OCI archive")
+    push.add_argument(
+        "file", type=Path, metavar="ARCHIVE", help="as docker save IMAGE -o FILE writes it, or an OCI archive"
+    )
     push.add_argument("--name", help="what it is called, such as sweep:1; default: the file's name")
     push.add_argument(
         "--key", type=Path, metavar="FILE", help="the key that signs; default: one of your own, made at the first push"

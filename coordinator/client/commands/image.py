@@ -69,9 +69,7 @@ async def _push(client: Client, options: argparse.Namespace, out: Terminal) -> i
 
 async def _looked_through(bar: Progress, path: Path, architecture: str) -> archives.BuiltImage:
     task = bar.add_task(f"looking through {path.name}", total=None)
-    built = await asyncio.to_thread(
-        archives.survey, path, architecture, lambda done: bar.update(task, completed=done)
-    )
+    built = await asyncio.to_thread(archives.survey, path, architecture, lambda done: bar.update(task, completed=done))
     bar.update(task, completed=built.unpacked, total=built.unpacked)
     return built
 

@@ -5,6 +5,7 @@ An image is an uploaded file like a dataset. What is known of it stands signed a
 """
 
 from pathlib import Path
+from typing import Final
 
 from coordinator.errors import InvalidError
 from coordinator.services.artifacts.artifacts import ArtifactStore
@@ -16,7 +17,7 @@ from protocol.images.errors import ImageFormatError
 from protocol.images.statement import PublishedImage
 from protocol.rest.images import PublishedImageView
 
-PURPOSE = "image"
+PURPOSE: Final = "image"
 
 
 def check_image(path: Path) -> None:

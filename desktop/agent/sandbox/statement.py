@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.signed_documents import DocumentKind, FileName, Number, Sha256, Signature, Unix, digest_of
 from desktop.agent.errors import UnsignedImageError
 from protocol.identity import NodeKey
+from protocol.signed_documents import DocumentKind, FileName, Number, Sha256, Signature, Unix, digest_of
 
 MAX_DOCUMENT = 16 << 10  # One takes 600 bytes.
 MAX_ARCHIVE = 64 << 30  # With PyTorch for CUDA an image has about 8 GB.
