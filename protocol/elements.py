@@ -1,8 +1,9 @@
 """What coordinator and node say of the elements of an array job (``protocol.job.array``).
 
-A node that can run containers says so (``NodeProfile.containers``). It holds one lease (``Assign``) of an array job: ``Assign.spec.array`` has the command and its bounds, and
-``Assign.files["image"]`` the image. The seat is stage 0 of some replica, which only is its number. No worker speaks these
-messages: the agent itself does, and runs one container after the other, or several at a time::
+A node that can run containers says so (``NodeProfile.containers``). It holds one lease (``Assign``) of an array job:
+``Assign.spec.array`` has the command and its bounds, and ``Assign.files["image"]`` the image. The seat is stage 0 of some
+replica, which only is its number. No worker speaks these messages: the agent itself does, and runs one container after the
+other, or several at a time::
 
     coordinator             agent
                        <-   ArrayReady       the image is here and runs: so many elements at a time
