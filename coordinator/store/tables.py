@@ -532,6 +532,24 @@ trail = Table(
     sqlite_autoincrement=True,
 )
 
+elements = Table(
+    "elements",
+    metadata,
+    Column("job", _ID, nullable=False),
+    Column("index", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("tries", Text, nullable=False),
+    Column("result", _ID),
+    Column("size", BigInteger, nullable=False),
+    Column("files", Integer, nullable=False),
+    Column("checked", Boolean, nullable=False),
+    Column("lost", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    PrimaryKeyConstraint("job", "index"),
+    Index("elements_by_state", "job", "state", "index"),
+)
+
 files = Table(
     "files",
     metadata,

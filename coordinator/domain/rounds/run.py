@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from coordinator.domain.arrays.tally import ArrayTally
 from coordinator.domain.audits.quorum import ask
 from coordinator.domain.rounds.round import Round, Seat, agreed, checkpoint, kept_state
 from coordinator.domain.rounds.straggler_deadline import LATENESS
@@ -104,6 +105,7 @@ class Run(msgspec.Struct, frozen=True):
         joins: of such a job in several stages, the replicas that are whole, by number. ``secret``: that keys of sketches are made
             of, in hexadecimal.
         apart: pairs of nodes that said different things of what crossed between them: they share no replica any more.
+        tally: of an array job, which has periods of pay, too.
     """
 
     layers: tuple[Layers, ...]
@@ -146,6 +148,7 @@ class Run(msgspec.Struct, frozen=True):
     joins: dict[int, Join] = {}
     secret: str = ""
     apart: tuple[tuple[NodeAddress, NodeAddress], ...] = ()
+    tally: ArrayTally = ArrayTally()
 
     @property
     def total_rounds(self) -> int:
