@@ -8,7 +8,7 @@
     ├── SandboxError                3   a restriction is not in force, or jobs cannot run here for another reason
     │   ├── NoEngineError               no Docker engine answers
     │   ├── NoImageError                the engine lacks the image that jobs run in
-    │   └── UnsignedImageError          nobody whom this build trusts has signed the image
+    │   └── UnsignedImageError          nobody whom this build, or its owner, trusts has signed the image
     ├── RefusedError                4   the coordinator does not want this node until its owner changes something
     ├── GaveUpError                 6   one job after the other has failed here, or somebody reached into one
     ├── HomeBusyError               5   another agent runs with this home folder

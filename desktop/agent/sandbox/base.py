@@ -32,12 +32,23 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True)
+class Volume:
+    """A folder in memory that the engine keeps under ``name`` while a container has it, mounted at ``target``."""
+
+    name: str
+    target: str
+    writable: bool
+
+
+@dataclass(frozen=True)
 class Exit:
-    """How a worker ended; ``reason`` is a sentence for the coordinator and the log. ``tampered``: somebody reached into it."""
+    """How a worker ended; ``reason`` is a sentence for the coordinator and the log. ``tampered``: somebody reached into it.
+    ``memory``: the kernel ended it for want of that."""
 
     code: int | None
     reason: str
     tampered: bool = False
+    memory: bool = False
 
 
 class SandboxWorker(Protocol):
