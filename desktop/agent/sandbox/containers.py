@@ -54,6 +54,8 @@ class LoadedImage:
 class Containers(Protocol):
     """What an engine does for elements. Every call raises SandboxError where it cannot."""
 
+    async def architecture(self) -> str: ...
+
     async def load(self, archive: Iterable[bytes], artifact: str, layers: Sequence[str]) -> LoadedImage: ...
 
     async def loaded(self, artifact: str, layers: Sequence[str]) -> LoadedImage | None: ...
@@ -88,6 +90,11 @@ class DockerContainers:
         self._sandbox = sandbox
 
     # --- images ---------------------------------------------------------------------------------------------------------
+
+    async def architecture(self) -> str:
+        """What programs the engine runs, as images name it."""
+        named = str((await self._sandbox.call(self._sandbox.client.info)).get("Architecture"))
+        return {"x86_64": "amd64", "aarch64": "arm64"}.get(named, named)
 
     async def load(self, archive: Iterable[bytes], artifact: str, layers: Sequence[str]) -> LoadedImage:
         """Have the engine take an image, and see that it has these layers.
