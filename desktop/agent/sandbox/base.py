@@ -23,12 +23,14 @@ class SandboxLimits:
         threads: processors' worth of time, and compute threads.
         processes: processes and threads at a time.
         temporary_mb: files in ``/tmp``.
+        cpu_seconds: of any one process, for one whose agent died and cannot end it; 0: as many as it takes.
     """
 
     memory_mb: int
     threads: int
     processes: int = 512  # PyTorch starts a few dozen threads; a fork bomb stops here.
     temporary_mb: int = 256
+    cpu_seconds: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ leaves is read by nobody with more rights than it had, and the agent gets bytes,
 
 Each request is one line of JSON, its answer another; bytes follow the line that names their ``size``::
 
-    {"do": "clear"}                              empties both
     {"do": "put", "path": P, "size": N} + bytes  a file below /in
+    {"do": "drop", "path": P}                    takes it away
+    {"do": "clear"}                              empties /out
     {"do": "list", "files": N, "bytes": N}       what lies in /out: plain files only, or what is wrong with it
     {"do": "get", "path": P, "size": N}          one of these, then its bytes
 
@@ -53,12 +54,21 @@ class Porter:
         self.writer.flush()
 
     def do_clear(self, asked: Any) -> Any:
-        for folder in (self.inside, self.outside):
-            odd: list[str] = []
-            for path, _ in walk(folder, odd):
-                if odd and odd[-1] == TOO_DEEP:
-                    return {"fault": TOO_DEEP}
-                (os.rmdir if path[-1:] == "/" else os.unlink)(os.path.join(folder, path))
+        odd: list[str] = []
+        for path, _ in walk(self.outside, odd):
+            if odd and odd[-1] == TOO_DEEP:
+                return {"fault": TOO_DEEP}
+            (os.rmdir if path[-1:] == "/" else os.unlink)(os.path.join(self.outside, path))
+        return {}
+
+    def do_drop(self, asked: Any) -> Any:
+        path = asked["path"]
+        os.unlink(os.path.join(self.inside, path))
+        while path := os.path.dirname(path):
+            try:
+                os.rmdir(os.path.join(self.inside, path))
+            except OSError:  # Another file lies there.
+                break
         return {}
 
     def do_put(self, asked: Any) -> Any:

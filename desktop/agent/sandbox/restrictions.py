@@ -92,7 +92,7 @@ def container_options(
             *([Mount(INSIDE, str(folder), type="bind", read_only=True)] if folder else []),
             *(Mount(one.target, one.name, read_only=not one.writable, no_copy=True) for one in volumes),
         ],
-        "ulimits": [Ulimit(name="nofile", soft=OPEN_FILES, hard=OPEN_FILES), Ulimit(name="core", soft=0, hard=0)],
+        "ulimits": [Ulimit(name=name, soft=most, hard=most) for name, most in _process_limits(limits)],
         "ipc_mode": "private",
         "hostname": "worker",
         "init": True,
@@ -179,9 +179,20 @@ def container_faults(
         ("standard input", config.get("OpenStdin"), stdio),
         ("log", host.get("LogConfig", {}).get("Type"), "none" if stdio else "json-file"),
         ("temporary files", host.get("Tmpfs"), _temporary(limits)),
+        (
+            "limits of a process",
+            sorted((one.get("Name"), one.get("Hard")) for one in host.get("Ulimits") or ()),
+            sorted(_process_limits(limits)),
+        ),
         ("shared memory", host.get("ShmSize"), SHARED_MB << 20),
     )
     return [f"{name} is {_short(found)}, not {_short(asked)}" for name, found, asked in wanted if found != asked]
+
+
+def _process_limits(limits: SandboxLimits) -> list[tuple[str, int]]:
+    """Of each process of a container, as ``getrlimit(2)`` names them."""
+    own = [("cpu", limits.cpu_seconds)] if limits.cpu_seconds else []
+    return [("nofile", OPEN_FILES), ("core", 0), *own]
 
 
 def _temporary(limits: SandboxLimits) -> dict[str, str]:
