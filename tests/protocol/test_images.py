@@ -1,5 +1,6 @@
 """What an image's archive may hold, and what a stranger may try with one at the coordinator's door and at a node's."""
 
+import contextlib
 import hashlib
 import io
 import tarfile
@@ -216,7 +217,5 @@ def test_whatever_the_bytes_are_the_only_error_is_the_one_that_is_told(junk: byt
     damaged = bytearray(packed())
     damaged[at % len(damaged)] = byte
     for data in (junk, bytes(damaged)):
-        try:
-            examined(data)
-        except ImageFormatError as error:
-            assert str(error)
+        with contextlib.suppress(ImageFormatError):
+            assert examined(data).stated.publisher == KEY.address  # Only padding was hit.

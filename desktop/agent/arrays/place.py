@@ -129,7 +129,7 @@ class Place:
     async def abort(self) -> None:
         """End the present run, if there is one."""
         if self._running is not None:
-            await _ended(self._running)
+            await self._running.kill()
 
     async def freeze(self, frozen: bool) -> None:
         """Hold the present run, and each that begins, or let it go on."""

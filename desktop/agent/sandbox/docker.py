@@ -42,6 +42,7 @@ ENGINE_TIMEOUT_S = 60.0  # Creating a container waits for a disk that others use
 ENGINE_CALLS = 8  # At a time; the event loop never waits for the engine itself.
 MEASURE_POLL_S = 0.2
 MAX_EARLY = 64  # Containers that are not known here; most are other programs'.
+CONFLICT = 409
 KILLED = 137  # 128 + SIGKILL
 USUAL_ENGINE = "npipe:////./pipe/docker_engine" if sys.platform == "win32" else "unix:///var/run/docker.sock"
 DESKTOP = "Docker Desktop"  # What such an engine says of its operating system: a virtual machine of its own.
@@ -105,6 +106,10 @@ class DockerWorker:
     async def thaw(self) -> None:
         """Go on."""
         await self._sandbox.call(lambda: _ask(self.container.unpause))
+
+    async def kill(self) -> None:
+        """End whatever runs in it; the container stays until ``stop``."""
+        await self._sandbox.call(lambda: _ask(self.container.kill))
 
     async def stop(self, grace: float) -> None:
         """Stop and remove the container."""
@@ -443,7 +448,11 @@ def _remove(container: Any, grace: float) -> None:
     with contextlib.suppress(NotFound):
         if grace > 0:
             container.stop(timeout=int(grace))
-        container.remove(force=True, v=True)
+        try:
+            container.remove(force=True, v=True)
+        except APIError as error:
+            if error.status_code != CONFLICT:  # Somebody else is removing it.
+                raise
 
 
 def _explain(error: Exception) -> str:
