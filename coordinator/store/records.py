@@ -464,7 +464,7 @@ class FileRecord(Told, frozen=True):
 
     account_id: str
     artifact: Digest
-    purpose: Literal["dataset", "weights", "tokenizer"]
+    purpose: Literal["dataset", "weights", "tokenizer", "input"]
     name: Untrusted
     length: int
     created: float

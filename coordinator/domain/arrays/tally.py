@@ -61,14 +61,16 @@ class ArrayTally(msgspec.Struct, frozen=True):
 
     Attributes:
         next_run: the number of the next run.
-        seconds: of all runs that are paid.
-        owed: by lease. nodes: by node.
+        paid: runs that are paid, or owed. operations: of all of them.
+        slots: elements that a lease runs at a time. owed: by lease. nodes: by node.
     """
 
     next_run: int = 1
     done: int = 0
     failed: int = 0
-    seconds: float = 0.0
+    paid: int = 0
+    operations: int = 0
+    slots: dict[str, int] = {}
     owed: dict[str, OwedWork] = {}
     nodes: dict[NodeAddress, NodeTrack] = {}
 
@@ -81,11 +83,6 @@ class ArrayTally(msgspec.Struct, frozen=True):
         known = self.track(node)
         added = {name: getattr(known, name) + count for name, count in more.items()}
         return msgspec.structs.replace(self, nodes={**self.nodes, node: msgspec.structs.replace(known, **added)})
-
-    @property
-    def owed_operations(self) -> int:
-        """Of all leases together."""
-        return sum(one.operations for one in self.owed.values())
 
 
 def check_rate(right: int) -> int:

@@ -384,6 +384,8 @@ def _check(path: Path, new: NewUpload) -> None:
             check_weights(path, new.name or NAMELESS_WEIGHTS)
         case "tokenizer":
             check_tokenizer(path)
+        case "input":
+            pass  # Of an array job: a container reads it, and nobody here.
 
 
 def _sync(path: Path) -> None:
