@@ -58,8 +58,10 @@ class ArrayBoard:
         self._places: dict[str, int] = {}  # Node -> how much of the line it has passed.
         self._fresh = 0
         self._usual = (0.0, 0)
+        self._stored: set[int] = set()
         for course in courses:
             self._take(course)
+            self._stored.add(course.index)
             for one in course.tries:
                 self._learn(one)
         self.changed.clear()
@@ -255,6 +257,11 @@ class ArrayBoard:
     def stored(self, course: ElementCourse) -> None:
         """Take over the version of what was stored."""
         self._courses[course.index] = course
+        self._stored.add(course.index)
+
+    def is_stored(self, index: int) -> bool:
+        """Whether an element has a record already."""
+        return index in self._stored
 
     def _change(self, index: int, run: int, **fields: object) -> None:
         course = self.course(index)

@@ -6,6 +6,7 @@ It is a part of the run, so it is stored in one transaction with the elements th
 import hashlib
 import math
 from collections.abc import Collection, Mapping
+from itertools import count
 
 import msgspec
 
@@ -85,6 +86,15 @@ class ArrayTally(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, nodes={**self.nodes, node: msgspec.structs.replace(known, **added)})
 
 
+def numbered(owed: Mapping[str, OwedWork]) -> list[tuple[int, tuple[str, OwedWork]]]:
+    """Each lease with the number of its share: that of its seat, or another one where a later lease has that seat now."""
+    found: dict[int, tuple[str, OwedWork]] = {}
+    for lease, one in sorted(owed.items()):
+        number = next(number for number in count(one.replica) if number not in found)
+        found[number] = (lease, one)
+    return sorted(found.items())
+
+
 def check_rate(right: int) -> int:
     """Probability, in millionths, that an element of a node is run by a second owner, too.
 
@@ -94,12 +104,12 @@ def check_rate(right: int) -> int:
     return max(FLOOR, -(-WHOLE * TRUST // (TRUST + right)))
 
 
-def expected_checks(count: int, nodes: int) -> int:
-    """How many of ``count`` elements are checked by lot, where so many nodes run as many each."""
-    each = count / max(1, nodes)
+def expected_checks(elements: int, nodes: int) -> int:
+    """How many of so many elements are checked by lot, where so many nodes run as many each."""
+    each = elements / max(1, nodes)
     until = TRUST * (WHOLE / FLOOR - 1)  # From there on the rate is at its floor.
     falling = TRUST * math.log1p(min(each, until) / TRUST)
-    return min(count, math.ceil(max(1, nodes) * (falling + max(0.0, each - until) * FLOOR / WHOLE)))
+    return min(elements, math.ceil(max(1, nodes) * (falling + max(0.0, each - until) * FLOOR / WHOLE)))
 
 
 def undetected(forged: int, right: int = 0) -> float:

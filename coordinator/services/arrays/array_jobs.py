@@ -273,10 +273,8 @@ class ArrayJobs:
             return
         owed = work.run.tally.owed
         shares = [
-            PeriodShare(
-                lease, one.node, one.payout, 0, one.replica, one.chain, leaves=one.elements, operations=one.operations
-            )
-            for lease, one in sorted(owed.items())
+            PeriodShare(lease, one.node, one.payout, 0, number, one.chain, one.elements, one.operations)
+            for number, (lease, one) in rules.numbered(owed)
         ]
         await store_period(work, shares, work.now - rules.PERIOD_S, sum(one.elements for one in owed.values()), 0)
         self._change_tally(work, owed={})

@@ -102,7 +102,8 @@ class OpenArrays:
         """Store what has changed of its elements."""
         changed, array.board.changed = array.board.changed, {}
         for course in changed.values():
-            kept = await (work.tx.update(course) if course.version else work.tx.insert(course))
+            is_stored = array.board.is_stored(course.index)
+            kept = await (work.tx.update(course) if is_stored else work.tx.insert(course))
             array.board.stored(kept)
 
     def at_work(self) -> dict[str, OpenArray]:
