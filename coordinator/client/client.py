@@ -423,7 +423,7 @@ class Client(AccountCalls, ImageCalls, PublicCalls, OperatorCalls, PrivateCalls)
     async def upload(
         self,
         path: Path,
-        purpose: Literal["dataset", "weights", "tokenizer"] = "dataset",
+        purpose: Literal["dataset", "weights", "tokenizer", "input"] = "dataset",
         format: DatasetFormat = "auto",  # noqa: A002 - the interface's word
         text_field: str = "text",
         progress: Progress | None = None,
@@ -494,6 +494,8 @@ class Client(AccountCalls, ImageCalls, PublicCalls, OperatorCalls, PrivateCalls)
         view = await self.get(job)
         if view.model is None:
             detail = f"job {job} is {view.state} and has no model yet: it has one once it is verified"
+            if view.spec.array is not None:
+                detail = f"job {job} runs containers and makes no model: `cottage download {job}` fetches its results"
             if view.spec.serve is not None:
                 whose = view.spec.model.from_job
                 detail = makes_none(job, whose) + ("" if whose is None else f": download that of {whose}")

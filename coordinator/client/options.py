@@ -109,7 +109,7 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
     upload = _add(commands, "upload", [common], "upload a file; goes on where it was after a cut")
     upload.add_argument("file", type=Path, metavar="FILE")
     upload.add_argument(
-        "--purpose", choices=("dataset", "weights", "tokenizer"), default="dataset", help="default: dataset"
+        "--purpose", choices=("dataset", "weights", "tokenizer", "input"), default="dataset", help="default: dataset"
     )
     _dataset(upload)
     upload.add_argument("--resume", metavar="ID", help="go on with an upload that another process began")

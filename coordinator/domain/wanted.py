@@ -35,7 +35,7 @@ from protocol.task import (
     TaskCommand,
 )
 
-Kind = Literal["an opening", "an anchor", "a state", "an operation's inputs"]
+Kind = Literal["an opening", "an anchor", "a state", "an operation's inputs", "a result"]
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -59,7 +59,8 @@ def inputs_of(job: Job) -> frozenset[Digest]:
 
     Ranges of a model's archive are read by nodes that are not given it whole.
     """
-    return frozenset((*job.files.values(), *job.spec.model.weight_files))
+    shared = () if job.spec.array is None else job.spec.array.inputs.values()
+    return frozenset((*job.files.values(), *job.spec.model.weight_files, *shared))
 
 
 def folder_of(job: Job, stages: int) -> dict[str, Digest]:

@@ -412,6 +412,11 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
     array: ArraySpec | None = None
     """A container runs for each of many inputs; there is no model."""
 
+    @property
+    def trains(self) -> bool:
+        """Whether a model learns, in rounds; else a model answers, or containers run, and nodes are paid by periods."""
+        return self.serve is None and self.array is None
+
     def __post_init__(self) -> None:
         """Refuse adapters and checkpoints of nothing, and jobs without anything to do."""
         super().__post_init__()

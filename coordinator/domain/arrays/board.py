@@ -58,8 +58,10 @@ class ArrayBoard:
         self._places: dict[str, int] = {}  # Node -> how much of the line it has passed.
         self._fresh = 0
         self._usual = (0.0, 0)
+        self._stored: set[int] = set()
         for course in courses:
             self._take(course)
+            self._stored.add(course.index)
             for one in course.tries:
                 self._learn(one)
         self.changed.clear()
@@ -77,6 +79,15 @@ class ArrayBoard:
     def of_lease(self, lease: str) -> dict[int, int]:
         """Run number -> element of what a lease has and has not ended, in the order in which it was given."""
         return self._running.get(lease, {})
+
+    def leases(self) -> set[str]:
+        """Those that have anything."""
+        return {lease for lease, runs in self._running.items() if runs}
+
+    def begun_at(self, lease: str) -> list[float]:
+        """When each of a lease's runs began that have begun."""
+        found = [self._courses[index] for index in self.of_lease(lease).values()]
+        return [one.begun for course in found for one in course.running if one.lease == lease and one.begun is not None]
 
     def running(self) -> int:
         """Runs under way."""
@@ -230,14 +241,13 @@ class ArrayBoard:
         tries = tuple(one for one in course.tries if one.state != "running")
         self._take(msgspec.structs.replace(course, tries=tries))
 
-    def reopen(self, course: ElementCourse) -> None:
-        """An element is to be run anew, whatever was said of it."""
-        if course.state == "done":
-            self.done -= 1
-        elif course.state == "failed":
-            self.failed -= 1
+    def reopen(self, course: ElementCourse, node: NodeAddress) -> None:
+        """What a node said of an element does not count any more; it is open again."""
+        self.done -= course.state == "done"
+        self.failed -= course.state == "failed"
         tries = tuple(
-            msgspec.structs.replace(one, state="void") if one.state == "ended" else one for one in course.tries
+            msgspec.structs.replace(one, state="void", paid=False) if one.node == node and one.ended else one
+            for one in course.tries
         )
         self._courses.pop(course.index, None)
         self._take(msgspec.structs.replace(course, state="open", tries=tries, result=None, size=0, files=0))
@@ -247,6 +257,11 @@ class ArrayBoard:
     def stored(self, course: ElementCourse) -> None:
         """Take over the version of what was stored."""
         self._courses[course.index] = course
+        self._stored.add(course.index)
+
+    def is_stored(self, index: int) -> bool:
+        """Whether an element has a record already."""
+        return index in self._stored
 
     def _change(self, index: int, run: int, **fields: object) -> None:
         course = self.course(index)

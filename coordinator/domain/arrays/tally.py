@@ -6,6 +6,7 @@ It is a part of the run, so it is stored in one transaction with the elements th
 import hashlib
 import math
 from collections.abc import Collection, Mapping
+from itertools import count
 
 import msgspec
 
@@ -61,14 +62,16 @@ class ArrayTally(msgspec.Struct, frozen=True):
 
     Attributes:
         next_run: the number of the next run.
-        seconds: of all runs that are paid.
-        owed: by lease. nodes: by node.
+        paid: runs that are paid, or owed. operations: of all of them.
+        slots: elements that a lease runs at a time. owed: by lease. nodes: by node.
     """
 
     next_run: int = 1
     done: int = 0
     failed: int = 0
-    seconds: float = 0.0
+    paid: int = 0
+    operations: int = 0
+    slots: dict[str, int] = {}
     owed: dict[str, OwedWork] = {}
     nodes: dict[NodeAddress, NodeTrack] = {}
 
@@ -82,10 +85,14 @@ class ArrayTally(msgspec.Struct, frozen=True):
         added = {name: getattr(known, name) + count for name, count in more.items()}
         return msgspec.structs.replace(self, nodes={**self.nodes, node: msgspec.structs.replace(known, **added)})
 
-    @property
-    def owed_operations(self) -> int:
-        """Of all leases together."""
-        return sum(one.operations for one in self.owed.values())
+
+def numbered(owed: Mapping[str, OwedWork]) -> list[tuple[int, tuple[str, OwedWork]]]:
+    """Each lease with the number of its share: that of its seat, or another one where a later lease has that seat now."""
+    found: dict[int, tuple[str, OwedWork]] = {}
+    for lease, one in sorted(owed.items()):
+        number = next(number for number in count(one.replica) if number not in found)
+        found[number] = (lease, one)
+    return sorted(found.items())
 
 
 def check_rate(right: int) -> int:
@@ -97,12 +104,12 @@ def check_rate(right: int) -> int:
     return max(FLOOR, -(-WHOLE * TRUST // (TRUST + right)))
 
 
-def expected_checks(count: int, nodes: int) -> int:
-    """How many of ``count`` elements are checked by lot, where so many nodes run as many each."""
-    each = count / max(1, nodes)
+def expected_checks(elements: int, nodes: int) -> int:
+    """How many of so many elements are checked by lot, where so many nodes run as many each."""
+    each = elements / max(1, nodes)
     until = TRUST * (WHOLE / FLOOR - 1)  # From there on the rate is at its floor.
     falling = TRUST * math.log1p(min(each, until) / TRUST)
-    return min(count, math.ceil(max(1, nodes) * (falling + max(0.0, each - until) * FLOOR / WHOLE)))
+    return min(elements, math.ceil(max(1, nodes) * (falling + max(0.0, each - until) * FLOOR / WHOLE)))
 
 
 def undetected(forged: int, right: int = 0) -> float:

@@ -387,6 +387,8 @@ def _check(path: Path, new: NewUpload) -> None:
             check_tokenizer(path)
         case "image":
             check_image(path)
+        case "input":
+            pass  # Of an array job: a container reads it, and nobody here.
 
 
 def _sync(path: Path) -> None:

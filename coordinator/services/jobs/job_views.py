@@ -6,10 +6,12 @@ from itertools import chain
 
 import msgspec
 
+from coordinator.domain.arrays.tally import ArrayTally
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import Served
+from coordinator.services.arrays.array_views import with_array
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.serving import serving_views
@@ -49,6 +51,8 @@ class JobViews:
         offered = msgspec.structs.replace(job.quote, limit=readable(job.quote.limit, names))
         shown = msgspec.structs.replace(job, quote=offered)
         view = resources.job_view(shown, leases, self._traffic_of, readable(job.reason, names), standing)
+        if job.spec.array is not None:
+            return with_array(view, job, leases, standing.tally)
         if job.spec.serve is None:
             return view
         return serving_views.served(view, job, leases, standing.served, standing.stages, self._homes)
@@ -67,6 +71,7 @@ class JobViews:
                 looks[job.id],
                 runs[job.id].served if job.id in runs else Served(),
                 len(runs[job.id].layers) if job.id in runs else job.quote.stages,
+                runs[job.id].tally if job.id in runs else ArrayTally(),
             )
             for job in jobs
         }
