@@ -11,6 +11,8 @@ MAX_MEMBERS: Final = 1_000_000  # Of all layers together; a system with PyTorch 
 KINDS: Final = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE)
 ATTRIBUTES: Final = ("user.", "security.capability")
 """Extended attributes that are let through; file capabilities have no effect where no new privileges can be had."""
+MOUNTED: Final = ("in", "out", "tmp", "proc", "sys", "dev")
+"""Where a container gets something of its own; a link there would lead an engine astray."""
 _WORDS: Final = {
     tarfile.CHRTYPE: "a device",
     tarfile.BLKTYPE: "a device",
@@ -49,6 +51,8 @@ def _check(member: TarMember) -> None:
         )
     if member.sparse:
         raise ImageFormatError(f"a layer holds a file with holes ({shown}): pack it without --sparse")
+    if member.name.strip("./") in MOUNTED and member.kind != tarfile.DIRTYPE:
+        raise ImageFormatError(f"a layer holds {shown}, which must be a folder: tasks have a place of their own there")
     names = [member.name, *([member.link] if member.kind == tarfile.LNKTYPE else [])]
     if any(".." in name.split("/") or "\0" in name for name in names):
         raise ImageFormatError(f"a layer holds a name that leads out of it ({shown})")

@@ -166,6 +166,9 @@ def test_the_archive_that_the_refused_ones_are_made_of_is_taken() -> None:
         ([(entry("a", pax_headers={"SCHILY.xattr.trusted.overlay.redirect": "/"}), b"")], "trusted.overlay.redirect"),
         ([(entry("a", pax_headers={"GNU.sparse.size": "1000000000000"}), b"")], "file with holes"),
         ([(entry("a", tarfile.CONTTYPE), b"")], "of a kind of its own"),
+        ([(entry("./in", tarfile.SYMTYPE, linkname="/proc/1/root"), b"")], "must be a folder"),
+        ([(entry("out", tarfile.LNKTYPE, linkname="etc/passwd"), b"")], "must be a folder"),
+        ([(entry("tmp"), b"x")], "must be a folder"),
     ],
 )
 def test_a_layer_that_holds_more_than_files_folders_and_links_is_refused(

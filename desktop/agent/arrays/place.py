@@ -23,7 +23,7 @@ from desktop.agent.arrays.results import ResultArchive, collect
 from desktop.agent.base.log import LOG
 from desktop.agent.base.payloads import Payload
 from desktop.agent.base.unixsocket import listen
-from desktop.agent.errors import SandboxError, TamperedError, WorkerDiedError
+from desktop.agent.errors import SandboxError, TamperedError, UnacceptedImageError, WorkerDiedError
 from desktop.agent.jobs.spool import Spool
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, SandboxLimits
 from desktop.agent.sandbox.containers import Containers, Folders
@@ -164,14 +164,17 @@ class Place:
             return self._end(run, "inputs", said=f"its inputs cannot be laid in: {error}")
         tools, element = self._tools, run.element
         assert self._folders is not None
-        self._running = await tools.containers.element(
-            self._folders,
-            tools.image,
-            command_of(tools.array, run.index, element),
-            environment_of(tools.array, run.index, element),
-            tools.size.limits,
-            tools.array.gpu,
-        )
+        try:
+            self._running = await tools.containers.element(
+                self._folders,
+                tools.image,
+                command_of(tools.array, run.index, element),
+                environment_of(tools.array, run.index, element),
+                tools.size.limits,
+                tools.array.gpu,
+            )
+        except SandboxError as error:  # The engine has just started a container of Cottage's own: it is the image.
+            raise UnacceptedImageError(f"this computer's engine cannot run the job's image: {error}") from error
         self._held, self.run_number = False, run.run
         began = tools.clock.now()
         try:

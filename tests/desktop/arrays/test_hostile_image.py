@@ -56,7 +56,7 @@ raise SystemExit(5)
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> bytes:
-    """Python, a copy of it that is root's and set-uid, links where the folders of elements come, and a configuration to match."""
+    """Python, a copy of it that is root's and set-uid, files where the folders of elements come, a configuration to match."""
     tree = io.BytesIO()
     host.write_tree(tree, {})
     python = Path(os.path.realpath(sys.executable)).read_bytes()
@@ -64,8 +64,8 @@ def hostile(tmp_path: Path) -> bytes:
         [
             (entry("probe/probe.py"), PROBE),
             (entry("suid/python", mode=0o4755), python),
-            (entry("in", tarfile.SYMTYPE, linkname="/proc/1/root"), b""),
-            (entry("out", tarfile.SYMTYPE, linkname="../../../../../../etc"), b""),
+            (entry("in/run.py"), b"raise SystemExit(99)"),
+            (entry("job", tarfile.SYMTYPE, linkname="/proc/1/root"), b""),
             (entry("etc/hosts"), b"127.0.0.1 everything\n"),
         ]
     )
@@ -144,9 +144,9 @@ async def test_an_image_may_have_nothing_but_one_program(stage: StartStage, tmp_
     bare = busybox_layer()
     with tarfile.open(fileobj=io.BytesIO(bare)) as tar:
         program = tar.extractfile("bin/busybox").read()  # type: ignore[union-attr]
-    archive = archive_of(tmp_path, layers=[layer_of([(entry("only"), program)])], run={})
+    archive = archive_of(tmp_path, layers=[layer_of([(entry("busybox"), program)])], run={})
     async with stage(archive=archive) as it:
-        assign = await it.array(command=("/only", "sh", "/in/run.sh"))
+        assign = await it.array(command=("/busybox", "sh", "/in/run.sh"))
         await it.ready(assign)
         (end,) = await it.run(assign, "echo x > x")
         assert it.files(end) == {"x": b"x\n"}
