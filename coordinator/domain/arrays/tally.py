@@ -113,10 +113,16 @@ def expected_checks(elements: int, nodes: int) -> int:
 
 
 def undetected(forged: int, right: int = 0) -> float:
-    """Probability that a node which forges so many elements, after so many honest ones, is found by no check."""
+    """Probability that a node which forges so many elements, after so many honest ones, is found by no check.
+
+    It cannot tell a check from any other element. With rate p an element of it is left alone with 1 - p; and of what it is given,
+    p / (1 + p) are checks of others that are as new, where a lie stands beside the truth at once. So each lie passes with
+    (1 - p) / (1 + p).
+    """
     chance = 1.0
     for more in range(forged):
-        chance *= 1 - check_rate(right + more) / WHOLE
+        rate = check_rate(right + more) / WHOLE
+        chance *= (1 - rate) / (1 + rate)
     return chance
 
 
