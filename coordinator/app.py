@@ -35,6 +35,7 @@ from coordinator.services.artifacts.inference import Generator, Trials
 from coordinator.services.artifacts.models import ModelWorkshop, TrainerTools
 from coordinator.services.artifacts.output_buckets import OutputBuckets, OutsideBuckets
 from coordinator.services.artifacts.outputs import JobOutputs
+from coordinator.services.artifacts.published_images import PublishedImages
 from coordinator.services.artifacts.retention import Keeping
 from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.artifacts.stores import store_of
@@ -416,6 +417,7 @@ def add_interface(
         parts.operation,
         parts.nodes.lenders,
         parts.private,
+        PublishedImages(context.store, artifacts),
         context.config.data / "downloads",
         context.config.public_url,
     )

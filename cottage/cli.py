@@ -39,6 +39,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "show": ("coordinator.client.cli", "one job as it is now", True),
     "job": ("coordinator.client.cli", "the same as show", True),
     "upload": ("coordinator.client.cli", "upload a dataset, weights or a tokenizer", True),
+    "image": ("coordinator.client.cli", "container images of your own: push, list", True),
     "check": ("coordinator.client.cli", "look through a dataset before paying for it", True),
     "login": ("coordinator.client.cli", "keep an API key for a coordinator", True),
     "logout": ("coordinator.client.cli", "forget it", True),

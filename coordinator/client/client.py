@@ -26,6 +26,7 @@ from coordinator.client.deployments import (
 )
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
+from coordinator.client.images.calls import ImageCalls
 from coordinator.client.line import ATTEMPTS, CHANGE_S, WORK_S, HttpLine, Sleep, decode, is_passing, place
 from coordinator.client.operation import OperatorCalls
 from coordinator.client.private import PrivateCalls
@@ -60,7 +61,7 @@ class JobUpdate(msgspec.Struct, frozen=True):
         return self.job is not None and self.job.state in _TERMINAL
 
 
-class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
+class Client(AccountCalls, ImageCalls, PublicCalls, OperatorCalls, PrivateCalls):
     """One coordinator. Use it as an async context manager, or call ``close``.
 
     Every call raises ProblemError where the coordinator refuses, and UnreachableError where it does not answer. A call whose

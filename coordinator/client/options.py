@@ -15,6 +15,7 @@ from coordinator.client.deployments import HOURS, MOST_STAGES, REPLICAS
 from coordinator.client.login import take_token
 from coordinator.client.text import parse_amount
 from protocol.ids import is_id
+from protocol.images.statement import Architecture
 from protocol.job.job import Encoding, ServedWeights
 from protocol.rest.admin import AdminJobState, AdminNodeState, AdminRowState
 from protocol.rest.api import JobNotice
@@ -28,6 +29,7 @@ EXITS = """\
 exit status: 0 done; 1 the job failed or was cancelled, or the coordinator refused; 2 wrong use, or a file that cannot be used;
 3 the coordinator does not answer; 4 not signed in, or not allowed; 130 interrupted"""
 OPERATES = "operate a coordinator: nodes, jobs of all accounts, the outbox, room for files"
+IMAGES = "Images of containers, sent without a registry. Who lends accepts the key that signs them, or none of them runs there."
 ORDERS = (
     ("drain", "give a node no new seat; those that it has go to others as these come", False),
     ("undrain", "let a node have seats again", False),
@@ -52,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     common = _common()
     _submitting(commands, common)
     _deploying(commands, common)
+    _images(commands, common)
     _following(commands, common)
     _looking(commands, common)
     _account(commands, common)
@@ -177,6 +180,29 @@ def _dataset(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--encoding", choices=get_args(Encoding), default="auto", help="of its characters, if not UTF-8"
     )
+
+
+def _images(commands: Any, common: argparse.ArgumentParser) -> None:
+    words = commands.add_parser(
+        "image", help="container images of your own, for array jobs: push, list", description=IMAGES, epilog=EXITS
+    )
+    actions = words.add_subparsers(dest="action", required=True, metavar="WORD")
+    push = _add(actions, "push", [common], "sign an image and send it; goes on where it was after a cut")
+    push.add_argument(
+        "file", type=Path, metavar="ARCHIVE", help="as docker save IMAGE -o FILE writes it, or an OCI archive"
+    )
+    push.add_argument("--name", help="what it is called, such as sweep:1; default: the file's name")
+    push.add_argument(
+        "--key", type=Path, metavar="FILE", help="the key that signs; default: one of your own, made at the first push"
+    )
+    push.add_argument(
+        "--architecture",
+        choices=get_args(Architecture),
+        default="amd64",
+        help="which is meant where the archive has several; default: amd64",
+    )
+    push.add_argument("--resume", metavar="ID", help="go on with an upload of the same image that was begun")
+    _add(actions, "list", [common], "the images that you have pushed, newest first")
 
 
 def _following(commands: Any, common: argparse.ArgumentParser) -> None:

@@ -464,7 +464,7 @@ class FileRecord(Told, frozen=True):
 
     account_id: str
     artifact: Digest
-    purpose: Literal["dataset", "weights", "tokenizer", "input"]
+    purpose: Literal["dataset", "weights", "tokenizer", "image", "input"]
     name: Untrusted
     length: int
     created: float

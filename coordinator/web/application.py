@@ -19,6 +19,7 @@ from coordinator.web.completions.private import PrivateRoutes
 from coordinator.web.completions.routes import CompletionRoutes
 from coordinator.web.http import protect
 from coordinator.web.hub import HubRoutes
+from coordinator.web.images import ImageRoutes
 from coordinator.web.ledger import LedgerRoutes
 from coordinator.web.life import LifeRoutes
 from coordinator.web.notices import NoticeRoutes
@@ -68,6 +69,7 @@ def interface(
     api = Api(jobs, services.network, services.market, streams)
     routes = [
         *TransferRoutes(jobs, services.uploads, artifacts, authorise, services.doors).routes(),
+        *ImageRoutes(services.images).routes(),
         *HubRoutes(HubModels(services.uploads)).routes(),
         *CheckRoutes(services.checks, jobs).routes(),
         *api.routes(),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
+from coordinator.services.artifacts.published_images import PublishedImages
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.jobs import ports
 from coordinator.services.operation.ports import LendersPort, OperatorPort
@@ -30,6 +31,7 @@ class Services:
         operation: what an operator sees and orders.
         lenders: who may lend, and invitations.
         private: how clients come to private sessions.
+        images: container images that submitters have pushed.
         public_url: where others find the coordinator, if its operator has said so.
         downloads: folder of the installers that are offered; None: none are.
     """
@@ -48,5 +50,6 @@ class Services:
     operation: OperatorPort
     lenders: LendersPort
     private: PrivatePort
+    images: PublishedImages
     downloads: Path | None = None
     public_url: str | None = None

@@ -40,7 +40,7 @@ class Problem(View, frozen=True):
 class NewUpload(Told, frozen=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1, le=200 << 30)]
     name: ShortText = Untrusted("")
-    purpose: Literal["dataset", "weights", "tokenizer", "input"] = "dataset"
+    purpose: Literal["dataset", "weights", "tokenizer", "image", "input"] = "dataset"
     format: DatasetFormat = "auto"
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
     sha256: Digest | None = None

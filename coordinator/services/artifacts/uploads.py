@@ -39,6 +39,7 @@ from coordinator.errors import (
 from coordinator.services.artifacts.artifacts import ArtifactStore, no_room
 from coordinator.services.artifacts.datasets import NAMELESS_WEIGHTS, check_form, check_tokenizer, check_weights
 from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES, Room
+from coordinator.services.artifacts.published_images import check_image
 from protocol.rest.api import NewUpload, Upload
 
 MAX_OPEN = 256  # Unfinished uploads at a time, so that nobody can fill the disk with empty promises.
@@ -384,6 +385,8 @@ def _check(path: Path, new: NewUpload) -> None:
             check_weights(path, new.name or NAMELESS_WEIGHTS)
         case "tokenizer":
             check_tokenizer(path)
+        case "image":
+            check_image(path)
         case "input":
             pass  # Of an array job: a container reads it, and nobody here.
 

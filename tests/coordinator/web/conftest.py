@@ -22,6 +22,7 @@ from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.models import TrainerTools
+from coordinator.services.artifacts.published_images import PublishedImages
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.core.context import Context
 from coordinator.services.jobs.idempotency import Replays
@@ -133,6 +134,7 @@ class House:
             self.operation,
             self.lenders,
             self.private,
+            PublishedImages(self.store, self.artifacts),
             self.folder / "downloads",
             self.public_url,
         )
