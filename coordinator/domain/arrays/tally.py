@@ -61,7 +61,7 @@ class ArrayTally(msgspec.Struct, frozen=True):
     """Counts of an array job.
 
     Attributes:
-        next_run: the number of the next run.
+        next_run: the number of the next run. settled: how often an element was done, or has failed.
         paid: runs that are paid, or owed. operations: of all of them.
         slots: elements that a lease runs at a time. owed: by lease. nodes: by node.
     """
@@ -69,6 +69,7 @@ class ArrayTally(msgspec.Struct, frozen=True):
     next_run: int = 1
     done: int = 0
     failed: int = 0
+    settled: int = 0
     paid: int = 0
     operations: int = 0
     slots: dict[str, int] = {}
