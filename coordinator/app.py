@@ -21,6 +21,7 @@ from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.accounts.expiry import Forgetting
 from coordinator.services.accounts.notification_settings import NoticeService
 from coordinator.services.arrays.array_jobs import ArrayJobs
+from coordinator.services.arrays.element_books import ElementBooks
 from coordinator.services.arrays.element_results import ElementResults
 from coordinator.services.arrays.open_arrays import OpenArrays
 from coordinator.services.artifacts.access import ArtifactAccess
@@ -152,6 +153,7 @@ class CoordinatorParts:
     homes: Homes
     answer_checks: AnswerChecks
     private: PrivateSessions
+    elements: ElementBooks
     checks: DatasetChecks | None = None
     vital_signs: VitalSigns | None = None
 
@@ -319,7 +321,7 @@ def assemble(
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
     evaluations = Evaluations(context, desk, checkpoints, task_runner)
     operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic, rounds.homes)
-    served = (rounds.homes, checks, private)
+    served = (rounds.homes, checks, private, ElementBooks(context, open_arrays, artifacts))
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
     return CoordinatorParts(*parts)
 
@@ -418,6 +420,7 @@ def add_interface(
         parts.nodes.lenders,
         parts.private,
         PublishedImages(context.store, artifacts),
+        parts.elements,
         context.config.data / "downloads",
         context.config.public_url,
     )

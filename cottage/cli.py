@@ -26,6 +26,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "quote": ("coordinator.client.cli", "what a job would cost", True),
     "submit": ("coordinator.client.cli", "submit a job", True),
     "deploy": ("coordinator.client.cli", "have a model answer on nodes", True),
+    "map": ("coordinator.client.cli", "run a container once for each of many files", True),
     "jobs": ("coordinator.client.cli", "list jobs", True),
     "watch": ("coordinator.client.cli", "follow a job", True),
     "pause": ("coordinator.client.cli", "pause a job; nothing is spent until it is resumed", True),

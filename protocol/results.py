@@ -19,22 +19,34 @@ END = bytes(2 * _BLOCK)
 """How every archive ends; an archive of nothing is only that."""
 
 
+def is_path(path: str) -> bool:
+    """Whether a file of a result may have this path."""
+    try:
+        msgspec.convert(path, RelativePath)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def header(path: str, size: int) -> bytes:
     """What stands before a file's bytes.
 
     Raises:
         ValueError: such a path cannot be in a result.
     """
-    try:
-        msgspec.convert(path, RelativePath)
-    except msgspec.ValidationError:
+    if not is_path(path):
         raise ValueError(
             f"{path!r} cannot be the path of a file in a result: no part of it may begin with a dot, be longer than 120 "
             "characters, or hold a colon, a backslash or control characters, and it has 8 parts at most"
-        ) from None
-    entry = tarfile.TarInfo(path)
-    entry.size, entry.mode = size, _MODE
-    return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+        )
+    return entry(path, size)
+
+
+def entry(path: str, size: int) -> bytes:
+    """A header whose path was looked at before."""
+    found = tarfile.TarInfo(path)
+    found.size, found.mode = size, _MODE
+    return found.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
 def padding(size: int) -> bytes:

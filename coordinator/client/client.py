@@ -14,6 +14,7 @@ from common.regular_file import irregular
 from common.untrusted_text import untrusted
 from coordinator.client.account import AccountCalls
 from coordinator.client.archive import unpack
+from coordinator.client.arrays import ArrayCalls
 from coordinator.client.books import PublicCalls
 from coordinator.client.deployments import (
     HOURS,
@@ -61,7 +62,7 @@ class JobUpdate(msgspec.Struct, frozen=True):
         return self.job is not None and self.job.state in _TERMINAL
 
 
-class Client(AccountCalls, ImageCalls, PublicCalls, OperatorCalls, PrivateCalls):
+class Client(AccountCalls, ArrayCalls, ImageCalls, PublicCalls, OperatorCalls, PrivateCalls):
     """One coordinator. Use it as an async context manager, or call ``close``.
 
     Every call raises ProblemError where the coordinator refuses, and UnreachableError where it does not answer. A call whose

@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     common = _common()
     _submitting(commands, common)
     _deploying(commands, common)
+    _mapping(commands, common)
     _images(commands, common)
     _following(commands, common)
     _looking(commands, common)
@@ -161,6 +162,59 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     deploy.add_argument("--yes", action="store_true", help="do not ask before funding; --json does not ask either")
 
 
+def _mapping(commands: Any, common: argparse.ArgumentParser) -> None:
+    what = "run a container once for each of many files, on nodes of the network, and fetch what it writes"
+    mapped = _add(commands, "map", [common], what)
+    mapped.add_argument("image", metavar="IMAGE", help="its name, as `cottage image list` shows it, or its artifact")
+    command = "what runs, quoted as one word: {input} is the file in the container, {name} its name, {index} its number"
+    mapped.add_argument("command_line", metavar="COMMAND", help=command)
+    mapped.add_argument(
+        "--over",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="the files, or patterns in quotes such as 'inputs/*.json'",
+    )
+    mapped.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results go, a folder each")
+    shared = "a file that each one reads, at /in/PATH; may be given several times"
+    mapped.add_argument("--input", action="append", default=[], type=_placed, metavar="PATH=FILE", help=shared)
+    mapped.add_argument("--env", action="append", default=[], type=_variable, metavar="NAME=VALUE", help="of each one")
+    mapped.add_argument("--seconds", type=decimal, metavar="N", help="the most that one may take; default: 600")
+    mapped.add_argument("--estimate", type=decimal, metavar="N", help="seconds that one likely takes, for the price")
+    mapped.add_argument("--memory", type=whole_number, metavar="MB", help="the most that one may have; default: 1024")
+    mapped.add_argument("--disk", type=whole_number, metavar="MB", help="the most that one may write; default: 1024")
+    mapped.add_argument("--gpu", action="store_true", help="with a graphics card")
+    mapped.add_argument("--retries", type=_between(0, 10), metavar="N", help="of one that fails; default: 2")
+    verify = "how results are made sure of; default: replicated, which runs each at several owners who must agree"
+    mapped.add_argument("--verify", choices=("replicated", "spot-checked", "trusted"), help=verify)
+    mapped.add_argument("--owners", type=_between(2, 7), metavar="N", help="that must agree; default: 2")
+    trust = "the payout address of an owner whose machines may run it, and nobody else's; may be given several times"
+    mapped.add_argument("--trust", action="append", default=[], type=wallet, metavar="ADDRESS", help=trust)
+    mapped.add_argument("--hours", type=_hours, default=24.0, metavar="N", help="until it ends; default: 24")
+    most = "the most that is paid, such as 2.50; default: a quarter more than it likely costs"
+    mapped.add_argument("--budget", type=_paid, metavar="AMOUNT", help=most)
+    mapped.add_argument("--name", default="", metavar="NAME", help="how you find it again")
+    _wallet(mapped)
+    mapped.add_argument("--yes", action="store_true", help="do not ask before funding; --json does not ask either")
+
+
+def _placed(text: str) -> tuple[str, Path]:
+    """A file, and where it lies in the container."""
+    place, separator, file = text.partition("=")
+    if not separator:
+        place, file = Path(text).name, text
+    if not Path(file).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {file!r}: write PATH=FILE, as in model.bin=data/model.bin")
+    return place, Path(file)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} has no value: write NAME=VALUE")
+    return name, value
+
+
 def _job_id(text: str) -> str:
     if not is_id(text.strip()):
         raise argparse.ArgumentTypeError(f"{text!r} is no job: give its id, as `cottage jobs` shows it")
@@ -215,7 +269,7 @@ def _following(commands: Any, common: argparse.ArgumentParser) -> None:
     _track(watch)
     for name, text in ASKS.items():
         _job(_add(commands, name, [common], text))
-    download = _add(commands, "download", [common], "fetch a finished model; checks its SHA-256, goes on after a cut")
+    download = _add(commands, "download", [common], "fetch a finished model, or an array's results; checks SHA-256")
     _job(download)
     download.add_argument("folder", type=Path, metavar="DIR", help="where the model's folder goes")
     download.add_argument("--merged", action="store_true", help="an adapter together with the model that it adapts")

@@ -109,6 +109,6 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
     ChallengeRecord: RecordKind("challenges", ("id",), ("created", "id")),
     TrailRecord: RecordKind("trail", ("id",), ("id",), numbered=True),
     DeliveryRecord: RecordKind("deliveries", ("lease", "artifact"), ("created", "lease", "artifact")),
-    ElementCourse: RecordKind("elements", ("job", "index"), ("index", "job"), frozenset({"tries"})),
+    ElementCourse: RecordKind("elements", ("job", "index"), ("settled", "index", "job"), frozenset({"tries"})),
     FileRecord: RecordKind("files", ("account_id", "artifact"), ("created", "artifact")),
 }

@@ -545,9 +545,10 @@ elements = Table(
     Column("checked", Boolean, nullable=False),
     Column("lost", Integer, nullable=False),
     Column("reason", Text, nullable=False),
+    Column("settled", BigInteger, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "index"),
-    Index("elements_by_state", "job", "state", "index"),
+    Index("elements_in_order", "job", "settled", "state"),
 )
 
 files = Table(

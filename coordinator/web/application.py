@@ -17,6 +17,7 @@ from coordinator.web.auth.gate import install
 from coordinator.web.checks import CheckRoutes
 from coordinator.web.completions.private import PrivateRoutes
 from coordinator.web.completions.routes import CompletionRoutes
+from coordinator.web.elements import ElementRoutes
 from coordinator.web.http import protect
 from coordinator.web.hub import HubRoutes
 from coordinator.web.images import ImageRoutes
@@ -76,6 +77,7 @@ def interface(
         *CompletionRoutes(jobs, services.leavings).routes(),
         *PrivateRoutes(services.private).routes(),
         *LifeRoutes(jobs, services.leavings, artifacts).routes(),
+        *ElementRoutes(services.elements, artifacts).routes(),
         *NoticeRoutes(services.notices).routes(),
         *LedgerRoutes(services.books).routes(),
         *WithdrawalRoutes(services.withdrawals).routes(),

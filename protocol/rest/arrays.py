@@ -34,6 +34,7 @@ class ElementView(View, frozen=True):
     """What became of an element.
 
     Attributes:
+        number: its place among those that have ended, in the order in which they did, from 1.
         result: SHA-256 of its result's archive, once it is done; ``size`` in bytes, ``files`` in it.
         seconds: that it took. ``runs``: how often it has been run to an end.
         code: exit code of its command, where that ended by itself.
@@ -44,6 +45,7 @@ class ElementView(View, frozen=True):
     index: int
     name: Untrusted
     state: ElementStateName
+    number: int = 0
     result: Digest | None = None
     size: int = 0
     files: int = 0

@@ -250,7 +250,7 @@ class ArrayBoard:
             for one in course.tries
         )
         self._courses.pop(course.index, None)
-        self._take(msgspec.structs.replace(course, state="open", tries=tries, result=None, size=0, files=0))
+        self._take(msgspec.structs.replace(course, state="open", tries=tries, result=None, size=0, files=0, settled=0))
 
     # --- books ------------------------------------------------------------------------------------------------------------
 

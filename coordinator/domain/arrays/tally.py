@@ -61,7 +61,7 @@ class ArrayTally(msgspec.Struct, frozen=True):
     """Counts of an array job.
 
     Attributes:
-        next_run: the number of the next run.
+        next_run: the number of the next run. settled: how often an element was done, or has failed.
         paid: runs that are paid, or owed. operations: of all of them.
         slots: elements that a lease runs at a time. owed: by lease. nodes: by node.
     """
@@ -69,6 +69,7 @@ class ArrayTally(msgspec.Struct, frozen=True):
     next_run: int = 1
     done: int = 0
     failed: int = 0
+    settled: int = 0
     paid: int = 0
     operations: int = 0
     slots: dict[str, int] = {}
@@ -113,10 +114,16 @@ def expected_checks(elements: int, nodes: int) -> int:
 
 
 def undetected(forged: int, right: int = 0) -> float:
-    """Probability that a node which forges so many elements, after so many honest ones, is found by no check."""
+    """Probability that a node which forges so many elements, after so many honest ones, is found by no check.
+
+    It cannot tell a check from any other element. With rate p an element of it is left alone with 1 - p; and of what it is given,
+    p / (1 + p) are checks of others that are as new, where a lie stands beside the truth at once. So each lie passes with
+    (1 - p) / (1 + p).
+    """
     chance = 1.0
     for more in range(forged):
-        chance *= 1 - check_rate(right + more) / WHOLE
+        rate = check_rate(right + more) / WHOLE
+        chance *= (1 - rate) / (1 + rate)
     return chance
 
 

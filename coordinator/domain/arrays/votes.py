@@ -69,6 +69,7 @@ class ElementCourse(Told, frozen=True):
         checked: by lot, a second owner runs it, too.
         lost: nodes that vanished while they ran it.
         reason: why it failed.
+        settled: its number among those that are done or have failed, in the order in which they were; 0: it is open.
     """
 
     job: str
@@ -81,6 +82,7 @@ class ElementCourse(Told, frozen=True):
     checked: bool = False
     lost: int = 0
     reason: Untrusted = Untrusted("")
+    settled: int = 0
     version: int = 0
 
     @property

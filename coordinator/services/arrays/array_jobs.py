@@ -242,7 +242,8 @@ class ArrayJobs:
             return ""
         where: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id), col(Lease.end).in_(tuple(sorted(FAULTS))))
         failed = {one.id: one for one in (*await work.tx.find(Lease, *where), *work.ended) if one.end in FAULTS}
-        if len(failed) < MAX_LOADS:
+        tried = {one.node for one in failed.values()}
+        if len(failed) < MAX_LOADS or any(one.node not in tried for one in self.staffing.able(array.spec, 0)):
             return ""
         return f"{len(failed)} times a node could not run the image: {work.ended[-1].reason}"
 

@@ -62,14 +62,22 @@ class ArrayStaffing:
         spec, held = array_of(work), len(work.leases)
         free = [one for one in self._nodes.candidates() if self._runs(one, spec)]
         free = affordable(free, work.job.quote.rate)
-        useful = min(MAX_REPLICAS, array.board.left() + sum(bool(array.board.of_lease(one)) for one in work.leases))
-        self._wants[work.job.id] = (useful, held)
+        self._wants[work.job.id] = (self._useful(work, array), held)
         if array.board.left() == 0:
             return
         share = self._share(work.job.id, len(free))
-        self._give_back(work, array, held - share)
+        others_wait = any(wants > has for job, (wants, has) in self._wants.items() if job != work.job.id)
+        self._give_back(work, array, held - share if others_wait else 0)
         if share > held and free:
             await self._grant(work, [one for one in free if one.node not in self._nodes_of(work)], share - held)
+
+    @staticmethod
+    def _useful(work: UnitOfWork, array: OpenArray) -> int:
+        """How many nodes it could use. Who is here may have run what is left, so further ones are needed where nothing moves."""
+        board = array.board
+        if board.running() == 0 and board.waiting():
+            return min(MAX_REPLICAS, len(work.leases) + board.left())
+        return min(MAX_REPLICAS, board.left() + sum(bool(board.of_lease(one)) for one in work.leases))
 
     def _share(self, job: str, free: int) -> int:
         wants = {one: useful for one, (useful, _) in self._wants.items()}

@@ -77,6 +77,7 @@ def element_view(course: ElementCourse, element: ArrayElement) -> ElementView:
     under_way: ElementStateName = "running" if running else "waiting"
     return ElementView(
         index=course.index,
+        number=course.settled,
         name=untrusted(element.name),
         state=under_way if course.state == "open" else course.state,
         result=course.result,

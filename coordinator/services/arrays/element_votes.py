@@ -48,8 +48,12 @@ class ElementVotes:
         self._owe(work, course, found, right)
         winner = right[0] if found.result is not None else None
         tries = tuple(msgspec.structs.replace(one, paid=one.run in found.right) for one in course.tries)
+        assert work.run is not None
+        number = work.run.tally.settled + 1
+        work.change_run(tally=msgspec.structs.replace(work.run.tally, settled=number))
         over = msgspec.structs.replace(
             course,
+            settled=number,
             state=found.state,
             tries=tries,
             result=found.result,

@@ -18,6 +18,8 @@ from protocol.ids import Digest
 from protocol.job.array import MAX_LIST_BYTES, ArrayElement, ArraySpec, read_elements
 from protocol.node import Command
 
+MAX_LISTS = 8  # Of arrays that are not at work; one has some megabytes.
+
 
 @dataclass
 class _SentRuns:
@@ -91,12 +93,20 @@ class OpenArrays:
         self._touched[job] = work
         if job not in self._open:
             spec = array_of(work)
-            if job not in self._lists:
-                self._lists[job] = await elements_of(self._artifacts, spec.elements)
+            elements = await self.listed(job, spec)
             begun = await work.tx.find(ElementCourse, col(ElementCourse.job).equals(job))
-            board = ArrayBoard(job, len(self._lists[job]), rules_of(spec), begun)
-            self._open[job] = OpenArray(spec, board, self._lists[job])
+            self._open[job] = OpenArray(spec, ArrayBoard(job, len(elements), rules_of(spec), begun), elements)
         return self._open[job]
+
+    async def listed(self, job: str, spec: ArraySpec) -> Sequence[ArrayElement]:
+        """The elements of a job. Those that were asked for last are kept: pages of the same job follow each other."""
+        if job in self._open:
+            return self._open[job].elements
+        if job not in self._lists:
+            if len(self._lists) >= MAX_LISTS:
+                del self._lists[next(iter(self._lists))]
+            self._lists[job] = await elements_of(self._artifacts, spec.elements)
+        return self._lists[job]
 
     async def save(self, work: UnitOfWork, array: OpenArray) -> None:
         """Store what has changed of its elements."""
@@ -114,7 +124,6 @@ class OpenArrays:
         """A job is over."""
         self._open.pop(job, None)
         self._touched.pop(job, None)
-        self._lists.pop(job, None)
 
     # --- what nodes are told ----------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from tests.coordinator.operation.fake_operation import Operation
 from tests.coordinator.serving.talking_homes import TalkingHomes
 from tests.coordinator.web.documented import Ears
 from tests.coordinator.web.fake import TOKEN, Cluster, address
-from tests.coordinator.web.fake_services import Books, Leavings, Market, PricedWithdrawals, Registry
+from tests.coordinator.web.fake_services import Books, Elements, Leavings, Market, PricedWithdrawals, Registry
 
 
 def authorise(token: str) -> str:
@@ -135,6 +135,7 @@ class House:
             self.lenders,
             self.private,
             PublishedImages(self.store, self.artifacts),
+            Elements(self.artifacts),
             self.folder / "downloads",
             self.public_url,
         )

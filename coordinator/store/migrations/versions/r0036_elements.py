@@ -23,10 +23,11 @@ def upgrade() -> None:
         sa.Column("checked", sa.Boolean, nullable=False),
         sa.Column("lost", sa.Integer, nullable=False),
         sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("settled", sa.BigInteger, nullable=False),
         sa.Column("version", sa.Integer, nullable=False),
         sa.PrimaryKeyConstraint("job", "index"),
     )
-    op.create_index("elements_by_state", "elements", ["job", "state", "index"])
+    op.create_index("elements_in_order", "elements", ["job", "settled", "state"])
 
 
 def downgrade() -> None:
