@@ -24,6 +24,7 @@ from coordinator.services.arrays.array_jobs import ArrayJobs
 from coordinator.services.arrays.element_books import ElementBooks
 from coordinator.services.arrays.element_results import ElementResults
 from coordinator.services.arrays.open_arrays import OpenArrays
+from coordinator.services.arrays.published_images import PublishedImages
 from coordinator.services.artifacts.access import ArtifactAccess
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.checkpoints import Checkpoints
@@ -36,7 +37,6 @@ from coordinator.services.artifacts.inference import Generator, Trials
 from coordinator.services.artifacts.models import ModelWorkshop, TrainerTools
 from coordinator.services.artifacts.output_buckets import OutputBuckets, OutsideBuckets
 from coordinator.services.artifacts.outputs import JobOutputs
-from coordinator.services.artifacts.published_images import PublishedImages
 from coordinator.services.artifacts.retention import Keeping
 from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.artifacts.stores import store_of

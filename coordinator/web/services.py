@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.services.arrays.element_books import ElementsPort
+from coordinator.services.arrays.published_images import PublishedImages
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
-from coordinator.services.artifacts.published_images import PublishedImages
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.jobs import ports
 from coordinator.services.operation.ports import LendersPort, OperatorPort

@@ -20,7 +20,7 @@ from protocol.images.configuration import MAX_CONFIGURATION, ImageConfiguration,
 from protocol.images.errors import ImageFormatError
 from protocol.images.layers import MAX_LAYER, look_through
 from protocol.images.statement import MAX_STATEMENT, PublishedImage, read
-from protocol.images.tar import BLOCK, Source, TarWalk
+from protocol.images.tar import BLOCK, TarSource, TarWalk
 
 STATEMENT_NAME: Final = "cottage.json"
 MANIFEST_NAME: Final = "manifest.json"
@@ -50,7 +50,7 @@ def stated_in(head: bytes) -> PublishedImage:
     return _statement(TarWalk(io.BytesIO(head)))
 
 
-def examine(archive: Source) -> ImageContents:
+def examine(archive: TarSource) -> ImageContents:
     """Read a whole archive.
 
     Raises:

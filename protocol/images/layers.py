@@ -4,7 +4,7 @@ import tarfile
 from typing import Final
 
 from protocol.images.errors import ImageFormatError
-from protocol.images.tar import PIECE, Source, TarMember, TarWalk
+from protocol.images.tar import PIECE, TarMember, TarSource, TarWalk
 
 MAX_LAYER: Final = (8 << 30) - 1  # As a plain tar header can say.
 MAX_MEMBERS: Final = 1_000_000  # Of all layers together; a system with PyTorch has some 40,000.
@@ -21,7 +21,7 @@ _WORDS: Final = {
 }
 
 
-def look_through(layer: Source, members: int = 0) -> int:
+def look_through(layer: TarSource, members: int = 0) -> int:
     """Read a layer's tar to the end of its source.
 
     Args:

@@ -13,7 +13,7 @@ from msgspec import Meta
 from protocol.identity import NodeKey
 from protocol.ids import Digest, NodeAddress
 from protocol.images.errors import ImageFormatError
-from protocol.signed_documents import Signature, SignedKind
+from protocol.signatures.signed_documents import Signature, SignedKind
 
 MAX_STATEMENT: Final = 4 << 10  # One takes 400 bytes.
 MAX_UNPACKED: Final = 64 << 30  # As the sandbox image's archive: with CUDA an image has about 8 GB.

@@ -20,7 +20,7 @@ LONG_NAMES: Final = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 MORE_HEADERS: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
-class Source(Protocol):
+class TarSource(Protocol):
     """Bytes in order."""
 
     def read(self, size: int, /) -> bytes:
@@ -42,7 +42,7 @@ class TarMember:
 class Window:
     """The next ``size`` bytes of a source, hashed while they are read."""
 
-    def __init__(self, source: Source, size: int) -> None:
+    def __init__(self, source: TarSource, size: int) -> None:
         self._source, self._left = source, size
         self._hash = hashlib.sha256()
 
@@ -67,7 +67,7 @@ class Window:
 class TarWalk:
     """Members of a tar stream: ``following`` one after the other, and ``content`` of the present one if it is wanted."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TarSource) -> None:
         self._source = source
         self._rest = self._padding = 0
 

@@ -24,7 +24,7 @@ from protocol.images.errors import ImageFormatError
 from protocol.images.layers import look_through
 from protocol.images.statement import PublishedImage, sign
 from protocol.images.tar import MAX_HEADERS, TarWalk
-from tests.support.images import KEY, configuration, entry, files, layer_of, oci, ready, saved
+from tests.support.arrays.images import KEY, configuration, entry, files, layer_of, oci, ready, saved
 
 LOW, HIGH = files({"bin/one": b"1" * 5000}), files({"etc/two": b"2"})
 

@@ -36,10 +36,10 @@ from coordinator.errors import (
     TooManyError,
     UnavailableError,
 )
+from coordinator.services.arrays.published_images import check_image
 from coordinator.services.artifacts.artifacts import ArtifactStore, no_room
 from coordinator.services.artifacts.datasets import NAMELESS_WEIGHTS, check_form, check_tokenizer, check_weights
 from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES, Room
-from coordinator.services.artifacts.published_images import check_image
 from protocol.rest.api import NewUpload, Upload
 
 MAX_OPEN = 256  # Unfinished uploads at a time, so that nobody can fill the disk with empty promises.

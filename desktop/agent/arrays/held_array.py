@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from desktop.agent.arrays.place import Finished, Place, PlaceSize, PlaceTools
+from desktop.agent.arrays.element_place import ElementPlace, Finished, PlaceSize, PlaceTools
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOG
 from desktop.agent.base.payloads import Payload
@@ -77,7 +77,7 @@ class HeldArray(HeldTask):
         self._wake, self._tell = asyncio.Event(), asyncio.Event()
         self._begun: list[int] = []
         self._ended: list[ElementEnd] = []
-        self._places: list[Place] = []
+        self._places: list[ElementPlace] = []
         self._shared: dict[str, Payload] = {}
         self._delivering = asyncio.Semaphore(DELIVERIES)
         self._aborting: set[asyncio.Task[None]] = set()
@@ -130,7 +130,7 @@ class HeldArray(HeldTask):
             )
             try:
                 for index in range(number):
-                    place = Place(tools, self._folder / str(index))
+                    place = ElementPlace(tools, self._folder / str(index))
                     self._places.append(place)
                     await place.open()
                 await self._hold()
@@ -171,7 +171,7 @@ class HeldArray(HeldTask):
         except BaseExceptionGroup as errors:
             raise main_error(errors, WorkerDiedError) from None
 
-    async def _serve(self, place: Place, group: asyncio.TaskGroup) -> None:
+    async def _serve(self, place: ElementPlace, group: asyncio.TaskGroup) -> None:
         while True:
             run = await self._next()
             async with self._delivering:

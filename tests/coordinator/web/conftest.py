@@ -18,11 +18,11 @@ from coordinator.config import Config
 from coordinator.errors import ForbiddenError, TooLargeError
 from coordinator.services.accounts.notification_settings import NoticeService
 from coordinator.services.accounts.passwords import Passwords
+from coordinator.services.arrays.published_images import PublishedImages
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.models import TrainerTools
-from coordinator.services.artifacts.published_images import PublishedImages
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.core.context import Context
 from coordinator.services.jobs.idempotency import Replays

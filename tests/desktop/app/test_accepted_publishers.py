@@ -13,7 +13,7 @@ from desktop.agent.images import publishers as rules
 from desktop.agent.images.publishers import KnownImage, Publishers
 from protocol.identity import NodeKey
 from protocol.images.statement import PublishedImage
-from tests.support.images import KEY
+from tests.support.arrays.images import KEY
 
 STATED = PublishedImage("sweep:1", "0" * 64, "amd64", 5_000_000, KEY.address)
 

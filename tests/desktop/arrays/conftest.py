@@ -25,8 +25,8 @@ from protocol.node import Assign
 from protocol.task import TaskFailed
 from tests.desktop.conftest import JOB, Running, StartAgent, plan_of
 from tests.desktop.coordinator_double import Double
+from tests.support.arrays.images import KEY, busybox_layer, ready, saved
 from tests.support.docker import IMAGE
-from tests.support.images import KEY, busybox_layer, ready, saved
 
 SHELL = ("sh", "-c", '. "$0"')
 

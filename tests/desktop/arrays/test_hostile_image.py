@@ -12,7 +12,7 @@ import pytest
 
 from installer.image import host
 from tests.desktop.arrays.conftest import Stage, StartStage, archive_of
-from tests.support.images import busybox_layer, entry, layer_of
+from tests.support.arrays.images import busybox_layer, entry, layer_of
 
 pytestmark = pytest.mark.docker
 

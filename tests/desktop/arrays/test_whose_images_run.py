@@ -7,7 +7,7 @@ from protocol.elements import ArrayReady
 from protocol.node import Assign
 from protocol.task import TaskFailed
 from tests.desktop.arrays.conftest import Stage, StartStage, archive_of
-from tests.support.images import KEY, files
+from tests.support.arrays.images import KEY, files
 
 pytestmark = pytest.mark.docker
 

@@ -14,7 +14,7 @@ from desktop.agent.sandbox.statement import STATEMENT, Archive, Newest, SandboxI
 from desktop.agent.updates.manifest import MANIFEST, Seen
 from protocol.codec import encode_json
 from protocol.identity import NodeKey
-from protocol.signed_documents import DocumentKind, digest_of
+from protocol.signatures.signed_documents import DocumentKind, digest_of
 from tests.desktop.updates.support import KEY, described, manifest_of
 
 NOW = 1_800_000_000

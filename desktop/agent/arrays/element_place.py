@@ -65,7 +65,7 @@ class Finished:
     result: ResultArchive | None = None
 
 
-class Place:
+class ElementPlace:
     """Open it, run elements one after the other, close it."""
 
     def __init__(self, tools: PlaceTools, folder: Path) -> None:

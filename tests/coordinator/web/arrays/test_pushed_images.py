@@ -13,7 +13,7 @@ from protocol.identity import NodeKey
 from protocol.images.archive import stated_in
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_tenants import member
-from tests.support.images import KEY, files, ready, saved
+from tests.support.arrays.images import KEY, files, ready, saved
 
 LAYERS = [files({"bin/one": b"1" * 50_000}), files({"etc/two": b"2"})]
 

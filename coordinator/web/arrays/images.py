@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from coordinator.domain.account import Scope
-from coordinator.services.artifacts.published_images import PublishedImages
+from coordinator.services.arrays.published_images import PublishedImages
 from coordinator.web import pagination as pages
 from coordinator.web.auth import needs, principal
 from coordinator.web.http import API
