@@ -109,9 +109,12 @@ class ArrayCalls:
                 if done is not None:
                     done(path, digest)
 
-        async with asyncio.TaskGroup() as group:
-            for path in dict.fromkeys(files):
-                group.create_task(send(path))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for path in dict.fromkeys(files):
+                    group.create_task(send(path))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # The others are mostly the same, and one is enough to act on.
         return found
 
     async def _send_input(self, path: Path, digest: Digest, progress: Progress = lambda _done, _all: None) -> None:

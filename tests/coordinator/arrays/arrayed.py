@@ -228,11 +228,13 @@ class ElementNode:
 class ArrayWorld:
     """Nodes and a coordinator that may die. ``seed``: of all lots."""
 
-    def __init__(self, store: Store | None = None, seed: int = 0, config: Config = CONFIG) -> None:
+    def __init__(
+        self, store: Store | None = None, seed: int = 0, config: Config = CONFIG, artifacts: ArtifactStore | None = None
+    ) -> None:
         self.clock = SimClock()
         self.store = store or MemoryStore()
         self.chain = FakeChain()
-        self.artifacts = MemoryArtifacts()
+        self.artifacts = MemoryArtifacts() if artifacts is None else cast(MemoryArtifacts, artifacts)
         self.nodes: list[ElementNode] = []
         self._config = config
         self._drawn = seed << 32

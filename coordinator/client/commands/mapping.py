@@ -1,7 +1,7 @@
 """``cottage map``: a container once for each of many files, as ``xargs`` does it here, and the results in a folder.
 
-What was begun is noted in the folder of the results. The same command in the same folder goes on with it: files that are there are
-not sent again, a job that runs is followed, and results that are here stay. So Ctrl-C costs nothing.
+What was begun is noted in the folder of the results. The same command in the same folder goes on with it: files that were sent
+are not sent again, a job that runs is followed, and results that are here stay. So Ctrl-C costs nothing.
 """
 
 import argparse
