@@ -23,7 +23,7 @@ and are sent until they are acknowledged, as every report that is not lossy.
 **Inputs** are artifacts: ``GET artifacts/{digest}`` is open for those of runs that were sent (and for ``ArraySpec.inputs`` and
 the image). An agent keeps what it has fetched in its cache: the next run of the job often needs the same.
 
-**A result** is one archive (``protocol.results``), made of ``/out`` after the command has ended with 0. One of at most
+**A result** is one archive (``protocol.job.results``), made of ``/out`` after the command has ended with 0. One of at most
 ``INLINE_BYTES`` goes within the report, as long as the report stays below ``MAX_REPORT_BYTES``. A larger one is stored first:
 ``PUT artifacts/{digest}?lease=...&answers=result-{run}`` (``protocol.artifacts.result_answer``), then reported.
 Of an element that fails nothing is stored but the end of its log.

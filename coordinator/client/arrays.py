@@ -17,9 +17,9 @@ from coordinator.client.files import Progress, download_file, sha256_of, upload_
 from coordinator.client.line import WORK_S, HttpLine, place
 from protocol.ids import Digest
 from protocol.job.array import ArrayElement, element_lines
+from protocol.job.results import is_path
 from protocol.rest import api
 from protocol.rest.arrays import ElementView
-from protocol.results import is_path
 
 TOGETHER = 8  # Files on the line at a time: small ones are mostly waiting.
 PAGE = 500

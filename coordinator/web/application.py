@@ -12,13 +12,13 @@ from coordinator.version import release
 from coordinator.web import openapi
 from coordinator.web.accounts import AccountRoutes
 from coordinator.web.api import Api
+from coordinator.web.arrays.elements import ElementRoutes
 from coordinator.web.arrays.images import ImageRoutes
 from coordinator.web.auth import Auth, principal, visitor
 from coordinator.web.auth.gate import install
 from coordinator.web.checks import CheckRoutes
 from coordinator.web.completions.private import PrivateRoutes
 from coordinator.web.completions.routes import CompletionRoutes
-from coordinator.web.elements import ElementRoutes
 from coordinator.web.http import protect
 from coordinator.web.hub import HubRoutes
 from coordinator.web.ledger import LedgerRoutes

@@ -39,6 +39,7 @@ _SCHEMAS = {
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     "model": {"type": "string", "pattern": "^[0-9a-f]{32}(@(start|[0-9]{1,9}))?$"},
     "round": {"type": "integer", "minimum": 0},
+    "index": {"type": "integer", "minimum": 0, "maximum": 9999},
     "key": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
     "invitation": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
     "session": {"type": "string", "pattern": "^[0-9a-f]{64}$"},

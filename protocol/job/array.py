@@ -8,7 +8,7 @@ list of elements is an artifact of its own, one JSON object a line, since there 
 What the command finds in its container:
 
     ``/in``     read-only: the array's own inputs (``ArraySpec.inputs``) and those of the element, at their paths
-    ``/out``    empty, and the working directory: what it leaves there is the element's result (``protocol.results``)
+    ``/out``    empty, and the working directory: what it leaves there is the element's result (``protocol.job.results``)
     environment ``COTTAGE_ELEMENT`` (its index, from 0), ``COTTAGE_NAME``, then the array's own, then the element's own
 
 There is no network, and nothing but ``/out`` and ``/tmp`` can be written to.

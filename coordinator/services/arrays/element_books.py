@@ -15,8 +15,8 @@ from coordinator.services.core.context import Context
 from coordinator.store.ports import Condition, col
 from protocol.ids import Digest
 from protocol.job.array import ArrayElement, ArraySpec
+from protocol.job.results import END, entry, is_path, padding
 from protocol.rest.arrays import ElementView
-from protocol.results import END, entry, is_path, padding
 
 PAGE = 200
 Ended = Literal["done", "failed"]

@@ -1,4 +1,4 @@
-"""What an element left, as the one archive that is the same wherever it is made (``protocol.results``)."""
+"""What an element left, as the one archive that is the same wherever it is made (``protocol.job.results``)."""
 
 import hashlib
 from collections.abc import AsyncIterator, Mapping
@@ -8,7 +8,7 @@ from desktop.agent.arrays.porter_link import CarryError, PorterLink
 from desktop.agent.base.payloads import PIECE, Payload, SmallPayload
 from desktop.agent.jobs.spool import Spool
 from protocol.elements import INLINE_BYTES
-from protocol.results import END, header, in_order, padding
+from protocol.job.results import END, header, in_order, padding
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from protocol.identity import NodeKey
 from protocol.ids import Digest
 from protocol.job.array import ArrayElement, ArraySpec, VerifiedBy, element_lines
 from protocol.job.job import JobSpec
+from protocol.job.results import packed
 from protocol.node import (
     PROTOCOL,
     Acknowledged,
@@ -41,7 +42,6 @@ from protocol.node import (
     Report,
 )
 from protocol.rest.api import NewJob
-from protocol.results import packed
 from protocol.task import StopTask, TaskReport
 from tests.coordinator.bench import CONFIG
 from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, AllDelivered, FakeChain, FakeModels, profile

@@ -27,8 +27,8 @@ from coordinator.services.artifacts.uploads import UploadService
 from coordinator.web.auth import Auth
 from protocol.elements import ElementEnd, ElementRun
 from protocol.ids import Digest
+from protocol.job.results import packed
 from protocol.rest.arrays import ElementView
-from protocol.results import packed
 from tests.coordinator.arrays.arrayed import ArrayWorld, ElementNode, fails, right
 
 

@@ -17,6 +17,7 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from protocol.audit import ReplayStep
 from protocol.disputes import DisputeDetail, DisputeView
 from protocol.evidence import RoundEvidence
+from protocol.job.results import packed
 from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
 from protocol.node import IceServers, LedgerInfo, OfferedIceServer
 from protocol.plan import Layers, Member, Plan
@@ -32,7 +33,6 @@ from protocol.rest.withdrawals import (
     WithdrawalRequest,
     WithdrawalTerms,
 )
-from protocol.results import packed
 from protocol.serving import (
     AnsweredReport,
     AnswerReport,

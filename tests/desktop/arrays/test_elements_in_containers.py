@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from protocol.results import packed
+from protocol.job.results import packed
 from tests.desktop.arrays.conftest import StartStage
 
 pytestmark = pytest.mark.docker

@@ -17,7 +17,7 @@ from desktop.agent.errors import WorkerDiedError
 from desktop.agent.jobs.spool import Spool
 from desktop.agent.sandbox.porter import Porter
 from protocol.elements import INLINE_BYTES
-from protocol.results import packed
+from protocol.job.results import packed
 
 
 @pytest.fixture
