@@ -27,6 +27,7 @@ _PARAMETERS = {
     "upload": "Id of an upload: 32 hexadecimal digits.",
     "digest": "SHA-256 of an artifact: 64 hexadecimal digits.",
     "round": "A round of the job, counted from 0.",
+    "index": "An element's place in its list, from 0.",
     "stage": "A stage of the model, counted from 0.",
     "node": "Address of a node, in base58.",
     "name": "Name of a file, as the records say.",
