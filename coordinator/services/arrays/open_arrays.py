@@ -111,10 +111,11 @@ class OpenArrays:
     async def save(self, work: UnitOfWork, array: OpenArray) -> None:
         """Store what has changed of its elements."""
         changed, array.board.changed = array.board.changed, {}
-        for course in changed.values():
-            is_stored = array.board.is_stored(course.index)
-            kept = await (work.tx.update(course) if is_stored else work.tx.insert(course))
-            array.board.stored(kept)
+        new = [course for course in changed.values() if not array.board.is_stored(course.index)]
+        known = [course for course in changed.values() if array.board.is_stored(course.index)]
+        await work.tx.insert_all(new)
+        for course in (*new, *await work.tx.update_all(known)):
+            array.board.stored(course)
 
     def at_work(self) -> dict[str, OpenArray]:
         """Those in memory, by job."""
