@@ -177,7 +177,7 @@ class HeldArray(HeldTask):
             async with self._delivering:
                 pass  # A line that is slower than the elements holds them up, not the disk.
             inputs = await self._inputs(run)
-            if inputs is None:
+            if inputs is None or run.run in self._dropped:
                 continue
             finished = await place.run(run, inputs, lambda run=run: self._has_begun(run))  # type: ignore[misc]
             self.done += 1
