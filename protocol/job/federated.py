@@ -1,0 +1,63 @@
+"""What a federated job asks for: data stays at its owners, and what their updates may tell about it has a budget."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from protocol.ids import NodeAddress
+
+MAX_OWNERS = 256  # As many as a job may have replicas.
+MAX_ROUNDS = 10_000
+
+
+class AdaptiveClipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The clip follows the updates: Andrew et al., arXiv 1905.03871.
+
+    ``quantile``: the share of updates that it is to leave as they are. ``rate``: of its change from round to round.
+    ``bit_noise``: standard deviation of the noise on each owner's word whether its update was clipped.
+    """
+
+    quantile: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    rate: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    bit_noise: Annotated[float, Meta(gt=0, le=1000)] = 10.0
+
+
+class PrivacySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How little all updates together may tell: differential privacy, spent round by round, and never beyond ``epsilon``.
+
+    ``unit``: what the promise is about: all that one owner has. ``clip``: an owner's update is scaled down to this L2 norm.
+    ``noise_multiplier``: standard deviation of the Gaussian noise on each update, in clips; ``None``: the least with which all
+    rounds fit the budget.
+    """
+
+    unit: Literal["owner"] = "owner"
+    epsilon: Annotated[float, Meta(gt=0, le=10_000)] = 8.0
+    delta: Annotated[float, Meta(gt=0, le=0.01)] = 1e-5
+    clip: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    noise_multiplier: Annotated[float, Meta(gt=0, le=10_000)] | None = None
+    adaptive: AdaptiveClipping | None = None
+    """``None``: the clip stays as it is."""
+
+
+class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Each replica is an owner's machine, which holds the whole model and reads data that stays there.
+
+    ``owners``: the nodes that are invited, by address (``cottage node key``). ``least_owners``: no round begins with fewer, and
+    none counts. ``rounds``: after which the job is done; each has ``training.inner_steps`` steps of each owner. ``privacy``:
+    ``null`` leaves updates as they are, which may tell much about the data that they are made of.
+    """
+
+    owners: Annotated[tuple[NodeAddress, ...], Meta(min_length=2, max_length=MAX_OWNERS)]
+    rounds: Annotated[int, Meta(ge=1, le=MAX_ROUNDS)]
+    least_owners: Annotated[int, Meta(ge=2, le=MAX_OWNERS)] = 2
+    privacy: PrivacySpec | None = PrivacySpec()
+
+    def __post_init__(self) -> None:
+        """Refuse owners that are named twice, and rounds that would need more than there are."""
+        if twice := next((one for one in self.owners if self.owners.count(one) > 1), None):
+            raise ValueError(f"federated.owners has {twice} twice: name each owner's node once")
+        if self.least_owners > len(self.owners):
+            raise ValueError(
+                f"federated.least_owners is {self.least_owners}, and {len(self.owners)} owners are named: no round could begin"
+            )
