@@ -39,7 +39,7 @@ class PrivacySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adaptive: AdaptiveClipping | None = None
     """``None``: the clip stays as it is."""
     most_rounds: Annotated[int, Meta(ge=0, le=2**31)] | None = None
-    """So many rounds fit the budget, with those that fail; the coordinator fills it in, and each owner's node does the sum anew."""
+    """So many rounds fit the budget, the failed ones too; the coordinator fills it in, and owners' nodes do the sum anew."""
 
 
 class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

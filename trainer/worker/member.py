@@ -159,6 +159,7 @@ class StageMember:
             ModelConfigError, WeightsError: see ``Stage``.
         """
         self._training = spec.training
+        self._federated = spec.federated is not None
         self._files = files
         self._env_class = env_class
         self._inbox = inbox
@@ -546,8 +547,10 @@ class StageMember:
                 hasher.update(piece)
             stored = hasher.hexdigest()
         report = RoundApplied(command.epoch, command.round, self._outer.anchor_digest, stored, outer=self._outer_record)
-        own = moments_pieces(self.stage, self._anchor_round)
-        self._outbox.put(WorkerReport(self._remember(report), sum(map(len, state))), *state, *own)
+        # Moments are made of gradients as they are: those of an owner's data stay in this process.
+        own = [] if self._federated else moments_pieces(self.stage, self._anchor_round)
+        split = sum(map(len, state)) if own else 0
+        self._outbox.put(WorkerReport(self._remember(report), split), *state, *own)
 
     # --- small helpers ------------------------------------------------------------------------------------------------
 
