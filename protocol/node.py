@@ -317,13 +317,15 @@ Unpaid = Literal[
     "vain",
     "pipeline",
     "expelled",
+    "unopened",
 ]
 """Why a share is never paid.
 
 ``late``: its replica was not whole when the round was decided; ``again``: the round had lost too much and was done again;
 ``ended``: the job ended in the middle of the round; ``unlooked``: the job ended before somebody had looked; ``pipeline``:
 another member's part of it was false, or never seen, and the node's standing was too little to answer for its own; ``expelled``:
-the node was sent away; the others are what its audit found (``coordinator.domain.audits.trust``).
+the node was sent away; ``unopened``: of a federated job, whose data nobody else may see; the others are what its audit found
+(``coordinator.domain.audits.trust``).
 """
 
 Due = Literal["unaudited", "looking", "saving", "paying", "promised"]

@@ -69,7 +69,7 @@ def _bench(options: argparse.Namespace) -> int:
 def _prepare(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from trainer.data.prepare import prepare
+    from trainer.data.prepare import prepare, prepare_tokenizer
     from trainer.files.json_file import read_json
     from trainer.formats.source import Dataset
 
@@ -79,6 +79,9 @@ def _prepare(options: argparse.Namespace) -> int:
         path, called = document.pop("path", None), str(document.pop("called", ""))
         tokenizer_file = Path(path) if isinstance(path, str) else tokenizer_file
         spec = convert(document, TokenizerSpec)
+    if options.dataset is None:
+        print(json.dumps(prepare_tokenizer(spec, tokenizer_file, options.out, options.end, called)))
+        return 0
     wanted = {name: getattr(options, name) for name in ("text_field", "faulty", "encoding", "learn")}
     dataset = Dataset.of(options.dataset, options.format, options.name or "", weight=options.weight, **wanted)
     beside = decode_json(options.beside.read_bytes(), list[BesideDataset]) if options.beside else []
@@ -287,7 +290,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.set_defaults(verb=_bench)
 
     prepare = verbs.add_parser("prepare", help="tokenize a dataset; prints the manifest as JSON")
-    prepare.add_argument("--dataset", type=Path, required=True)
+    prepare.add_argument("--dataset", type=Path, help="without one, the tokenizer alone is made")
     prepare.add_argument("--name", help="what people call the dataset; its file's own name")
     prepare.add_argument("--format", choices=get_args(DatasetFormat), default="auto")
     prepare.add_argument("--encoding", choices=get_args(Encoding), default="auto")

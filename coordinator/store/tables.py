@@ -58,6 +58,7 @@ jobs = Table(
     Column("preference", Text, nullable=False),
     Column("evaluating", String(16), nullable=False),
     Column("evaluated", Text, nullable=False),
+    Column("owners", Text, nullable=False),
     Column("version", Integer, nullable=False),
     Index("jobs_by_state", "state", "created", "id"),
     Index("jobs_by_evaluating", "evaluating", "created", "id"),

@@ -38,6 +38,8 @@ class PrivacySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     noise_multiplier: Annotated[float, Meta(gt=0, le=10_000)] | None = None
     adaptive: AdaptiveClipping | None = None
     """``None``: the clip stays as it is."""
+    most_rounds: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    """So many rounds fit the budget, with those that fail; the coordinator fills it in, and each owner's node does the sum anew."""
 
 
 class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +54,11 @@ class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: Annotated[int, Meta(ge=1, le=MAX_ROUNDS)]
     least_owners: Annotated[int, Meta(ge=2, le=MAX_OWNERS)] = 2
     privacy: PrivacySpec | None = PrivacySpec()
+
+    @property
+    def rounds_allowed(self) -> int | None:
+        """Rounds that may be begun, whatever becomes of them; None: as many as it takes."""
+        return None if self.privacy is None else self.privacy.most_rounds
 
     def __post_init__(self) -> None:
         """Refuse owners that are named twice, and rounds that would need more than there are."""

@@ -124,6 +124,29 @@ def prepare(
     return manifest
 
 
+def prepare_tokenizer(
+    spec: TokenizerSpec, file: Path | None, out: Path, ends: Sequence[int] = (), called: str = ""
+) -> dict[str, int | str | None]:
+    """Write ``out``'s ``tokenizer.json`` and ``manifest.json`` of a job whose data is elsewhere; arguments as of ``prepare``.
+
+    Returns:
+        the manifest: vocabulary, kind, and the token that ends documents.
+    Raises:
+        DataError: the tokenizer cannot be used, or is to be made from data.
+    """
+    if spec.kind == "bpe":
+        raise DataError(
+            "missing-file", "tokenizer.kind bpe is made from data, and there is none: set it to bytes or file"
+        )
+    made = make_tokenizer(spec, file, lambda: iter(()), called=called)
+    vocabulary = made.get_vocab_size(with_added_tokens=True)
+    manifest = {"vocabulary": vocabulary, "tokenizer": spec.kind, "end": ending_of(spec, made, ends).token}
+    out.mkdir(parents=True, exist_ok=True)
+    _keep(made, file if spec.kind == "file" else None, out / "tokenizer.json")
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    return manifest
+
+
 def _text(mixture: Mixture, heldout: float) -> Iterator[str]:
     """What a tokenizer is made from."""
     for one in mixture.trained:

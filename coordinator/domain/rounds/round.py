@@ -276,7 +276,8 @@ def _advance(current: Round, now: float) -> Round:
 def _decide(current: Round, now: float) -> Round:
     if current.steps == 0 and (current.heard or _heard_enough(current, now)):
         return msgspec.structs.replace(current, phase="complete")
-    if not candidates(current) or (current.together and any(not seat.alive for seat in current.seats)):
+    too_few = current.steps > 0 and len(candidates(current)) < current.least
+    if too_few or not candidates(current) or (current.together and any(not seat.alive for seat in current.seats)):
         return msgspec.structs.replace(current, phase="void")
     if current.steps == 0:
         return current

@@ -119,6 +119,7 @@ class Round(msgspec.Struct, frozen=True):
         together: replicas exchange in every step, so without one none can go on.
         overdue: members that have not applied are not waited for any more.
         sharded: contributions are reduced by shards; ``reduction``: since their contributors were chosen.
+        least: replicas without which it does not count.
     """
 
     epoch: int
@@ -147,6 +148,7 @@ class Round(msgspec.Struct, frozen=True):
     together: bool = False
     sharded: bool = False
     reduction: Reduction | None = None
+    least: int = 1
 
     @property
     def plan(self) -> Plan:

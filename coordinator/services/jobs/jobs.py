@@ -25,7 +25,9 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.core.logs import log_of
 from coordinator.services.core.unit_of_work import JobDesk
+from coordinator.services.jobs import federated_quotes
 from coordinator.services.jobs.alternatives import find_choices
+from coordinator.services.jobs.federated_quotes import settled
 from coordinator.services.jobs.history import Outlook
 from coordinator.services.jobs.job_views import JobViews
 from coordinator.services.jobs.ports import MAX_ROWS, ListWindow
@@ -134,6 +136,7 @@ class JobService:
             return await self.get(job)
         if new.spec.serve is not None:
             return await self._deploy(new, new.spec.serve, account_id, job)
+        new = msgspec.structs.replace(new, spec=settled(new.spec))
         spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec, account_id))
@@ -143,9 +146,9 @@ class JobService:
         await self._check_weights(spec)
         await self._check_balance(submitter, spec)
         named = await self._weight_names(spec, account_id)
-        assert spec.dataset is not None
-        async with self._unpaid.making(account_id, spec.dataset.artifact):
-            name = await self.file_name(account_id, spec.dataset.artifact)
+        artifact = None if spec.dataset is None else spec.dataset.artifact
+        async with self._unpaid.making(account_id, artifact):
+            name = "" if artifact is None else await self.file_name(account_id, artifact)
             for file in filter(None, [*(data.artifact for _, data in datasets_of(spec)[1:]), spec.tokenizer.file]):
                 named = {**named, file: await self.file_name(account_id, file)}
             prepared = await self._models.prepare(spec, name, named)
@@ -492,6 +495,8 @@ class JobService:
             return impossible(str(error), len(everybody))
         if spec.serve is not None:
             return offers.quote(spec, spec.serve, model.config, everybody, self._context.config, rate)
+        if spec.federated is not None:
+            return federated_quotes.quote(spec, spec.federated, model, len(everybody))
         known = await self._outlook.outcomes()
         return quote(spec, model, self._context.config, self._nodes, self._links.map, rate, known)
 
