@@ -24,9 +24,8 @@ import msgspec
 from msgspec import Meta
 
 from coordinator.errors import InvalidError
+from protocol.job.federated import LEAST_NOISE
 
-LEAST_NOISE = 0.3
-"""In clips. With less, one round is beyond an epsilon of 20: noise that protects nobody."""
 MOST_RELEASES = 10_000_000
 LITTLE_PRIVATE = 50.0
 """Epsilon from which on the bound by Renyi divergences will do."""
@@ -114,29 +113,6 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
         return 0.0
     kinds = sorted((noise, sampling, count) for (noise, sampling), count in counts.items())
     return _epsilon(tuple(kinds), delta)
-
-
-def both_noises(noise: float, bit_noise: float) -> float:
-    """Noise on an update that, with a noised bit beside it, tells as much as ``noise`` alone on the update.
-
-    Args:
-        bit_noise: standard deviation on a bit that is 0 or 1, of which the half is taken before.
-    Raises:
-        PrivacyBudgetError: the bit alone tells as much, or more.
-    Source: arXiv 1905.03871, theorem 1.
-    """
-    rest = noise**-2 - (2 * bit_noise) ** -2
-    if rest <= 0:
-        raise PrivacyBudgetError(
-            f"a bit with noise {bit_noise:g} tells as much as an update with noise {noise:g}: choose "
-            f"privacy.adaptive.bit_noise above {noise / 2:g}"
-        )
-    return rest**-0.5
-
-
-def together(noise: float, bit_noise: float) -> float:
-    """The noise of one release that tells as much as an update with ``noise`` and a bit with ``bit_noise``."""
-    return float((noise**-2 + (2 * bit_noise) ** -2) ** -0.5)
 
 
 def next_clip(clip: float, unclipped: Sequence[float], quantile: float, rate: float) -> float:
