@@ -1,10 +1,10 @@
 """A federation that somebody invites to: what is asked, which folder, and the word. The data never leaves this computer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, Signal
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtWidgets import QFileDialog, QVBoxLayout, QWidget
 
 from common.untrusted_text import View
 from desktop.gui.client import Calls
@@ -15,7 +15,7 @@ from desktop.gui.widgets import Text, button
 
 LOOK_MS = 60_000  # The coordinator is asked.
 CHECK_MS = 50 * 60_000  # All of the data is read.
-MAX_LINE = 600
+MAX_LINES = 12  # Of a check that found much; `cottage node join` shows all.
 
 
 class _Spec(View, frozen=True):
@@ -53,8 +53,12 @@ class FederationSheet(Sheet):
         self._calls, self._link, self._choose = calls, link, choose or self._ask_folder
         self._seen: FederationAnswer | None = None
         self._asked, self._folder = False, ""
-        self.head, self.about, self.chosen, self.said = Text(size=3, bold=True), Text(), Text(dim=True), Text()
-        for part in (self.head, self.about, self.chosen, self.said):
+        self.head, self.chosen, self.said = Text(size=3, bold=True), Text(dim=True), Text()
+        self._lines = QVBoxLayout()
+        self._lines.setSpacing(8)
+        self._column.addWidget(self.head)
+        self._column.addLayout(self._lines)
+        for part in (self.chosen, self.said):
             self._column.addWidget(part)
         self.close_it = button(self.tr("&Not now"), self.reject)
         self.pick = button(self.tr("Choose a &folder…"), self._pick)
@@ -93,10 +97,35 @@ class FederationSheet(Sheet):
             self._refused(self.tr("The agent's answer cannot be understood: {0}").format(plain(str(error))))
             return
         self.head.say(self.tr("Join “{0}”?").format(plain(self._seen.told.spec.name, 100)))
-        self.about.say("\n".join(f"• {plain(line, MAX_LINE)}" for line in self._seen.asks))
+        self._tell(self._seen.asks)
         self.said.say("")
         self.pick.setEnabled(True)
         self.pick.setFocus()
+
+    @property
+    def lines(self) -> list[str]:
+        """What is told, a sentence or two each."""
+        items = [self._lines.itemAt(number) for number in range(self._lines.count())]
+        parts = [item.widget() for item in items if item is not None]
+        return [part.text() for part in parts if isinstance(part, Text)]
+
+    def _tell(self, lines: Sequence[str]) -> None:
+        while (old := self._lines.takeAt(0)) is not None:
+            if (part := old.widget()) is not None:
+                part.deleteLater()
+        for line in lines[:MAX_LINES]:
+            text = Text()
+            text.say(line)
+            self._lines.addWidget(text)
+            text.show()  # Qt itself would do so later, and the sheet is as high as what is shown.
+        self._fit()
+
+    def _fit(self) -> None:
+        """As high as its texts are at this width."""
+        self._column.activate()
+        needed = self._column.heightForWidth(self.width())
+        self.setMinimumHeight(needed)
+        self.resize(self.width(), needed)
 
     def _pick(self) -> None:
         folder = self._choose(self)
@@ -106,6 +135,7 @@ class FederationSheet(Sheet):
         self.chosen.say(self.tr("It reads {0}, and writes nothing there.").format(plain(self._folder, 300)))
         self.join.setEnabled(True)
         self.join.setFocus()
+        self._fit()
 
     def _ask_folder(self, parent: QWidget) -> str:
         return QFileDialog.getExistingDirectory(parent, self.tr("The folder with your data"))
@@ -130,7 +160,8 @@ class FederationSheet(Sheet):
         except AnswerError:
             found = ()
         self.head.say(self.tr("You take part."))
-        self.about.say("\n".join(f"• {plain(line, MAX_LINE)}" for line in found))
+        self._tell(found)
+        self.chosen.hide()
         self.said.say(self.tr("This computer trains with it whenever it lends. `cottage node leave` ends that."))
         self.pick.hide()
         self.join.hide()

@@ -67,7 +67,8 @@ def opened(desktop: Desktop, folder: str) -> FederationSheet:
 def test_three_clicks_join_with_a_folder(desktop: Desktop, orders: Orders, tmp_path: Path) -> None:
     sheet = opened(desktop, str(tmp_path))
     assert sheet.head.text() == "Join “The wards”?"
-    assert "epsilon 8 at delta 1e-05" in sheet.about.text()
+    assert len(sheet.lines) == len(ASKS)
+    assert "epsilon 8 at delta 1e-05" in sheet.lines[1]
     assert not sheet.join.isEnabled(), "no folder is chosen"
     QTest.mouseClick(sheet.pick, Qt.MouseButton.LeftButton)
     assert str(tmp_path) in sheet.chosen.text().replace("\u200b", "")
@@ -77,7 +78,7 @@ def test_three_clicks_join_with_a_folder(desktop: Desktop, orders: Orders, tmp_p
     wear(LIGHT)
     QTest.mouseClick(sheet.join, Qt.MouseButton.LeftButton)
     wait_for(lambda: sheet.head.text() == "You take part.", "the answer")
-    assert "812 of 812 rows" in sheet.about.text()
+    assert "812 of 812 rows" in sheet.lines[0]
     said = [(name, order) for name, order in orders if name.startswith("federation")]
     assert said == [
         ("federation", {"invitation": LINK}),
