@@ -35,6 +35,7 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import Told, Untrusted
+from protocol.federations import FederationTold, OwnerWish
 from protocol.ids import (
     Count,
     Digest,
@@ -200,6 +201,7 @@ NodeMessage = (
     | RecordsReturned
     | PrivateAnswer
     | PrivateCounts
+    | OwnerWish
 )
 
 
@@ -421,6 +423,7 @@ TaskMessage = (
     | Unanswered
     | RecordsMessage
     | PrivateOffer
+    | FederationTold
 )
 """What a node's jobs hear, once it is in."""
 CoordinatorMessage = Challenge | Welcome | Refused | TaskMessage

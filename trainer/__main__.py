@@ -1,5 +1,5 @@
-"""``python -m trainer``: worker, bench, prepare, check, single, judge, audit, assemble, merge, start, template, gguf, sample,
-generate, evaluate, tasks.
+"""``python -m trainer``: worker, bench, prepare, check, own, single, judge, audit, assemble, merge, start, template, gguf,
+sample, generate, evaluate, tasks.
 
 Exit codes: 0 done; 3 the input cannot be used (JSON ``{"code", "detail"}`` on stderr); 1 anything else.
 Only the verbs that compute import torch.
@@ -119,6 +119,17 @@ def _check(options: argparse.Namespace) -> int:
     dataset = Dataset(options.dataset, request.dataset, options.name or options.dataset.name)
     report = check(dataset, request, options.tokenizer_file, options.scratch, progress, options.tokenizer_name)
     options.out.write_bytes(msgspec.json.encode(report))
+    return 0
+
+
+def _own(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from protocol.job.job import DatasetSpec
+    from trainer.data.owned import look_at
+
+    how = decode_json(options.how.encode(), DatasetSpec)
+    print(msgspec.json.encode(look_at(options.data, how, options.sequence)).decode())
     return 0
 
 
@@ -332,10 +343,17 @@ def _parser() -> argparse.ArgumentParser:
     single.add_argument("--threads", type=int, default=1)
     single.add_argument("--progress", action="store_true", help="print one JSON line a step")
     single.set_defaults(verb=_single)
-    _judge_parser(verbs)
-    _audit_parser(verbs)
-    _finished_parsers(verbs)
+    for add in (_own_parser, _judge_parser, _audit_parser, _finished_parsers):
+        add(verbs)
     return parser
+
+
+def _own_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    own = verbs.add_parser("own", help="say what the data of a federated job's owner holds; prints JSON for that owner")
+    own.add_argument("--data", type=Path, required=True, help="a file or a folder")
+    own.add_argument("--how", required=True, help="JSON of a DatasetSpec: how its files are read")
+    own.add_argument("--sequence", type=int, required=True)
+    own.set_defaults(verb=_own)
 
 
 def _judge_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

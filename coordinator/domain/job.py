@@ -142,7 +142,8 @@ class Job(Told, frozen=True):
         config: the model's config.json, its vocabulary filled in from the tokenizer.
         files: what every worker's folder holds, name -> artifact.
         verified: what verified work has earned so far, of the escrow.
-        owners: who has joined a federated job with data of their own.
+        owners: who has joined a federated job with data of their own. ``released``: rounds of it that were begun, which is what
+            its privacy budget is charged with.
     """
 
     id: str
@@ -181,6 +182,7 @@ class Job(Told, frozen=True):
     evaluating: Literal["", "waiting", "running", "done", "failed"] = ""
     evaluated: Evaluated | None = None
     owners: tuple[JoinedOwner, ...] = ()
+    released: int = 0
     version: int = 0
 
 

@@ -162,7 +162,7 @@ class Worker:
             raise MessageError(f"the first message is {type(setup).__name__}, not Setup")
         configure(setup.threads, setup.device)
         folder = InputFolder(Path(setup.folder), setup.keys, setup.weights_key)
-        files: JobFiles = open_files(folder, setup.spec)
+        files: JobFiles = open_files(folder, setup.spec, setup.own)
         name = env_class(setup.threads, setup.device)
         train = folder.file(TRAIN)
         self._auditor = OpeningReplayer(

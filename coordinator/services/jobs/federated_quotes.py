@@ -1,18 +1,48 @@
 """What a federated job takes: it costs nothing, since nobody can check, and so nobody is paid for, what owners do at home."""
 
+import math
+
+import msgspec
+
 from coordinator.domain import placement, pricing
+from coordinator.domain.privacy import PrivacyBudget, PrivacyBudgetError, both_noises
 from coordinator.services.artifacts.model_files import Model
 from coordinator.services.jobs.quotes import OPENING_LAMPORTS, document_problems, impossible
 from protocol.job.federated import FederatedSpec
 from protocol.job.job import JobSpec
+from protocol.job.privacy_sum import release_noise
 from protocol.models.model import ModelConfigError, inspect_config
 from protocol.rest.api import Quote
 from protocol.task import Layers
 
+DIGITS = 10_000
+
 
 def settled(spec: JobSpec) -> JobSpec:
-    """The document as owners are shown it: with what its privacy budget comes to."""
-    return spec
+    """The document as owners are shown it: with the noise that its privacy budget asks for, and the rounds that it allows.
+
+    Raises:
+        PrivacyBudgetError: the budget allows no such rounds.
+    """
+    federated = spec.federated
+    if federated is None or federated.privacy is None:
+        return spec
+    privacy, budget = federated.privacy, PrivacyBudget(federated.privacy.epsilon, federated.privacy.delta)
+    noise = privacy.noise_multiplier
+    if noise is None:
+        noise = budget.noise(federated.rounds)
+        if privacy.adaptive is not None:
+            noise = both_noises(noise, privacy.adaptive.bit_noise)
+        noise = math.ceil(noise * DIGITS) / DIGITS  # For people; more noise keeps to the budget, too.
+    privacy = msgspec.structs.replace(privacy, noise_multiplier=noise)
+    most = budget.rounds(release_noise(privacy))
+    if most < federated.rounds:
+        raise PrivacyBudgetError(
+            f"with noise {noise:g}, epsilon {privacy.epsilon:g} at delta {privacy.delta:g} allows {most} rounds, and "
+            f"federated.rounds is {federated.rounds}: leave privacy.noise_multiplier out, and it is worked out"
+        )
+    privacy = msgspec.structs.replace(privacy, most_rounds=most)
+    return msgspec.structs.replace(spec, federated=msgspec.structs.replace(federated, privacy=privacy))
 
 
 def quote(spec: JobSpec, federated: FederatedSpec, model: Model, here: int) -> Quote:

@@ -13,6 +13,7 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, NEXT, Job, JobAction, JobState, raised
 from coordinator.domain.lease import Lease
+from coordinator.domain.privacy import PrivacyBudgetError
 from coordinator.domain.serving import context_of
 from coordinator.errors import ConflictError, CottageError, FundsError, InvalidError, NotFoundError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
@@ -117,6 +118,10 @@ class JobService:
     async def quote(self, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> api.Quote:
         """Price and plan on the network as it is; files are called what the account calls them."""
         spec = await self._adapters.described(spec)
+        try:
+            spec = await asyncio.to_thread(settled, spec)
+        except PrivacyBudgetError as error:
+            return impossible(error.detail, len(self._nodes.seatable()))
         found = await self._quote(spec, None, await self._weight_names(spec, account_id))
         async with self._context.store.transaction() as tx:
             return msgspec.structs.replace(found, limit=readable(found.limit, await names_in(tx, [found.limit])))
@@ -136,7 +141,7 @@ class JobService:
             return await self.get(job)
         if new.spec.serve is not None:
             return await self._deploy(new, new.spec.serve, account_id, job)
-        new = msgspec.structs.replace(new, spec=settled(new.spec))
+        new = msgspec.structs.replace(new, spec=await asyncio.to_thread(settled, new.spec))
         spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec, account_id))

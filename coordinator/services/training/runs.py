@@ -226,6 +226,8 @@ class Runs:
             after = msgspec.structs.replace(after, round=msgspec.structs.replace(after.round, store=True))
         work.run, begun = after, after.round
         assert begun is not None
+        if work.job.spec.federated is not None:
+            work.change(released=after.released)
         self._whole_since.pop(work.job.id, None)
         await work.tx.insert(
             RoundRecord(
@@ -239,6 +241,7 @@ class Runs:
                 begun.total_steps,
                 begun.started,
                 rate_step=begun.rate_step,
+                released=0 if work.job.spec.federated is None else after.released,
             )
         )
         if work.job.state is JobState.PLANNED:

@@ -23,6 +23,7 @@ from desktop.agent.sandbox import egress, toolkit
 from desktop.agent.sandbox.attached import Attached
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, WORKER_BY_STDIO, Exit, SandboxLimits
 from desktop.agent.sandbox.restrictions import (
+    DATA,
     HOME_LABEL,
     INSIDE,
     LEASE_LABEL,
@@ -193,9 +194,9 @@ class DockerSandbox:
         """Remove the containers of this home; its agent is the only one and has just begun."""
         return await self.call(self._sweep)
 
-    async def measure(self, arguments: Sequence[str], timeout: float) -> bytes:
-        """Run to the end in a container without a folder; raises SandboxError as the base says."""
-        container, _ = await self._started([*self._entry[1:], *arguments], None, "measure")
+    async def measure(self, arguments: Sequence[str], timeout: float, data: Path | None = None) -> bytes:
+        """Run to the end in a container without a job's folder; raises SandboxError as the base says."""
+        container, _ = await self._started([*self._entry[1:], *arguments], None, "measure", data)
         worker = DockerWorker(self, container)
         try:
             async with asyncio.timeout(timeout):
@@ -210,14 +211,14 @@ class DockerSandbox:
         finally:
             await worker.stop(0)
 
-    async def start(self, lease: str, folder: Path) -> DockerWorker:
+    async def start(self, lease: str, folder: Path, data: Path | None = None) -> DockerWorker:
         """Start a worker with every restriction in force; raises SandboxError as the base says."""
         way = WORKER_BY_STDIO if self.stdio else (*WORKER, f"{INSIDE}/{SOCKET_NAME}")
         arguments = [*self._entry[1:], *way, *self._extra]
         if self._watch is None:
             self._watch = Watch(lambda: connect(timeout=None), self._reached_into)  # Events may not come for hours.
             await self.call(self._watch.start)
-        worker = DockerWorker(self, *await self._started(arguments, folder, lease))
+        worker = DockerWorker(self, *await self._started(arguments, folder, lease, data))
         self._workers[worker.container.id] = worker
         if worker.container.id in self._early:
             await self.call(lambda: worker.tamper(self._early[worker.container.id]))
@@ -243,6 +244,10 @@ class DockerSandbox:
     def inside(self, folder: Path) -> str:
         """Where the folder is mounted."""
         return INSIDE
+
+    def data_inside(self, data: Path) -> str:
+        """Where the owner's own data is mounted."""
+        return DATA
 
     async def aclose(self) -> None:
         """Close the connection to the engine."""
@@ -283,9 +288,11 @@ class DockerSandbox:
     def _sweep(self) -> int:
         return remove_containers(self._client, self._owner)
 
-    async def _started(self, arguments: Sequence[str], folder: Path | None, lease: str) -> tuple[Any, Attached | None]:
+    async def _started(
+        self, arguments: Sequence[str], folder: Path | None, lease: str, data: Path | None
+    ) -> tuple[Any, Attached | None]:
         """A started container, and its standard streams where it has them; one that nobody waits for is removed again."""
-        starting = asyncio.ensure_future(self.call(lambda: self._start(arguments, folder, lease)))
+        starting = asyncio.ensure_future(self.call(lambda: self._start(arguments, folder, lease, data)))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -296,13 +303,17 @@ class DockerSandbox:
                     attached.close()
             raise
 
-    def _start(self, arguments: Sequence[str], folder: Path | None, lease: str) -> tuple[Any, Attached | None]:
+    def _start(
+        self, arguments: Sequence[str], folder: Path | None, lease: str, data: Path | None
+    ) -> tuple[Any, Attached | None]:
         try:
-            return self._start_in(self._group, arguments, folder, lease)
+            return self._start_in(self._group, arguments, folder, lease, data)
         except APIError as error:
             if not self._group:
                 raise
-            started = self._start_in("", arguments, folder, lease)  # Raises the same where the group is not the reason.
+            started = self._start_in(
+                "", arguments, folder, lease, data
+            )  # Raises the same where the group is not the reason.
             LOG.warning(
                 "this engine cannot put jobs beside this computer's other programs (%s): the processor is shared evenly",
                 _explain(error),
@@ -311,7 +322,7 @@ class DockerSandbox:
             return started
 
     def _start_in(
-        self, group: str, arguments: Sequence[str], folder: Path | None, lease: str
+        self, group: str, arguments: Sequence[str], folder: Path | None, lease: str, data: Path | None
     ) -> tuple[Any, Attached | None]:
         stdio = self.stdio and folder is not None
         labels = {HOME_LABEL: self._owner, LEASE_LABEL: lease}
@@ -320,7 +331,7 @@ class DockerSandbox:
             [*egress.ARGUMENTS, *arguments],
             entrypoint=[self._entry[0]],
             name=f"cottage-{lease[:12]}-{secrets.token_hex(4)}",
-            **container_options(self._limits, folder, labels, self._gpu, group, stdio),
+            **container_options(self._limits, folder, labels, self._gpu, group, stdio, data),
         )
         attached = None
         try:
@@ -329,7 +340,7 @@ class DockerSandbox:
                 attached = Attached(container.attach_socket(params=STREAMS))
             container.start()
             container.reload()
-            faults = container_faults(container.attrs, self._limits, folder, self._gpu, group, stdio)
+            faults = container_faults(container.attrs, self._limits, folder, self._gpu, group, stdio, data)
             if faults:
                 raise SandboxError(f"the engine did not put every restriction in force: {'; '.join(faults)}")
         except (SandboxError, DockerException, requests.RequestException):

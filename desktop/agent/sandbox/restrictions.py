@@ -13,6 +13,7 @@ from desktop.agent.sandbox.base import SandboxLimits
 
 USER = "10001:10001"  # Nobody on the host or in the image; without the right to become anybody.
 INSIDE = "/job"
+DATA = "/data"  # What its owner lets a federated job read, and nothing else does.
 HOME_LABEL = "network.cottage.home"
 LEASE_LABEL = "network.cottage.lease"
 OPEN_FILES = 4096
@@ -58,12 +59,14 @@ def container_options(
     gpu: str,
     group: str = "",
     stdio: bool = False,
+    data: Path | None = None,
 ) -> dict[str, Any]:
     """Arguments of ``docker.containers.create`` for a container that may do nothing but compute and use its socket.
 
     Args:
         group: as ``group_of`` says.
         stdio: it has its standard streams instead, of which the engine keeps no log: they carry the job's data.
+        data: a file or folder of the owner's that it may read.
     """
     from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
@@ -82,7 +85,7 @@ def container_options(
         "cgroup_parent": group,
         "tmpfs": _temporary(limits),
         "shm_size": f"{SHARED_MB}m",
-        "mounts": [Mount(INSIDE, str(folder), type="bind", read_only=True)] if folder else [],
+        "mounts": [Mount(to, str(source), type="bind", read_only=True) for source, to in _wanted(folder, data)],
         "ulimits": [Ulimit(name="nofile", soft=OPEN_FILES, hard=OPEN_FILES), Ulimit(name="core", soft=0, hard=0)],
         "ipc_mode": "private",
         "hostname": "worker",
@@ -123,8 +126,19 @@ def engine_faults(info: Attributes) -> list[str]:
     return faults
 
 
+def _wanted(folder: Path | None, data: Path | None) -> list[tuple[Path, str]]:
+    """What a container sees of its computer, and where."""
+    return [(source, to) for source, to in ((data, DATA), (folder, INSIDE)) if source is not None]
+
+
 def container_faults(
-    attributes: Attributes, limits: SandboxLimits, folder: Path | None, gpu: str, group: str = "", stdio: bool = False
+    attributes: Attributes,
+    limits: SandboxLimits,
+    folder: Path | None,
+    gpu: str,
+    group: str = "",
+    stdio: bool = False,
+    data: Path | None = None,
 ) -> list[str]:
     """Which restrictions are not in force for a container (``docker inspect``); empty where all are."""
     host, config = attributes["HostConfig"], attributes["Config"]
@@ -159,7 +173,11 @@ def container_faults(
         ("device requests", _gpus(host), [[gpu]] if gpu else []),
         ("volumes", host.get("VolumesFrom") or [], []),
         ("binds", host.get("Binds") or [], []),
-        ("mounts", _mounts(attributes, folder), [(str(folder), INSIDE, False)] if folder else []),
+        (
+            "mounts",
+            _mounts(attributes, (folder, data)),
+            [(str(source), to, False) for source, to in _wanted(folder, data)],
+        ),
         ("standard input", config.get("OpenStdin"), stdio),
         ("log", host.get("LogConfig", {}).get("Type"), "none" if stdio else "json-file"),
         ("temporary files", host.get("Tmpfs"), _temporary(limits)),
@@ -182,17 +200,14 @@ def _gpus(host: Attributes) -> list[Any]:
     return [request.get("DeviceIDs") for request in host.get("DeviceRequests") or ()]
 
 
-def _mounts(attributes: Attributes, folder: Path | None) -> list[tuple[str, str, bool]]:
-    """What is mounted; a source that is Docker Desktop's name for ``folder`` counts as that."""
-    other = desktop_names(folder) if folder else ()
-    return [
-        (
-            str(folder) if mount.get("Source") in other else mount.get("Source"),
-            mount.get("Destination"),
-            mount.get("RW"),
-        )
+def _mounts(attributes: Attributes, sources: Sequence[Path | None]) -> list[tuple[str, str, bool]]:
+    """What is mounted, by place; a source that is Docker Desktop's name for one of ``sources`` counts as that."""
+    known = {other: str(source) for source in sources if source is not None for other in desktop_names(source)}
+    found = [
+        (known.get(str(mount.get("Source")), mount.get("Source")), mount.get("Destination"), mount.get("RW"))
         for mount in attributes.get("Mounts") or ()
     ]
+    return sorted(found, key=lambda mount: str(mount[1]))
 
 
 def desktop_names(folder: PurePath) -> tuple[str, ...]:

@@ -1,0 +1,45 @@
+"""What rounds of noised updates tell at most, as an owner's node works it out by itself before it joins and before each round.
+
+The coordinator keeps the account (``coordinator.domain.privacy``) with a library; whoever's data it is need not believe it.
+"""
+
+import math
+from statistics import NormalDist
+
+from protocol.job.federated import PrivacySpec
+
+_NORMAL = NormalDist()
+
+
+def release_noise(privacy: PrivacySpec) -> float:
+    """The noise of one round's release, in clips: of the update, and of the bit beside it where the clip is adaptive.
+
+    Source: Andrew et al., arXiv 1905.03871, theorem 1.
+    """
+    noise = privacy.noise_multiplier or 0.0
+    if noise <= 0:
+        return 0.0
+    squares = noise**-2 + (0.0 if privacy.adaptive is None else (2 * privacy.adaptive.bit_noise) ** -2)
+    return float(squares**-0.5)
+
+
+def gaussian_delta(noise: float, rounds: int, epsilon: float) -> float:
+    """The least delta with which so many releases of Gaussian noise keep to ``epsilon``, exactly.
+
+    Args:
+        noise: standard deviation in units of what one owner can change.
+    Source: Balle and Wang, arXiv 1805.06530, theorem 8.
+    """
+    if rounds == 0:
+        return 0.0
+    if noise <= 0:
+        return 1.0
+    far = math.sqrt(rounds) / noise
+    tail = _NORMAL.cdf(-far / 2 - epsilon / far)
+    other = math.exp(min(700.0, epsilon + math.log(tail))) if tail > 0 else 0.0
+    return max(0.0, _NORMAL.cdf(far / 2 - epsilon / far) - other)
+
+
+def keeps_to_budget(privacy: PrivacySpec, rounds: int) -> bool:
+    """Whether so many rounds stay within the epsilon and delta that their document promises."""
+    return gaussian_delta(release_noise(privacy), rounds, privacy.epsilon) <= privacy.delta * (1 + 1e-6)
