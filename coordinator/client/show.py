@@ -23,6 +23,7 @@ from coordinator.client.deployments import (
     under_way,
     usual_words,
 )
+from coordinator.client.federation_words import federation_lines
 from coordinator.client.text import (
     JOB_SENTENCES,
     SIGN,
@@ -146,6 +147,8 @@ def deployment_quote_table(quote: api.Quote, budget: int | None = None, proposed
 def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> RenderableType:
     """The job as it is now: state, progress, figures, the last events."""
     lines = _training(view) if view.spec.serve is None else _serving(view)
+    if view.federation is not None:
+        lines += [Text(line) for line in federation_lines(view.federation)]
     if view.reason:
         lines.append(Text(view.reason, style="red" if view.state == "failed" else ""))
     if view.evaluation is not None:

@@ -115,24 +115,6 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
     return _epsilon(tuple(kinds), delta)
 
 
-def both_noises(noise: float, bit_noise: float) -> float:
-    """Noise on an update that, with a noised bit beside it, tells as much as ``noise`` alone on the update.
-
-    Args:
-        bit_noise: standard deviation on a bit that is 0 or 1, and so half from its middle.
-    Raises:
-        PrivacyBudgetError: the bit alone tells as much, or more.
-    Source: arXiv 1905.03871, theorem 1.
-    """
-    rest = noise**-2 - (2 * bit_noise) ** -2
-    if rest <= 0:
-        raise PrivacyBudgetError(
-            f"a bit with noise {bit_noise:g} tells as much as an update with noise {noise:g}: choose "
-            f"privacy.adaptive.bit_noise above {noise / 2:g}"
-        )
-    return float(rest**-0.5)
-
-
 def next_clip(clip: float, unclipped: Sequence[float], quantile: float, rate: float) -> float:
     """The clip of the next round, in norms of an update.
 

@@ -43,6 +43,44 @@ class PrivacySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     most_rounds: Annotated[int, Meta(ge=0, le=2**31)] | None = None
     """So many rounds fit the budget, the failed ones too; the coordinator fills it in, and owners' nodes do the sum anew."""
 
+    @property
+    def update_noise(self) -> float:
+        """Standard deviation of the noise on an update, in clips: with a bit beside it, as much more as that tells.
+
+        Raises:
+            ValueError: ``noise_multiplier`` is not settled.
+        """
+        if self.noise_multiplier is None:
+            raise ValueError(
+                "privacy.noise_multiplier is not settled yet: the coordinator does so when the job is quoted"
+            )
+        if self.adaptive is None:
+            return self.noise_multiplier
+        return both_noises(self.noise_multiplier, self.adaptive.bit_noise)
+
+    def __post_init__(self) -> None:
+        """Refuse a bit that tells more than the update beside it may."""
+        if self.noise_multiplier is not None and self.adaptive is not None:
+            both_noises(self.noise_multiplier, self.adaptive.bit_noise)
+
+
+def both_noises(noise: float, bit_noise: float) -> float:
+    """Noise on an update that, with a noised bit beside it, tells as much as ``noise`` alone on the update.
+
+    Args:
+        bit_noise: standard deviation on a bit that is 0 or 1, and so half from its middle.
+    Raises:
+        ValueError: the bit alone tells as much, or more.
+    Source: arXiv 1905.03871, theorem 1.
+    """
+    rest = noise**-2 - (2 * bit_noise) ** -2
+    if rest <= 0:
+        raise ValueError(
+            f"a bit with noise {bit_noise:g} tells as much as an update with noise {noise:g}: choose "
+            f"privacy.adaptive.bit_noise above {noise / 2:g}"
+        )
+    return float(rest**-0.5)
+
 
 class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Each replica is an owner's machine, which holds the whole model and reads data that stays there.

@@ -11,18 +11,6 @@ from protocol.job.federated import PrivacySpec
 _NORMAL = NormalDist()
 
 
-def release_noise(privacy: PrivacySpec) -> float:
-    """The noise of one round's release, in clips: of the update, and of the bit beside it where the clip is adaptive.
-
-    Source: Andrew et al., arXiv 1905.03871, theorem 1.
-    """
-    noise = privacy.noise_multiplier or 0.0
-    if noise <= 0:
-        return 0.0
-    squares = noise**-2 + (0.0 if privacy.adaptive is None else (2 * privacy.adaptive.bit_noise) ** -2)
-    return float(squares**-0.5)
-
-
 def gaussian_delta(noise: float, rounds: int, epsilon: float) -> float:
     """The least delta with which so many releases of Gaussian noise keep to ``epsilon``, exactly.
 
@@ -42,4 +30,4 @@ def gaussian_delta(noise: float, rounds: int, epsilon: float) -> float:
 
 def keeps_to_budget(privacy: PrivacySpec, rounds: int) -> bool:
     """Whether so many rounds stay within the epsilon and delta that their document promises."""
-    return gaussian_delta(release_noise(privacy), rounds, privacy.epsilon) <= privacy.delta * (1 + 1e-6)
+    return gaussian_delta(privacy.noise_multiplier or 0.0, rounds, privacy.epsilon) <= privacy.delta * (1 + 1e-6)

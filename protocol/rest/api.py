@@ -12,6 +12,7 @@ from common.untrusted_text import Told, Untrusted, View
 from protocol.evaluation import EvaluationView
 from protocol.ids import ID_PATTERN, Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
 from protocol.job.job import DatasetFormat, JobSpec, ServedWeights
+from protocol.rest.federation import FederationState
 from protocol.rest.lending import LendingRule
 from protocol.task import PreferenceScore
 
@@ -293,6 +294,7 @@ class JobView(View, frozen=True):
     nothing is added. ``checkpoint``: rounds that are in the newest one, 0 without one. ``agreement``: whose word
     ``validation_loss`` is; ``preference``: beside it, where pairs of answers are compared.
     ``evaluation``: what the document's tasks came to; they are run once the job is settled. ``serving``: of a job that answers.
+    ``federation``: of one whose data stays at its owners.
     """
 
     id: JobId
@@ -336,6 +338,7 @@ class JobView(View, frozen=True):
     preference: PreferenceScore | None = None
     evaluation: EvaluationView | None = None
     serving: ServingView | None = None
+    federation: FederationState | None = None
 
 
 class CheckpointPart(msgspec.Struct, frozen=True):

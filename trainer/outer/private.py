@@ -67,9 +67,9 @@ class PrivacyTerms:
         Raises:
             RoundError: the document names no noise; the coordinator fills it in when it quotes the job.
         """
-        noise = spec.noise_multiplier
-        if noise is None:
+        if spec.noise_multiplier is None:
             raise RoundError("federated.privacy.noise_multiplier is not settled, and no update leaves without noise")
+        noise = spec.update_noise
         if spec.adaptive is None:
             return cls(spec.clip, noise)
         return cls(spec.clip if clip is None else clip, noise, spec.adaptive.bit_noise)

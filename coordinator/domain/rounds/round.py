@@ -215,7 +215,9 @@ def results(current: Round) -> tuple[MeasuredResult, ...]:
 def _committed(current: Round, seat: Seat, event: RoundCommit, now: float) -> Seat:
     if current.phase != "training" or seat.commit is not None or not fits(current, event.leaves):
         return seat
-    commit = Commitment(event.root, event.leaves, event.pseudo_gradient, event.loss, event.carried, now, event.left_out)
+    commit = Commitment(
+        event.root, event.leaves, event.pseudo_gradient, event.loss, event.carried, now, event.left_out, event.unclipped
+    )
     return msgspec.structs.replace(seat, commit=commit)
 
 
@@ -311,6 +313,7 @@ def _begin(current: Round, seat: Seat) -> BeginRound:
         rate_step=current.rate_step,
         moments=seat.moments,
         residue=seat.residue,
+        clip=current.clip,
     )
 
 

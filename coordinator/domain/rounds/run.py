@@ -11,10 +11,12 @@ from collections.abc import Sequence
 import msgspec
 
 from coordinator.domain.audits.quorum import ask
+from coordinator.domain.privacy import next_clip
 from coordinator.domain.rounds.round import Round, Seat, agreed, checkpoint, kept_state
 from coordinator.domain.rounds.straggler_deadline import LATENESS
 from coordinator.domain.serving import Join, Served
 from protocol.ids import Digest, NodeAddress
+from protocol.job.federated import AdaptiveClipping
 from protocol.job.job import CrossingPlan, TrainingSpec
 from protocol.job.rounds import Schedule, Stretch
 from protocol.task import KeptState, Layers
@@ -106,6 +108,7 @@ class Run(msgspec.Struct, frozen=True):
         apart: pairs of nodes that said different things of what crossed between them: they share no replica any more.
         least: replicas without which no round begins or counts.
         unjudged: nobody measures the held-out loss: the data is its owners'.
+        clip: of the next round's updates, where it follows them as ``clipping`` says.
         released: rounds that were begun, of a job whose updates have a privacy budget: what was sent once is spent, whatever
             became of its round. ``most``: so many rounds fit the budget; None: it has none.
     """
@@ -154,6 +157,8 @@ class Run(msgspec.Struct, frozen=True):
     unjudged: bool = False
     released: int = 0
     most: int | None = None
+    clip: float | None = None
+    clipping: AdaptiveClipping | None = None
 
     @property
     def spent(self) -> bool:
@@ -237,6 +242,7 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
         lateness=run.lateness,
         store=_is_stored(run, steps),
         least=run.least,
+        clip=run.clip,
     )
     return msgspec.structs.replace(run, epoch=epoch, round=started, released=run.released + 1)
 
@@ -273,6 +279,7 @@ def _closed(run: Run) -> Run:
         local=_carried(over, current),
         residues={s.lease: after for s in over.seats if (after := _residue(s)) is not None},
         members=current if len(current) == len(over.seats) else (),
+        clip=_next_clip(run, over),
         next_step=over.first_step + over.steps,
         progress=run.progress + over.contributed(),
         kept=tuple(state for stage in stages if (state := kept_state(over, stage))),
@@ -286,6 +293,17 @@ def _closed(run: Run) -> Run:
     base = Base(after.done, after.progress)
     points = (*after.points, RunPoint(base, stored))[-MAX_POINTS:]
     return msgspec.structs.replace(after, checkpoints=stored, base=base, points=points)
+
+
+def _next_clip(run: Run, over: Round) -> float | None:
+    """Where the clip follows the updates: that after a round whose contributors have told whether theirs were within it."""
+    if run.clip is None or run.clipping is None:
+        return run.clip
+    counted = [
+        seat.commit for seat in over.seats if seat.replica in (over.contributors or ()) and seat.commit is not None
+    ]
+    told = [commit.unclipped for commit in counted if commit.unclipped is not None]
+    return next_clip(run.clip, told, run.clipping.quantile, run.clipping.rate)
 
 
 def is_lost(run: Run, holders: Sequence[Holder]) -> bool:

@@ -5,12 +5,11 @@ import math
 import msgspec
 
 from coordinator.domain import placement, pricing
-from coordinator.domain.privacy import PrivacyBudget, PrivacyBudgetError, both_noises
+from coordinator.domain.privacy import PrivacyBudget, PrivacyBudgetError
 from coordinator.services.artifacts.model_files import Model
 from coordinator.services.jobs.quotes import OPENING_LAMPORTS, document_problems, impossible
 from protocol.job.federated import FederatedSpec
 from protocol.job.job import JobSpec
-from protocol.job.privacy_sum import release_noise
 from protocol.models.model import ModelConfigError, inspect_config
 from protocol.rest.api import Quote
 from protocol.task import Layers
@@ -30,12 +29,12 @@ def settled(spec: JobSpec) -> JobSpec:
     privacy, budget = federated.privacy, PrivacyBudget(federated.privacy.epsilon, federated.privacy.delta)
     noise = privacy.noise_multiplier
     if noise is None:
-        noise = budget.noise(federated.rounds)
-        if privacy.adaptive is not None:
-            noise = both_noises(noise, privacy.adaptive.bit_noise)
-        noise = math.ceil(noise * DIGITS) / DIGITS  # For people; more noise keeps to the budget, too.
-    privacy = msgspec.structs.replace(privacy, noise_multiplier=noise)
-    most = budget.rounds(release_noise(privacy))
+        noise = math.ceil(budget.noise(federated.rounds) * DIGITS) / DIGITS  # For people; more of it will do, too.
+    try:
+        privacy = msgspec.structs.replace(privacy, noise_multiplier=noise)
+    except ValueError as error:
+        raise PrivacyBudgetError(str(error), "federated.privacy") from error
+    most = budget.rounds(noise)
     if most < federated.rounds:
         raise PrivacyBudgetError(
             f"with noise {noise:g}, epsilon {privacy.epsilon:g} at delta {privacy.delta:g} allows {most} rounds, and "

@@ -35,7 +35,11 @@ def replicas_tried(spec: JobSpec, quoted: int, *, patient: bool) -> Sequence[int
 
 def run_settings(spec: FederatedSpec) -> dict[str, Any]:
     """Fields of a federated job's ``Run``: every round is stored, since what was sent once is spent for good."""
-    return {"evaluate": (), "unjudged": True, "least": spec.least_owners, "store_every": 1, "most": spec.rounds_allowed}
+    held = {"evaluate": (), "unjudged": True, "least": spec.least_owners, "store_every": 1, "most": spec.rounds_allowed}
+    adaptive = None if spec.privacy is None else spec.privacy.adaptive
+    if spec.privacy is None or adaptive is None:
+        return held
+    return held | {"clip": spec.privacy.clip, "clipping": adaptive}
 
 
 async def conclude(work: UnitOfWork, record: RoundRecord, commits: Sequence[CommitRecord]) -> None:

@@ -32,6 +32,7 @@ class JobResources(msgspec.Struct, frozen=True):
         position: among the jobs that wait for nodes, from 1. checkpoint: rounds in the newest one.
         looks: steps that wait for one of the operator's auditors.
         served: what a deployment has done, in periods that were counted. ``stages``: nodes of a replica of it.
+        run: its course, once it has one.
     """
 
     now: float
@@ -41,6 +42,7 @@ class JobResources(msgspec.Struct, frozen=True):
     looks: int = 0
     served: Served = Served()
     stages: int = 1
+    run: Run | None = None
 
 
 def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str, place: JobResources) -> api.JobView:

@@ -15,12 +15,10 @@ from coordinator.domain.privacy import (
     PrivacyBudget,
     PrivacyBudgetError,
     Release,
-    both_noises,
     epsilon,
     next_clip,
 )
-from protocol.job.federated import LEAST_NOISE, AdaptiveClipping, PrivacySpec
-from protocol.job.privacy_sum import release_noise
+from protocol.job.federated import LEAST_NOISE, AdaptiveClipping, PrivacySpec, both_noises
 
 DELTA = 1e-5
 releases = st.lists(
@@ -154,12 +152,11 @@ def test_an_update_and_a_bit_tell_as_much_as_the_noise_that_was_asked_for() -> N
     for noise, bit in ((1.0, 4.0), (3.0, 10.0), (0.6, 0.4)):
         more = both_noises(noise, bit)
         assert more > noise
-        spec = PrivacySpec(noise_multiplier=more, adaptive=AdaptiveClipping(bit_noise=bit))
-        assert release_noise(spec) == pytest.approx(noise)
+        assert PrivacySpec(noise_multiplier=noise, adaptive=AdaptiveClipping(bit_noise=bit)).update_noise == more
         both = [Release(more), Release(2 * bit)]  # The bit is half a unit from its middle.
         assert epsilon(both, DELTA) == pytest.approx(epsilon([Release(noise)], DELTA), rel=1e-6)
-    with pytest.raises(PrivacyBudgetError, match="bit_noise above 2"):
-        both_noises(4.0, 2.0)
+    with pytest.raises(ValueError, match="bit_noise above 2"):
+        PrivacySpec(noise_multiplier=4.0, adaptive=AdaptiveClipping(bit_noise=2.0))
 
 
 def test_the_clip_goes_to_the_quantile_that_was_asked_for() -> None:
