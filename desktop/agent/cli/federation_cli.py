@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from pathlib import Path
+from typing import get_args
 
 from rich.table import Table
 
@@ -20,6 +21,7 @@ from desktop.agent.federated.joining import (
     LeaveFederationOrder,
     LookOrder,
 )
+from protocol.job.job import DatasetFormat
 
 JOIN_S = CHECK_S + 120.0
 MAX_FILE = 20_000  # Bytes of a file with an invitation in it.
@@ -33,6 +35,7 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     join.add_argument("--data", metavar="PATH", help="a folder or a file: texts, or tables with a column of texts")
     join.add_argument("--text-field", default="text", metavar="NAME", help="the column or field with the text (text)")
+    join.add_argument("--format", choices=get_args(DatasetFormat), default="auto", help="of its files (as they look)")
     join.add_argument("--tell-rows", action="store_true", help="let the others know how many rows there are")
     join.add_argument("--yes", action="store_true", help="do not ask")
     leave = words.add_parser("leave", help="take no part in a federation any more")
@@ -58,7 +61,7 @@ def _join(options: argparse.Namespace) -> int:
     data = str(Path(options.data).expanduser().absolute())
     if not options.yes and not console.agrees(f"Join with {printable(data)}?"):
         return 1
-    order = JoinOrder(seen.told.job, seen.terms, data, options.text_field, options.tell_rows)
+    order = JoinOrder(seen.told.job, seen.terms, data, options.text_field, options.format, options.tell_rows)
     done = asyncio.run(status.ask_for(home.socket, "federation/join", FederationView, order, JOIN_S))
     if options.json:
         say_json(done)

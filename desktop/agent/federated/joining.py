@@ -19,10 +19,11 @@ from desktop.agent.sandbox.base import Sandbox
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.federations import FederationTold, OwnDataReport, OwnerWish, terms_digest
 from protocol.ids import Digest, JobId
-from protocol.job.job import DatasetSpec
+from protocol.job.job import DatasetFormat, DatasetSpec
 from protocol.job.privacy_sum import keeps_to_budget
 
 ANSWER_S = 20.0
+MAX_SAID = 600  # Characters of what a check says that ends otherwise.
 CHECK_S = 3_000.0  # Of as much data as fits a sandbox; the command waits a little longer.
 OVERSPENT = (
     "the document promises epsilon {epsilon:g} at delta {delta:g}, and its {rounds} rounds would tell more: do not join, and "
@@ -43,6 +44,7 @@ class JoinOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     terms: Digest
     data: Annotated[str, Meta(min_length=1, max_length=4096)]
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
+    format: DatasetFormat = "auto"
     tell_rows: bool = False
 
 
@@ -116,7 +118,7 @@ class Joining:
         most = None if privacy is None else privacy.most_rounds
         if privacy is not None and not (most is not None and keeps_to_budget(privacy, most)):
             raise SettingsError(OVERSPENT.format(epsilon=privacy.epsilon, delta=privacy.delta, rounds=most))
-        data, how = _found(order.data), DatasetSpec(NO_FILE, text_field=order.text_field)
+        data, how = _found(order.data), DatasetSpec(NO_FILE, order.format, order.text_field)
         report = await self._check(data, how, spec.training.sequence)
         joined = JoinedFederation(
             order.job,
@@ -169,7 +171,7 @@ class Joining:
             printed = await self._sandbox.measure(words, CHECK_S, data)
             report: OwnDataReport = decode_json(printed, OwnDataReport)
         except SandboxError as error:
-            raise SettingsError(f"the data cannot be read in the sandbox: {error}") from error
+            raise SettingsError(f"the data cannot be used: {_detail(str(error))}") from error
         except MessageError as error:
             raise SettingsError(f"what the check of the data says cannot be understood: {error}") from error
         if report.problem:
@@ -200,6 +202,14 @@ def _job_of(text: str, settings: Settings) -> str:
             "first (`cottage node settings --coordinator INVITATION`)"
         )
     return invitation.job
+
+
+def _detail(said: str) -> str:
+    """What the check itself says of the data: its last line is JSON with a ``detail``."""
+    try:
+        return str(msgspec.json.decode(said[said.index('{"code"') :], type=dict[str, str])["detail"])
+    except (ValueError, KeyError):
+        return said[-MAX_SAID:]
 
 
 def _found(text: str) -> Path:
