@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
 from protocol.job.federated import PrivacySpec
+from trainer.errors import RoundError
 from trainer.outer.method import Layout
 from trainer.stage.short import ShortValues, spans
 
@@ -61,11 +62,17 @@ class PrivacyTerms:
     def of(cls, spec: PrivacySpec, clip: float | None) -> "PrivacyTerms":
         """Those of a job's document, and of a round where the clip follows the updates.
 
-        Whoever chooses the clip cannot take from the noise: that is in clips. Raises ``ValueError`` as ``update_noise`` does.
+        Whoever chooses the clip cannot take from the noise: that is in clips.
+
+        Raises:
+            RoundError: the document names no noise; the coordinator fills it in when it quotes the job.
         """
+        if spec.noise_multiplier is None:
+            raise RoundError("federated.privacy.noise_multiplier is not settled, and no update leaves without noise")
+        noise = spec.update_noise
         if spec.adaptive is None:
-            return cls(spec.clip, spec.update_noise)
-        return cls(spec.clip if clip is None else clip, spec.update_noise, spec.adaptive.bit_noise)
+            return cls(spec.clip, noise)
+        return cls(spec.clip if clip is None else clip, noise, spec.adaptive.bit_noise)
 
 
 class NoiseSource(Protocol):

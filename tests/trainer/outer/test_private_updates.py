@@ -12,6 +12,7 @@ from torch import Tensor
 from protocol.job.federated import AdaptiveClipping, PrivacySpec
 from tests.trainer.outer.test_outer_methods import SIZE, SLOTS, padding, shared, vector
 from tests.trainer.small import config_of, training
+from trainer.errors import RoundError
 from trainer.outer import Layout, Local, OuterMethod, outer_method
 from trainer.outer.private import NoiseSource, PrivacyTerms, SystemNoise, protect, update_norm
 from trainer.stage.model import Cut
@@ -96,7 +97,7 @@ def test_a_document_gives_the_terms_and_a_larger_clip_brings_more_noise_with_it(
         float(sent(torch.zeros(SIZE), PrivacyTerms(clip, told.noise), SystemNoise()).std()) for clip in (0.5, 1000.0)
     ]
     assert spread[1] / spread[0] == pytest.approx(2000, rel=0.05)
-    with pytest.raises(ValueError, match="not settled"):
+    with pytest.raises(RoundError, match="not settled"):
         PrivacyTerms.of(PrivacySpec(), None)
 
 
