@@ -35,6 +35,7 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import Told, Untrusted
+from protocol.federations import FederationTold, OwnerWish
 from protocol.ids import (
     Count,
     Digest,
@@ -202,6 +203,7 @@ NodeMessage = (
     | RecordsReturned
     | PrivateAnswer
     | PrivateCounts
+    | OwnerWish
 )
 
 
@@ -319,13 +321,15 @@ Unpaid = Literal[
     "vain",
     "pipeline",
     "expelled",
+    "unopened",
 ]
 """Why a share is never paid.
 
 ``late``: its replica was not whole when the round was decided; ``again``: the round had lost too much and was done again;
 ``ended``: the job ended in the middle of the round; ``unlooked``: the job ended before somebody had looked; ``pipeline``:
 another member's part of it was false, or never seen, and the node's standing was too little to answer for its own; ``expelled``:
-the node was sent away; the others are what its audit found (``coordinator.domain.audits.trust``).
+the node was sent away; ``unopened``: of a federated job, whose data nobody else may see; the others are what its audit found
+(``coordinator.domain.audits.trust``).
 """
 
 Due = Literal["unaudited", "looking", "saving", "paying", "promised"]
@@ -421,6 +425,7 @@ TaskMessage = (
     | Unanswered
     | RecordsMessage
     | PrivateOffer
+    | FederationTold
 )
 """What a node's jobs hear, once it is in."""
 CoordinatorMessage = Challenge | Welcome | Refused | TaskMessage

@@ -64,7 +64,7 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
         "jobs",
         ("id",),
         ("created", "id"),
-        frozenset({"spec", "quote", "config", "files", "pace", "agreement", "preference", "evaluated"}),
+        frozenset({"spec", "quote", "config", "files", "pace", "agreement", "preference", "evaluated", "owners"}),
     ),
     RunRecord: RecordKind("runs", ("job",), ("job",), frozenset({"run"})),
     Lease: RecordKind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),

@@ -42,10 +42,12 @@ from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving import seating
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.private import PrivateSessions
+from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import MetricRecord
+from protocol.federations import OwnerWish
 from protocol.job.job import without_settings
 from protocol.network import NetworkReport
 from protocol.node import (
@@ -123,10 +125,11 @@ class Conversation:
         homes: Homes,
         private: PrivateSessions,
         results: ElementResults,
+        federations: Federations,
     ) -> None:
         self._context = context
         self._results = results
-        self._homes, self._private = homes, private
+        self._homes, self._private, self._federations = homes, private, federations
         self._returns = returns
         self._settlement = settlement
         self._promises = promises
@@ -203,6 +206,8 @@ class Conversation:
                 self._private.answered(session, message)
             case PrivateCounts():
                 self._private.counted(session, message)
+            case OwnerWish():
+                await self._wished(session, message)
             case Hello():
                 session.close("Hello was said before: it opens a connection")
             case _:
@@ -453,6 +458,12 @@ class Conversation:
             for (job,) in held:
                 self._stir(str(job), {session.node})
 
+    async def _wished(self, session: NodeSession, message: OwnerWish) -> None:
+        if self._asks.take(session.node):
+            self._context.metrics.count("asks_dropped_total")
+        else:
+            await self._federations.wish(session, message)
+
     def _stir(self, job: str, nodes: set[str] | None) -> None:
         """Note whose accounts may have changed."""
         known = self._untold.setdefault(job, set())
@@ -513,7 +524,8 @@ def _operations(work: UnitOfWork, stage: int, leaves: int) -> float:
 
 
 def _assignment(work: UnitOfWork, lease: Lease) -> Assign:
-    spec = without_settings(work.job.spec)
+    spec = work.job.spec  # An owner's node writes conversations by the model's template, and has agreed to all of this.
+    spec = without_settings(spec) if spec.federated is None else spec
     plan = work.plan(None if spec.trains else lease.replica)
     return Assign(
         lease=lease.id,

@@ -30,7 +30,7 @@ from desktop.agent.base import log, networks
 from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import DEFAULT_IMAGE, Home, Settings, payee
 from desktop.agent.base.log import LOG, printable
-from desktop.agent.cli import images_cli, keycli, ownercli, upkeepcli
+from desktop.agent.cli import federation_cli, images_cli, keycli, ownercli, upkeepcli
 from desktop.agent.cli.lending_cli import add_words
 from desktop.agent.cli.nettest_screen import show as show_test
 from desktop.agent.cli.nettest_screen import show_link, with_bar
@@ -145,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     keycli.add_words(words)
     upkeepcli.add_words(words)
     images_cli.add_words(words)
+    federation_cli.add_words(words)
     return parser
 
 
