@@ -37,6 +37,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
+from common import tracing
 from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
 from coordinator.store import tables
 from coordinator.store.faults import UNUSABLE, answering, unusable
@@ -92,8 +93,15 @@ class SqlStore:
         Raises:
             StoreAwayError: the database does not answer. Where that was at the end, nobody knows whether it had committed.
         """
+        with tracing.span("transaction", db_system_name=self._engine.dialect.name):
+            async with self._transaction() as transaction:
+                yield transaction
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
         async with answering():
-            await self._turn.acquire()
+            with tracing.span("wait for the database"):
+                await self._turn.acquire()
         try:
             connection = self._engine.connect()
             try:
