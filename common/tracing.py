@@ -36,7 +36,7 @@ class TracingError(Exception):
     """Traces were asked for and cannot be sent; the text says what to do."""
 
 
-class Told:
+class OpenSpan:
     """What a span's owner may add to it."""
 
     def __init__(self, span: "Span | None" = None) -> None:
@@ -48,7 +48,7 @@ class Told:
             self._span.set_attributes(_named(facts))
 
 
-_NOTHING: Final[AbstractContextManager[Told]] = nullcontext(Told())
+_NOTHING: Final[AbstractContextManager[OpenSpan]] = nullcontext(OpenSpan())
 _PROVIDER: "TracerProvider | None" = None
 _TRACER: "Tracer | None" = None
 _WANTED: ContextVar[tuple[int, int] | None] = ContextVar("wanted", default=None)
@@ -122,7 +122,7 @@ def is_on() -> bool:
     return _TRACER is not None
 
 
-def span(name: str, parent: str | None = None, **facts: Fact) -> AbstractContextManager[Told]:
+def span(name: str, parent: str | None = None, **facts: Fact) -> AbstractContextManager[OpenSpan]:
     """A span as long as the block; those within are its children.
 
     Args:
@@ -205,7 +205,7 @@ def _numbers(job: str, epoch: int, number: int) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _span(tracer: "Tracer", name: str, parent: str | None, facts: Mapping[str, Fact]) -> Iterator[Told]:
+def _span(tracer: "Tracer", name: str, parent: str | None, facts: Mapping[str, Fact]) -> Iterator[OpenSpan]:
     from opentelemetry.context import attach, detach
     from opentelemetry.trace import set_span_in_context
     from opentelemetry.trace.status import StatusCode
@@ -213,7 +213,7 @@ def _span(tracer: "Tracer", name: str, parent: str | None, facts: Mapping[str, F
     made = tracer.start_span(name, None if parent is None else _context(parent), attributes=_named(facts))
     token = attach(set_span_in_context(made))
     try:
-        yield Told(made)
+        yield OpenSpan(made)
     except BaseException as error:
         # Its text may be a stranger's, or a secret.
         made.set_attribute("error.type", type(error).__name__)

@@ -22,7 +22,7 @@ from protocol.codec import MessageError, decode, encode
 from protocol.node import Command, NodeMessage, Report
 from protocol.task import ApplyRound, Progress, RoundApplied
 from protocol.worker import WorkTime
-from tests.support.otlp_receiver import SpanReceiver, receiving
+from tests.common.otlp_receiver import SpanReceiver, receiving
 
 JOB, DIGEST = "ab" * 16, "cd" * 32
 APPLY, APPLIED = ApplyRound(0, 3, {}), RoundApplied(0, 3, DIGEST)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.common.otlp_receiver import SeenSpan, receiving
 from tests.e2e.test_demo import LEAST, demo
-from tests.support.otlp_receiver import SeenSpan, receiving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 

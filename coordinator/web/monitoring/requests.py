@@ -4,6 +4,8 @@ A request is told apart by the kind of its route, which is ours, and never by it
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -13,6 +15,7 @@ from common import tracing
 from common.clock import instant
 from coordinator.domain.account import Scope
 from coordinator.metrics import CONTENT_TYPE, Metrics
+from coordinator.store.turns import of_request
 from coordinator.web.auth import needs
 from coordinator.web.http import API, CLOSED
 from coordinator.web.monitoring.watchers import METRICS
@@ -31,9 +34,10 @@ def measured(metrics: Metrics) -> Middleware:
     async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
         kind, began, status = kind_of(request), instant(), CLOSED
         try:
-            response = await (
-                handler(request) if kind in _UNTRACED or not tracing.is_on() else _traced(request, handler)
-            )
+            handle = handler if kind in _UNTRACED or not tracing.is_on() else partial(_traced, handler)
+            # What stays is nobody's request: a node's messages have turns of their own at the database.
+            with nullcontext() if kind in _STAYING else of_request():
+                response = await handle(request)
             status = response.status
         except web.HTTPException as error:
             status = error.status
@@ -47,7 +51,7 @@ def measured(metrics: Metrics) -> Middleware:
     return measure
 
 
-async def _traced(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _traced(handler: Handler, request: web.Request) -> web.StreamResponse:
     """A trace of its own: strangers' ``traceparent`` is not followed."""
     place = _place(request)
     with tracing.span(f"{request.method} {place or 'nothing'}", "", http_request_method=request.method) as span:
