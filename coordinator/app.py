@@ -85,6 +85,7 @@ from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.engines import Engines
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.private import PrivateSessions
+from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
@@ -292,8 +293,8 @@ def assemble(
     returns = Returns(desk, leases, nodes, doors, runs.advance)
     talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
     private = PrivateSessions(context, nodes, rounds.homes, relays)
-    results = ElementResults(context, artifacts, deliveries)
-    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, private, results)
+    kinds = (ElementResults(context, artifacts, deliveries), Federations(context, desk, runs))
+    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, private, *kinds)
     open_arrays.attend(desk)
     keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
     upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)

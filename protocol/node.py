@@ -35,6 +35,7 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import Told, Untrusted
+from protocol.federations import FederationTold, OwnerWish
 from protocol.ids import (
     Count,
     Digest,
@@ -48,6 +49,7 @@ from protocol.ids import (
     ReplicaIndex,
     ShortText,
     StageIndex,
+    TraceParent,
 )
 from protocol.job.job import JobSpec
 from protocol.network import MAX_PEERS_MEASURED, MAX_RELAYS, NetworkReport
@@ -111,7 +113,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """``signature``: by the node key over context "cottage-hello" and (challenge nonce, coordinator host as in the Challenge).
 
     ``nonce``: 32 bytes that nobody could foresee, for the coordinator to sign; empty: it need not say who it is.
-    ``invitation``: the code of one that lets this node in, where it has one.
+    ``invitation``: the code of one that lets this node in, where it has one. ``traces``: it sends spans somewhere, and wants
+    to know what its commands are part of.
     """
 
     protocol: Annotated[int, Meta(ge=1, le=10_000)]
@@ -122,6 +125,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     leases: Annotated[tuple[HeldLease, ...], Meta(max_length=MAX_LEASES)] = ()
     nonce: Annotated[bytes, Meta(max_length=32)] = b""
     invitation: InvitationCode = ""
+    traces: bool = False
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="heartbeat"):
@@ -131,13 +135,14 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="he
     accepting: bool = True
 
 
-class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="report"):
     """``seq`` 0: lossy (Progress, Traffic), never acknowledged. Otherwise grows by one for each report of a lease."""
 
     lease: LeaseId
     fence: Fence
     seq: Count
     body: TaskReport
+    trace: TraceParent = ""
 
 
 class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="signal"):
@@ -202,6 +207,7 @@ NodeMessage = (
     | RecordsReturned
     | PrivateAnswer
     | PrivateCounts
+    | OwnerWish
 )
 
 
@@ -285,10 +291,11 @@ class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="assig
     files: Annotated[dict[Mark, Digest], Meta(max_length=32)]
 
 
-class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="command"):
+class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="command"):
     lease: LeaseId
     fence: Fence
     body: TaskCommand
+    trace: TraceParent = ""
 
 
 class Acknowledged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="acknowledged"):
@@ -319,13 +326,15 @@ Unpaid = Literal[
     "vain",
     "pipeline",
     "expelled",
+    "unopened",
 ]
 """Why a share is never paid.
 
 ``late``: its replica was not whole when the round was decided; ``again``: the round had lost too much and was done again;
 ``ended``: the job ended in the middle of the round; ``unlooked``: the job ended before somebody had looked; ``pipeline``:
 another member's part of it was false, or never seen, and the node's standing was too little to answer for its own; ``expelled``:
-the node was sent away; the others are what its audit found (``coordinator.domain.audits.trust``).
+the node was sent away; ``unopened``: of a federated job, whose data nobody else may see; the others are what its audit found
+(``coordinator.domain.audits.trust``).
 """
 
 Due = Literal["unaudited", "looking", "saving", "paying", "promised"]
@@ -421,6 +430,7 @@ TaskMessage = (
     | Unanswered
     | RecordsMessage
     | PrivateOffer
+    | FederationTold
 )
 """What a node's jobs hear, once it is in."""
 CoordinatorMessage = Challenge | Welcome | Refused | TaskMessage

@@ -16,8 +16,8 @@ from msgspec import Meta
 
 from common.encrypted_files import KEY_BYTES
 from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
-from protocol.ids import Count, JobId, Mark, ReplicaIndex, RoundIndex, StageIndex, StepIndex
-from protocol.job.job import JobSpec
+from protocol.ids import Count, JobId, Mark, ReplicaIndex, RoundIndex, StageIndex, StepIndex, TraceParent
+from protocol.job.job import DatasetSpec, JobSpec
 from protocol.task import Plan, TaskCommand, TaskReport
 
 MAX_PAYLOAD = 64 << 30  # A lean checkpoint of a stage with 8 billion parameters, with its momentum and moments.
@@ -71,13 +71,22 @@ class PeerSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pee
     naive: Count = 0
 
 
+class WorkTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a worker took for a command, in Unix seconds. ``trace``: as the command had it."""
+
+    trace: TraceParent
+    began: Annotated[float, Meta(ge=0, lt=1e12)]
+    ended: Annotated[float, Meta(ge=0, lt=1e12)]
+
+
 class WorkerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
     """The payload, if any, is an artifact, which the agent stores with the coordinator under its SHA-256. That of a
     ``RoundApplied`` is the stage's new state, which the agent keeps for peers and stores only where ``checkpoint`` names it, and
-    from byte ``split`` on the optimizer's moments, which it keeps too."""
+    from byte ``split`` on the optimizer's moments, which it keeps too. ``took``: where the command is part of a trace."""
 
     body: TaskReport
     split: Count = 0
+    took: WorkTime | None = None
 
 
 class RecordPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="record"):
@@ -107,13 +116,23 @@ WorkerMessage = PeerSend | WorkerReport | RecordPart | RecordRecall
 # --- agent to worker ----------------------------------------------------------------------------------------------------
 
 
+class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What its owner lets a federated job read: a file or a folder, as ``path`` inside the sandbox.
+
+    ``dataset``: how its files are read; its ``artifact`` names nothing.
+    """
+
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    dataset: DatasetSpec
+
+
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"):
     """First message. ``folder``: where the files lie inside the sandbox. ``stage`` None: a spare, which only replays.
 
     ``keys``: of the files of ``Assign.files``, by name; ``weights_key``: of the files of ``weights_name``, which may come later.
     A file without a key is not encrypted. The keys are nowhere else than in the memory of agent and worker.
     ``records``: send a ``RecordPart`` of each round. ``restored``: so many ``RestoredPart`` follow at once; there is no
-    other work than to open what they are of.
+    other work than to open what they are of. ``own``: of a federated job, the data that stays here.
     """
 
     spec: JobSpec
@@ -127,6 +146,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"
     weights_key: FileKey | None = None
     records: bool = False
     restored: Count = 0
+    own: OwnData | None = None
 
 
 class RestoredPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="restored"):
@@ -167,6 +187,7 @@ class WorkerCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
     body: TaskCommand
     split: Count = 0
+    trace: TraceParent = ""
 
 
 AgentMessage = Setup | PeerDeliver | WorkerCommand | RestoredPart | RecordKept | RecordReturned

@@ -23,6 +23,7 @@ from coordinator.client.deployments import (
     under_way,
     usual_words,
 )
+from coordinator.client.federation_words import federation_lines
 from coordinator.client.text import (
     JOB_SENTENCES,
     SIGN,
@@ -171,6 +172,8 @@ def array_quote_table(quote: api.Quote, budget: int | None = None, proposed: boo
 def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> RenderableType:
     """The job as it is now: state, progress, figures, the last events."""
     lines = _training(view) if view.spec.trains else _serving(view) if view.array is None else _mapped(view, view.array)
+    if view.federation is not None:
+        lines += [Text(line) for line in federation_lines(view.federation)]
     if view.reason:
         lines.append(Text(view.reason, style="red" if view.state == "failed" else ""))
     if view.evaluation is not None:

@@ -121,6 +121,14 @@ class Evaluated(Told, frozen=True):
     note: Untrusted = Untrusted("")
 
 
+class JoinedOwner(msgspec.Struct, frozen=True):
+    """An owner who takes part in a federated job. ``at``: since when. ``rows``: of the data, where its owner says so."""
+
+    node: NodeAddress
+    at: float
+    rows: int | None = None
+
+
 class Job(Told, frozen=True):
     """A job as it is stored. Amounts in millionths of the token, times in Unix seconds.
 
@@ -134,6 +142,8 @@ class Job(Told, frozen=True):
         config: the model's config.json, its vocabulary filled in from the tokenizer.
         files: what every worker's folder holds, name -> artifact.
         verified: what verified work has earned so far, of the escrow.
+        owners: who has joined a federated job with data of their own. ``released``: rounds of it that were begun, which is what
+            its privacy budget is charged with.
     """
 
     id: str
@@ -171,6 +181,8 @@ class Job(Told, frozen=True):
     preference: PreferenceScore | None = None
     evaluating: Literal["", "waiting", "running", "done", "failed"] = ""
     evaluated: Evaluated | None = None
+    owners: tuple[JoinedOwner, ...] = ()
+    released: int = 0
     version: int = 0
 
 

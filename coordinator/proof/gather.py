@@ -58,6 +58,7 @@ async def gather(
         disputes=disputes,
         wallets=wallets,
         rate=None if view.spec.trains else view.quote.rate,
+        privacy=None if view.federation is None else view.federation.privacy,
     )
     slots = sorted({one.draw.after for one in rounds if one.draw is not None})
     return Case(await on_ledger(config, job, view.submitter, slots), said)

@@ -58,6 +58,8 @@ jobs = Table(
     Column("preference", Text, nullable=False),
     Column("evaluating", String(16), nullable=False),
     Column("evaluated", Text, nullable=False),
+    Column("owners", Text, nullable=False),
+    Column("released", Integer, nullable=False),
     Column("version", Integer, nullable=False),
     Index("jobs_by_state", "state", "created", "id"),
     Index("jobs_by_evaluating", "evaluating", "created", "id"),
@@ -123,6 +125,7 @@ rounds = Table(
     Column("beacon", Text, nullable=False),
     Column("agreement", Text, nullable=False),
     Column("preference", Text, nullable=False),
+    Column("released", Integer, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "number"),
 )

@@ -13,6 +13,7 @@ from protocol.evaluation import EvaluationView
 from protocol.ids import ID_PATTERN, Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
 from protocol.job.job import DatasetFormat, JobSpec, ServedWeights
 from protocol.rest.arrays import ArrayView
+from protocol.rest.federation import FederationState
 from protocol.rest.lending import LendingRule
 from protocol.task import PreferenceScore
 
@@ -293,8 +294,8 @@ class JobView(View, frozen=True):
     end. ``cost``: of all work so far, ``cost_projected``: of all of it in the end, ``cap``: never more than this, as long as
     nothing is added. ``checkpoint``: rounds that are in the newest one, 0 without one. ``agreement``: whose word
     ``validation_loss`` is; ``preference``: beside it, where pairs of answers are compared.
-    ``evaluation``: what the document's tasks came to; they are run once the job is settled. ``serving``: of a job that answers;
-    ``array``: of one that runs containers.
+    ``evaluation``: what the document's tasks came to; they are run once the job is settled. ``serving``: of a job that answers.
+    ``array``: of one that runs containers. ``federation``: of one whose data stays at its owners.
     """
 
     id: JobId
@@ -339,6 +340,7 @@ class JobView(View, frozen=True):
     evaluation: EvaluationView | None = None
     serving: ServingView | None = None
     array: ArrayView | None = None
+    federation: FederationState | None = None
 
 
 class CheckpointPart(msgspec.Struct, frozen=True):

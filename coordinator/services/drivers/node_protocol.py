@@ -5,6 +5,7 @@ from typing import TypeGuard, assert_never
 
 import msgspec
 
+from common import tracing
 from coordinator.domain import placement
 from coordinator.domain.job import LIVE, JobState
 from coordinator.domain.lease import TAKES_ANY, Lease
@@ -33,6 +34,7 @@ from coordinator.services.core.domain_events import (
 )
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.logs import JobLogs
+from coordinator.services.core.trace_parts import parent_of
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import FOUND_FALSE, Nodes, NodeSession
@@ -42,10 +44,12 @@ from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving import seating
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.private import PrivateSessions
+from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import MetricRecord
+from protocol.federations import OwnerWish
 from protocol.job.job import without_settings
 from protocol.network import NetworkReport
 from protocol.node import (
@@ -123,10 +127,11 @@ class Conversation:
         homes: Homes,
         private: PrivateSessions,
         results: ElementResults,
+        federations: Federations,
     ) -> None:
         self._context = context
         self._results = results
-        self._homes, self._private = homes, private
+        self._homes, self._private, self._federations = homes, private, federations
         self._returns = returns
         self._settlement = settlement
         self._promises = promises
@@ -203,6 +208,8 @@ class Conversation:
                 self._private.answered(session, message)
             case PrivateCounts():
                 self._private.counted(session, message)
+            case OwnerWish():
+                await self._wished(session, message)
             case Hello():
                 session.close("Hello was said before: it opens a connection")
             case _:
@@ -238,7 +245,8 @@ class Conversation:
                 self._lossy(lease, report)
             return
         reports = [await self._results.kept(lease, one) for one in (report, *more)]
-        stored = await self._store(session, lease, reports)
+        with tracing.span(f"report {type(report.body).__name__}", parent_of(lease.job, report), job=lease.job):
+            stored = await self._store(session, lease, reports)
         if stored is not None:
             session.send(Acknowledged(report.lease, stored))
 
@@ -453,6 +461,12 @@ class Conversation:
             for (job,) in held:
                 self._stir(str(job), {session.node})
 
+    async def _wished(self, session: NodeSession, message: OwnerWish) -> None:
+        if self._asks.take(session.node):
+            self._context.metrics.count("asks_dropped_total")
+        else:
+            await self._federations.wish(session, message)
+
     def _stir(self, job: str, nodes: set[str] | None) -> None:
         """Note whose accounts may have changed."""
         known = self._untold.setdefault(job, set())
@@ -491,6 +505,9 @@ class Conversation:
 
     def _remember_round(self, work: UnitOfWork) -> None:
         current = work.run.round if work.run is not None and work.job.state is JobState.RUNNING else None
+        before, _ = self._rounds.get(work.job.id, (None, 0))
+        if before is not None and (current is None or (before.epoch, before.number) != (current.epoch, current.number)):
+            tracing.end_round(work.job.id, before.epoch, before.number, before.started, work.now)
         if current is None:
             self._rounds.pop(work.job.id, None)
         else:
@@ -513,7 +530,8 @@ def _operations(work: UnitOfWork, stage: int, leaves: int) -> float:
 
 
 def _assignment(work: UnitOfWork, lease: Lease) -> Assign:
-    spec = without_settings(work.job.spec)
+    spec = work.job.spec  # An owner's node writes conversations by the model's template, and has agreed to all of this.
+    spec = without_settings(spec) if spec.federated is None else spec
     plan = work.plan(None if spec.trains else lease.replica)
     return Assign(
         lease=lease.id,

@@ -13,6 +13,7 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, NEXT, Job, JobAction, JobState, raised
 from coordinator.domain.lease import Lease
+from coordinator.domain.privacy import PrivacyBudgetError
 from coordinator.domain.serving import context_of
 from coordinator.errors import ConflictError, CottageError, FundsError, InvalidError, NotFoundError, UnavailableError
 from coordinator.services.arrays import array_offers
@@ -26,7 +27,9 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.core.logs import log_of
 from coordinator.services.core.unit_of_work import JobDesk
+from coordinator.services.jobs import federated_quotes
 from coordinator.services.jobs.alternatives import find_choices
+from coordinator.services.jobs.federated_quotes import settled
 from coordinator.services.jobs.history import Outlook
 from coordinator.services.jobs.job_views import JobViews
 from coordinator.services.jobs.ports import MAX_ROWS, ListWindow
@@ -117,6 +120,10 @@ class JobService:
     async def quote(self, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> api.Quote:
         """Price and plan on the network as it is; files are called what the account calls them."""
         spec = await self._adapters.described(spec)
+        try:
+            spec = await asyncio.to_thread(settled, spec)
+        except PrivacyBudgetError as error:
+            return impossible(error.detail, len(self._nodes.seatable()))
         found = await self._quote(spec, None, await self._weight_names(spec, account_id))
         async with self._context.store.transaction() as tx:
             return msgspec.structs.replace(found, limit=readable(found.limit, await names_in(tx, [found.limit])))
@@ -138,6 +145,7 @@ class JobService:
             return await self._deploy(new, new.spec.serve, account_id, job)
         if new.spec.array is not None:
             return await self._run(new, new.spec.array, account_id, job)
+        new = msgspec.structs.replace(new, spec=await asyncio.to_thread(settled, new.spec))
         spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec, account_id))
@@ -147,9 +155,9 @@ class JobService:
         await self._check_weights(spec)
         await self._check_balance(submitter, spec)
         named = await self._weight_names(spec, account_id)
-        assert spec.dataset is not None
-        async with self._unpaid.making(account_id, spec.dataset.artifact):
-            name = await self.file_name(account_id, spec.dataset.artifact)
+        artifact = None if spec.dataset is None else spec.dataset.artifact
+        async with self._unpaid.making(account_id, artifact):
+            name = "" if artifact is None else await self.file_name(account_id, artifact)
             for file in filter(None, [*(data.artifact for _, data in datasets_of(spec)[1:]), spec.tokenizer.file]):
                 named = {**named, file: await self.file_name(account_id, file)}
             prepared = await self._models.prepare(spec, name, named)
@@ -508,6 +516,8 @@ class JobService:
             return impossible(str(error), len(everybody))
         if spec.serve is not None:
             return offers.quote(spec, spec.serve, model.config, everybody, self._context.config, rate)
+        if spec.federated is not None:
+            return federated_quotes.quote(spec, spec.federated, model, len(everybody))
         known = await self._outlook.outcomes()
         return quote(spec, model, self._context.config, self._nodes, self._links.map, rate, known)
 

@@ -25,6 +25,7 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.escrows import closing, owed, payable_work
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving.deployments import Deployments
+from coordinator.services.training import federating
 from coordinator.services.training.endings import Endings
 from coordinator.services.training.job_faults import blamed_files, diverged, too_many_faults
 from coordinator.services.training.pauses import Halts, fraction_of, paced
@@ -203,6 +204,8 @@ class Runs:
         if work.job.state is not JobState.VERIFYING and work.job.wish not in ENDINGS:
             if work.now > work.job.deadline:
                 reason = f"the deadline of {work.job.spec.deadline_hours:g} hours has passed"
+            elif work.run is not None and (why := federating.why_ended(work.run)):
+                reason = why
             elif work.run is not None and work.run.restarts > MAX_RESTARTS:
                 reason = f"round {work.run.done + 1} failed {work.run.restarts} times in a row"
             else:
@@ -236,6 +239,8 @@ class Runs:
             after = msgspec.structs.replace(after, round=msgspec.structs.replace(after.round, store=True))
         work.run, begun = after, after.round
         assert begun is not None
+        if work.job.spec.federated is not None:
+            work.change(released=after.released)
         self._whole_since.pop(work.job.id, None)
         await work.tx.insert(
             RoundRecord(
@@ -249,6 +254,7 @@ class Runs:
                 begun.total_steps,
                 begun.started,
                 rate_step=begun.rate_step,
+                released=0 if work.job.spec.federated is None else after.released,
             )
         )
         if work.job.state is JobState.PLANNED:
@@ -387,7 +393,7 @@ class Runs:
         losses = [s.commit.loss for s in last_stage(over) if s.commit is not None and s.commit.loss is not None]
         loss = sum(losses) / len(losses) if losses else None
         speed = tokens / max(1e-3, work.now - over.started)
-        commits = await self._store_commits(work, over, pot, "late")
+        commits = await self._store_commits(work, over, pot, "late" if job.spec.federated is None else "unopened")
         record = await work.tx.get(RoundRecord, job.id, over.epoch, over.number)
         record = msgspec.structs.replace(
             record,
@@ -414,8 +420,11 @@ class Runs:
         work.note("round", completed_words(over.number, len(contributors), work.run.replicas, loss))
         if words := left_out_words(over, training.loss_scale):
             work.note("overflow", words)
-        record = await work.tx.update(await self._drawing.prepare(work, record, commits))
-        seal_commitments(work, record, commits)
+        if job.spec.federated is None:
+            record = await work.tx.update(await self._drawing.prepare(work, record, commits))
+            seal_commitments(work, record, commits)
+        else:
+            await federating.conclude(work, record, commits)
         self._context.metrics.count("rounds_complete_total")
 
     async def _store_commits(self, work: UnitOfWork, over: Round, pot: int, why: Unpaid) -> list[CommitRecord]:
@@ -425,7 +434,7 @@ class Runs:
             shape.stage_parameters(part.first, part.last, stage == 0, stage == len(layers) - 1)
             for stage, part in enumerate(layers)
         ]
-        contributors = set(over.contributors or ())
+        contributors = set(over.contributors or ()) if work.job.spec.federated is None else set()
         seats = {seat.lease: seat for seat in over.seats if seat.commit is not None}
         # By place, which is published, and not by lease: where remainders are equal, everybody must find the same split.
         places = {

@@ -33,7 +33,7 @@ class JobResources(msgspec.Struct, frozen=True):
         position: among the jobs that wait for nodes, from 1. checkpoint: rounds in the newest one.
         looks: steps that wait for one of the operator's auditors.
         served: what a deployment has done, in periods that were counted. ``stages``: nodes of a replica of it.
-        tally: what an array job has come to.
+        tally: what an array job has come to. ``run``: its course, once it has one.
     """
 
     now: float
@@ -44,6 +44,7 @@ class JobResources(msgspec.Struct, frozen=True):
     served: Served = Served()
     stages: int = 1
     tally: ArrayTally = ArrayTally()
+    run: Run | None = None
 
 
 def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str, place: JobResources) -> api.JobView:

@@ -30,6 +30,8 @@ from desktop.agent.earnings.earnings_estimate import WorthWatch
 from desktop.agent.earnings.promises import PromiseFolder
 from desktop.agent.earnings.records import EarningRecords
 from desktop.agent.errors import GaveUpError, NotConnectedError, SandboxError
+from desktop.agent.federated.joining import Joining
+from desktop.agent.federated.memberships import Memberships
 from desktop.agent.hardware import meters
 from desktop.agent.hardware.benchmark import measure_now
 from desktop.agent.hardware.power import PowerCap
@@ -48,6 +50,7 @@ from desktop.agent.jobs.weight_exchange import WeightExchange
 from desktop.agent.lending.keeper import LendingChange, LendingKeeper, LendingView
 from desktop.agent.lending.policy import Decision, State
 from ledger.money import show
+from protocol.federations import FederationTold
 from protocol.network import NetworkReport
 from protocol.node import (
     Accounts,
@@ -131,7 +134,9 @@ class Agent:
             clock,
             self._accuse if settings.bond > 0 else None,
             self._records,
+            federations := Memberships(parts.home.federations),
         )
+        self.joining = Joining(federations, parts.sandbox, self._session.send)
         line = LinkOptions(self._limits.polite, self._share.allowance)
         self._private = PrivateDoor(parts.key, clock, settings.loopback, line, self._session.send, self._spawn)
         self._arrays = array_tools(parts, self._artifacts)
@@ -309,6 +314,8 @@ class Agent:
                 self._take_servers(message)
             case KeepRecords() | ListRecords() | ReturnRecords():
                 self._spawn(self._keep_records(message), "records")
+            case FederationTold():
+                self.joining.told(message)
             case PrivateOffer():
                 self._private.offered(message, self._holdings.tasks.get(message.lease))
             case Signal(peer=peer, envelope=envelope):

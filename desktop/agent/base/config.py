@@ -207,6 +207,11 @@ class Home:
         return self.path / "jobs"
 
     @property
+    def federations(self) -> Path:
+        """Which federated jobs its owner has joined, and with which data."""
+        return self.path / "federations.json"
+
+    @property
     def coordinator_records(self) -> Path:
         """What the coordinator has its nodes keep."""
         return self.path / "coordinator-records"

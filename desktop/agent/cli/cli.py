@@ -19,7 +19,7 @@ from typing import get_args
 import msgspec
 from rich.table import Table
 
-from common import gc_tuning
+from common import gc_tuning, tracing
 from common.console import Terminal
 from common.options import whole
 from common.terminal import complain, complain_of_no_answer, say, say_json
@@ -30,7 +30,7 @@ from desktop.agent.base import log, networks
 from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import DEFAULT_IMAGE, Home, Settings, payee
 from desktop.agent.base.log import LOG, printable
-from desktop.agent.cli import images_cli, keycli, ownercli, upkeepcli
+from desktop.agent.cli import federation_cli, images_cli, keycli, ownercli, upkeepcli
 from desktop.agent.cli.lending_cli import add_words
 from desktop.agent.cli.nettest_screen import show as show_test
 from desktop.agent.cli.nettest_screen import show_link, with_bar
@@ -145,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     keycli.add_words(words)
     upkeepcli.add_words(words)
     images_cli.add_words(words)
+    federation_cli.add_words(words)
     return parser
 
 
@@ -218,7 +219,12 @@ def _run(options: argparse.Namespace) -> int:
 
         told = Home(home.path, trial=options.trial)
         gc_tuning.settle()
+        try:
+            tracing.start("cottage-node")
+        except tracing.TracingError as error:  # The variable may be there for other programs.
+            LOG.warning("no traces are sent: %s", error)
         after = asyncio.run(service.serve(told, options.worker_argument, stays=options.stay))
+        tracing.finish()
     if after.kind == "unit":
         if not (why := AtLogin.of(home).take_over()):
             return 0

@@ -98,15 +98,18 @@ class Sandbox(Protocol):
     async def sweep(self) -> int:
         """Remove what an agent of this home left behind when it died; returns how many."""
 
-    async def measure(self, arguments: Sequence[str], timeout: float) -> bytes:
-        """Run ``python -m trainer arguments`` to its end; returns its standard output.
+    async def measure(self, arguments: Sequence[str], timeout: float, data: Path | None = None) -> bytes:
+        """Run ``python -m trainer arguments`` to its end; returns its standard output. ``data``: as of ``start``.
 
         Raises:
             SandboxError: it failed, or took longer than ``timeout`` seconds.
         """
 
-    async def start(self, lease: str, folder: Path) -> SandboxWorker:
+    async def start(self, lease: str, folder: Path, data: Path | None = None) -> SandboxWorker:
         """Start a worker that sees ``folder`` (read-only) and connects to the socket in it, or with ``stdio`` speaks at once.
+
+        Args:
+            data: a file or folder of the owner's own that it may read, and no more; None: it sees nothing of its owner's.
 
         Raises:
             SandboxError: it cannot be started with every restriction in force.
@@ -114,6 +117,9 @@ class Sandbox(Protocol):
 
     def inside(self, folder: Path) -> str:
         """The path of ``folder`` as the worker sees it."""
+
+    def data_inside(self, data: Path) -> str:
+        """The path of ``data`` as the worker sees it."""
 
     async def aclose(self) -> None:
         """Let go of the engine; workers must have been stopped."""

@@ -24,6 +24,7 @@ from desktop.agent.sandbox.attached import Attached
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, WORKER_BY_STDIO, Exit, SandboxLimits
 from desktop.agent.sandbox.container_plan import ContainerPlan
 from desktop.agent.sandbox.restrictions import (
+    DATA,
     HOME_LABEL,
     INSIDE,
     LEASE_LABEL,
@@ -203,9 +204,9 @@ class DockerSandbox:
         """Remove the containers of this home; its agent is the only one and has just begun."""
         return await self.call(self._sweep)
 
-    async def measure(self, arguments: Sequence[str], timeout: float) -> bytes:
-        """Run to the end in a container without a folder; raises SandboxError as the base says."""
-        plan = ContainerPlan("measure", (*self._entry, *arguments), self._limits, gpu=self._gpu)
+    async def measure(self, arguments: Sequence[str], timeout: float, data: Path | None = None) -> bytes:
+        """Run to the end in a container without a job's folder; raises SandboxError as the base says."""
+        plan = ContainerPlan("measure", (*self._entry, *arguments), self._limits, gpu=self._gpu, data=data)
         container, _ = await self._started(plan)
         worker = DockerWorker(self, container)
         try:
@@ -221,11 +222,11 @@ class DockerSandbox:
         finally:
             await worker.stop(0)
 
-    async def start(self, lease: str, folder: Path) -> DockerWorker:
+    async def start(self, lease: str, folder: Path, data: Path | None = None) -> DockerWorker:
         """Start a worker with every restriction in force; raises SandboxError as the base says."""
         way = WORKER_BY_STDIO if self.stdio else (*WORKER, f"{INSIDE}/{SOCKET_NAME}")
         command = (*self._entry, *way, *self._extra)
-        return await self.watched(ContainerPlan(lease, command, self._limits, folder=folder, gpu=self._gpu))
+        return await self.watched(ContainerPlan(lease, command, self._limits, folder=folder, gpu=self._gpu, data=data))
 
     async def watched(self, plan: ContainerPlan) -> DockerWorker:
         """Start a container, and end it as soon as somebody reaches into it; raises SandboxError as the base says."""
@@ -287,6 +288,10 @@ class DockerSandbox:
     def inside(self, folder: Path) -> str:
         """Where the folder is mounted."""
         return INSIDE
+
+    def data_inside(self, data: Path) -> str:
+        """Where the owner's own data is mounted."""
+        return DATA
 
     async def aclose(self) -> None:
         """Close the connection to the engine."""
@@ -357,7 +362,7 @@ class DockerSandbox:
     def _start_in(self, group: str, plan: ContainerPlan) -> tuple[Any, Attached | None]:
         stdio = self.stdio and plan.folder is not None
         options = container_options(
-            plan.limits, plan.folder, self.labels(plan.lease), plan.gpu, group, stdio, plan.volumes
+            plan.limits, plan.folder, self.labels(plan.lease), plan.gpu, group, stdio, plan.volumes, plan.data
         )
         options["environment"] |= plan.environment
         container = self._client.containers.create(
@@ -375,7 +380,9 @@ class DockerSandbox:
                 attached = Attached(container.attach_socket(params=STREAMS))
             container.start()
             container.reload()
-            faults = container_faults(container.attrs, plan.limits, plan.folder, plan.gpu, group, stdio, plan.volumes)
+            faults = container_faults(
+                container.attrs, plan.limits, plan.folder, plan.gpu, group, stdio, plan.volumes, plan.data
+            )
             if faults:
                 raise SandboxError(f"the engine did not put every restriction in force: {'; '.join(faults)}")
         except (SandboxError, DockerException, requests.RequestException):

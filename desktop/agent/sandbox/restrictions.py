@@ -13,6 +13,7 @@ from desktop.agent.sandbox.base import SandboxLimits, Volume
 
 USER = "10001:10001"  # Nobody on the host or in the image; without the right to become anybody.
 INSIDE = "/job"
+DATA = "/data"  # What its owner lets a federated job read, and nothing else does.
 HOME_LABEL = "network.cottage.home"
 LEASE_LABEL = "network.cottage.lease"
 OPEN_FILES = 4096
@@ -63,6 +64,7 @@ def container_options(
     group: str = "",
     stdio: bool = False,
     volumes: Sequence[Volume] = (),
+    data: Path | None = None,
 ) -> dict[str, Any]:
     """Arguments of ``docker.containers.create`` for a container that may do nothing but compute and use its socket.
 
@@ -70,6 +72,7 @@ def container_options(
         group: as ``group_of`` says.
         stdio: it has its standard streams instead, of which the engine keeps no log: they carry the job's data.
         volumes: folders in memory that it has beside its own.
+        data: a file or folder of the owner's that it may read.
     """
     from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
@@ -89,7 +92,7 @@ def container_options(
         "tmpfs": _temporary(limits),
         "shm_size": f"{SHARED_MB}m",
         "mounts": [
-            *([Mount(INSIDE, str(folder), type="bind", read_only=True)] if folder else []),
+            *(Mount(to, str(source), type="bind", read_only=True) for source, to in _bound(folder, data)),
             *(Mount(one.target, one.name, read_only=not one.writable, no_copy=True) for one in volumes),
         ],
         "ulimits": [Ulimit(name=name, soft=most, hard=most) for name, most in _process_limits(limits)],
@@ -133,6 +136,11 @@ def engine_faults(info: Attributes) -> list[str]:
     return faults
 
 
+def _bound(folder: Path | None, data: Path | None) -> list[tuple[Path, str]]:
+    """What a container sees of its computer, and where."""
+    return [(source, to) for source, to in ((data, DATA), (folder, INSIDE)) if source is not None]
+
+
 def container_faults(
     attributes: Attributes,
     limits: SandboxLimits,
@@ -141,6 +149,7 @@ def container_faults(
     group: str = "",
     stdio: bool = False,
     volumes: Sequence[Volume] = (),
+    data: Path | None = None,
 ) -> list[str]:
     """Which restrictions are not in force for a container (``docker inspect``); empty where all are."""
     host, config = attributes["HostConfig"], attributes["Config"]
@@ -175,7 +184,7 @@ def container_faults(
         ("device requests", _gpus(host), [[gpu]] if gpu else []),
         ("volumes", host.get("VolumesFrom") or [], []),
         ("binds", host.get("Binds") or [], []),
-        ("mounts", _mounts(attributes, folder), _wanted_mounts(folder, volumes)),
+        ("mounts", _mounts(attributes, (folder, data)), _wanted_mounts(folder, data, volumes)),
         ("standard input", config.get("OpenStdin"), stdio),
         ("log", host.get("LogConfig", {}).get("Type"), "none" if stdio else "json-file"),
         ("temporary files", host.get("Tmpfs"), _temporary(limits)),
@@ -209,15 +218,11 @@ def _gpus(host: Attributes) -> list[Any]:
     return [request.get("DeviceIDs") for request in host.get("DeviceRequests") or ()]
 
 
-def _mounts(attributes: Attributes, folder: Path | None) -> list[tuple[str, str, bool]]:
-    """What is mounted; a source that is Docker Desktop's name for ``folder`` counts as that."""
-    other = desktop_names(folder) if folder else ()
+def _mounts(attributes: Attributes, sources: Sequence[Path | None]) -> list[tuple[str, str, bool]]:
+    """What is mounted; a source that is Docker Desktop's name for one of ``sources`` counts as that."""
+    known = {other: str(source) for source in sources if source is not None for other in desktop_names(source)}
     found = [
-        (
-            str(folder) if mount.get("Source") in other else _source(mount),
-            mount.get("Destination"),
-            mount.get("RW"),
-        )
+        (known.get(str(mount.get("Source")), _source(mount)), mount.get("Destination"), mount.get("RW"))
         for mount in attributes.get("Mounts") or ()
     ]
     return sorted(found, key=str)
@@ -228,8 +233,8 @@ def _source(mount: Attributes) -> Any:
     return mount.get("Name") if mount.get("Type") == "volume" else mount.get("Source")
 
 
-def _wanted_mounts(folder: Path | None, volumes: Sequence[Volume]) -> list[tuple[str, str, bool]]:
-    own = [(str(folder), INSIDE, False)] if folder else []
+def _wanted_mounts(folder: Path | None, data: Path | None, volumes: Sequence[Volume]) -> list[tuple[str, str, bool]]:
+    own = [(str(source), to, False) for source, to in _bound(folder, data)]
     return sorted([*own, *((one.name, one.target, one.writable) for one in volumes)], key=str)
 
 
