@@ -237,7 +237,9 @@ class _Sql:
 
     async def update_all(self, records: Sequence[R]) -> list[R]:
         if not self._connection.dialect.supports_sane_multi_rowcount:
-            return [await self.update(record) for record in records]  # It does not count what it changes many times over.
+            return [
+                await self.update(record) for record in records
+            ]  # It does not count what it changes many times over.
         if not records:
             return []
         how = KINDS[type(records[0])]
