@@ -13,9 +13,9 @@ from coordinator.services.network.nodes import Nodes, NodeSession
 from coordinator.store.ports import col
 from protocol.artifacts import result_answer
 from protocol.codec import MessageError
-from protocol.elements import MAX_QUEUED, MAX_TOGETHER, DropElements, ElementRun, RunElements
 from protocol.ids import Digest
 from protocol.job.array import MAX_LIST_BYTES, ArrayElement, ArraySpec, read_elements
+from protocol.job.elements import MAX_QUEUED, MAX_TOGETHER, DropElements, ElementRun, RunElements
 from protocol.node import Command
 
 MAX_LISTS = 8  # Of arrays that are not at work; one has some megabytes.

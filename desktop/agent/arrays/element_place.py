@@ -28,8 +28,8 @@ from desktop.agent.jobs.spool import Spool
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, SandboxLimits
 from desktop.agent.sandbox.containers import Containers, Folders
 from desktop.agent.sandbox.docker import DockerWorker
-from protocol.elements import TAIL_LINES, TAIL_TEXT, ElementEnd, ElementOutcome, ElementRun
 from protocol.job.array import ArraySpec, command_of, environment_of
+from protocol.job.elements import TAIL_LINES, TAIL_TEXT, ElementEnd, ElementOutcome, ElementRun
 
 CONNECT_S = 60.0  # Python alone starts in a tenth of a second; a crowded machine takes longer.
 LOOK_S = 1.0  # The engine says when a container has ended; one of its words may get lost.

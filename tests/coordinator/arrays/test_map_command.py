@@ -25,8 +25,8 @@ from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.web.auth import Auth
-from protocol.elements import ElementEnd, ElementRun
 from protocol.ids import Digest
+from protocol.job.elements import ElementEnd, ElementRun
 from protocol.job.results import packed
 from protocol.rest.arrays import ElementView
 from tests.coordinator.arrays.arrayed import ArrayWorld, ElementNode, fails, right

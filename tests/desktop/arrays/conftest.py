@@ -19,8 +19,8 @@ from desktop.agent.images.publishers import Publishers
 from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.containers import DockerContainers
 from desktop.agent.sandbox.docker import DockerSandbox
-from protocol.elements import ArrayReady, ElementEnd, ElementRun, ElementsMoved, RunElements
 from protocol.job.array import ArrayElement, ArraySpec
+from protocol.job.elements import ArrayReady, ElementEnd, ElementRun, ElementsMoved, RunElements
 from protocol.job.job import JobSpec
 from protocol.node import Assign
 from protocol.task import TaskFailed

@@ -11,7 +11,7 @@ from docker.errors import APIError
 
 from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.docker import DockerSandbox
-from protocol.elements import DropElements, RunElements
+from protocol.job.elements import DropElements, RunElements
 from protocol.task import StopTask, TaskFailed
 from tests.desktop.arrays.conftest import Stage, StartStage
 from tests.support.docker import IMAGE

@@ -7,7 +7,7 @@ import pytest
 from desktop.agent.app.uninstall import _remove_element_images
 from desktop.agent.images.publishers import Publishers
 from desktop.agent.sandbox.containers import element_repository
-from protocol.elements import ArrayReady
+from protocol.job.elements import ArrayReady
 from protocol.node import Assign
 from protocol.task import TaskFailed
 from tests.desktop.arrays.conftest import Stage, StartStage, archive_of
