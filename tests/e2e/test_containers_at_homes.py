@@ -62,6 +62,7 @@ async def cottage(folder: Path, *words: str) -> str:
     return await output_of(["-m", "cottage", *words], folder)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_sweep_runs_in_containers_at_two_homes_that_agree(
     tmp_path: Path, docker_engine: str, monkeypatch: pytest.MonkeyPatch
