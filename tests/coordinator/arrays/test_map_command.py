@@ -174,6 +174,9 @@ async def test_elements_that_fail_are_told_with_the_end_of_their_log_and_the_res
     assert "it is broken" in said
     async with Client(house.url) as client, aiohttp.ClientSession() as http:
         (view,) = await client.jobs()
+        async with http.get(f"{house.url}/submit") as form, http.get(f"{house.url}/docs/run-containers") as guide:
+            assert "/docs/run-containers" in await form.text()
+            assert guide.status == 200
         async with http.get(f"{house.url}/jobs/{view.id}") as response:
             page = await response.text()
     assert response.status == 200
