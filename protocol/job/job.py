@@ -428,8 +428,6 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
             raise ValueError("budget is missing: say what the job may cost at most, in millionths of the token")
         if self.array is not None:
             _check_array(self)
-        elif self.model == ModelSpec():
-            raise ValueError("model is missing: name a preset, give its config, or a job that it is of")
         elif self.serve is not None:
             _check_served(self)
         elif self.federated is not None:
