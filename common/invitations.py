@@ -5,6 +5,7 @@
     cottage://join?at=https%3A%2F%2Fcottage.example&key=7Kq9…     opens the app
     cottage://join?at=…&key=…&code=4vJ9…                          lets one machine in, where a network asks who comes
     https://cottage.example/join?key=7Kq9…                        the same as a page, on any device
+    cottage://join?at=…&key=…&job=3f2a…                           to a federation of it, for owners of data
     https://cottage.example                                       the address alone: whoever answers there is believed
 
 The key is what the coordinator has to prove when a node greets it, so whoever takes over the address is found out.
@@ -23,6 +24,7 @@ from common.urls import MAX_URL, parse_url, parts
 SCHEME, WORD, PAGE = "cottage", "join", "/join"
 MAX_LINK = 3 * MAX_URL  # Each character of an address may be written as three.
 KEY_BYTES = 32
+_JOB = r"[0-9a-f]{32}"
 _CODE = rf"[{base58.ALPHABET}]{{16,64}}"
 
 Fault = Literal["empty", "address", "word", "part", "twice", "missing", "key", "long"]
@@ -32,11 +34,13 @@ Fault = Literal["empty", "address", "word", "part", "twice", "missing", "key", "
 @dataclass(frozen=True)
 class Invitation:
     """``url``: of the coordinator, without a path; ``key``: base58 of 32 bytes, empty where none is asked for.
-    ``code``: a secret that lets one machine in; empty: the invitation is for everybody."""
+    ``code``: a secret that lets one machine in; empty: the invitation is for everybody. ``job``: of a federation; empty: to the
+    network alone."""
 
     url: str
     key: str = ""
     code: str = field(default="", repr=False)
+    job: str = ""
 
     @property
     def link(self) -> str:
@@ -50,7 +54,7 @@ class Invitation:
         return f"{self.url}{PAGE}{f'?{said}' if said else ''}"
 
     def _said(self, **first: str) -> str:
-        said = first | {"key": self.key, "code": self.code}
+        said = first | {"key": self.key, "code": self.code, "job": self.job}
         return "&".join(f"{name}={value}" for name, value in said.items() if value)
 
 
@@ -85,7 +89,7 @@ def _of_link(text: str) -> Invitation:
     said = _parts(link.query)
     if not said.get("at"):
         raise InvitationError("the invitation names no address: copy the whole of it once more", "missing")
-    return Invitation(_address(said["at"]), *_secrets(said))
+    return Invitation(_address(said["at"]), *_secrets(said), _job(said))
 
 
 def _of_page(text: str) -> Invitation:
@@ -94,7 +98,8 @@ def _of_page(text: str) -> Invitation:
     page = parts(text)
     if page.path.rstrip("/") != PAGE:
         return Invitation(url)
-    return Invitation(url, *_secrets(_parts(page.query)))
+    said = _parts(page.query)
+    return Invitation(url, *_secrets(said), _job(said))
 
 
 def _parts(query: str) -> dict[str, str]:
@@ -105,7 +110,7 @@ def _parts(query: str) -> dict[str, str]:
     said = dict(pairs)
     if len(said) < len(pairs):
         raise InvitationError("the invitation says the same thing twice: ask for another one", "twice")
-    if unknown := sorted(said.keys() - {"at", "key", "code"}):
+    if unknown := sorted(said.keys() - {"at", "key", "code", "job"}):
         shown = ascii(unknown[0][:40])
         raise InvitationError(f"the invitation holds {shown}, which this version does not know: update Cottage", "part")
     return said
@@ -124,6 +129,13 @@ def _secrets(said: Mapping[str, str]) -> tuple[str, str]:
     if code and not re.fullmatch(_CODE, code):
         raise InvitationError("the code in the invitation is damaged: copy the whole of it once more", "key")
     return key, code
+
+
+def _job(said: Mapping[str, str]) -> str:
+    job = said.get("job", "")
+    if job and not re.fullmatch(_JOB, job):
+        raise InvitationError("the federation in the invitation is damaged: copy the whole of it once more", "key")
+    return job
 
 
 def _key(text: str) -> str:

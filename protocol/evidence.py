@@ -92,10 +92,11 @@ class ShareLeaf(msgspec.Struct, frozen=True, tag="share"):
     amount: Count
 
 
-class TermsLeaf(msgspec.Struct, frozen=True, tag="terms"):
+class TermsLeaf(msgspec.Struct, frozen=True, tag="terms", omit_defaults=True):
     """What was to be done and what it is worth: ``pot`` is split over those who counted, by operations.
 
     ``least``: steps that are drawn whatever the rates say. ``twice``: how often one goes to two auditors, in millionths.
+    ``releases``: of a job with a privacy budget, rounds that were begun until then, this one and those that failed included.
     """
 
     first_step: Count
@@ -104,6 +105,7 @@ class TermsLeaf(msgspec.Struct, frozen=True, tag="terms"):
     pot: Count
     least: Count
     twice: Count
+    releases: Count = 0
 
 
 Leaf = CommitmentLeaf | TermsLeaf | DrawLeaf | AuditLeaf | ShareLeaf

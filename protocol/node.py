@@ -35,6 +35,7 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import Told, Untrusted
+from protocol.federations import FederationTold, OwnerWish
 from protocol.ids import (
     Count,
     Digest,
@@ -76,6 +77,7 @@ class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
     ``floor``: the least that its owner lets it work for, in millionths of the token for 10^15 operations.
     ``auditor``: it only looks at others' work, for the coordinator's operator, and takes no seat.
     ``beside_mb``: main memory that jobs may take beside a graphics card, whose memory is ``memory_mb``.
+    ``containers``: it runs containers of images that its owner accepts (``protocol.elements``); others get no array job.
     """
 
     name: ShortText
@@ -89,6 +91,7 @@ class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
     floor: Annotated[int, Meta(ge=0, le=10**12)] = 0
     auditor: bool = False
     beside_mb: Annotated[int, Meta(ge=1, le=10**8)] | None = None
+    containers: bool = False
 
 
 WorkerKind = Literal["lives", "restoring", "restored"]
@@ -204,6 +207,7 @@ NodeMessage = (
     | RecordsReturned
     | PrivateAnswer
     | PrivateCounts
+    | OwnerWish
 )
 
 
@@ -322,13 +326,15 @@ Unpaid = Literal[
     "vain",
     "pipeline",
     "expelled",
+    "unopened",
 ]
 """Why a share is never paid.
 
 ``late``: its replica was not whole when the round was decided; ``again``: the round had lost too much and was done again;
 ``ended``: the job ended in the middle of the round; ``unlooked``: the job ended before somebody had looked; ``pipeline``:
 another member's part of it was false, or never seen, and the node's standing was too little to answer for its own; ``expelled``:
-the node was sent away; the others are what its audit found (``coordinator.domain.audits.trust``).
+the node was sent away; ``unopened``: of a federated job, whose data nobody else may see; the others are what its audit found
+(``coordinator.domain.audits.trust``).
 """
 
 Due = Literal["unaudited", "looking", "saving", "paying", "promised"]
@@ -424,6 +430,7 @@ TaskMessage = (
     | Unanswered
     | RecordsMessage
     | PrivateOffer
+    | FederationTold
 )
 """What a node's jobs hear, once it is in."""
 CoordinatorMessage = Challenge | Welcome | Refused | TaskMessage

@@ -23,4 +23,5 @@ SHARES: dict[ShareState, str] = {
     "vain": "not paid: what came in left nothing to compute; another computer may have sent it that",
     "pipeline": "not paid: another computer's part of the round was false or not shown, and this one is not known enough yet",
     "expelled": "not paid: this computer was sent away, and with that its unpaid work of the job is void",
+    "unopened": "not paid: the data stays at its owner, so nobody can check the work",
 }

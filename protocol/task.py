@@ -22,6 +22,7 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
       OpenOuter, ReplayOuter               the same for the outer step
       BisectQuery     ->   BisectAnswer    a dispute: ``protocol.audit``
       AskModel        ->   ModelSaid       of a job that serves, which has no rounds: a request, and pieces of its answer
+      RunElements     ->   ElementsMoved   of an array job, which has no rounds either: ``protocol.elements``
 """
 
 from typing import Annotated, Literal
@@ -47,6 +48,7 @@ from protocol.audit import (
     StepOpened,
     StepWeights,
 )
+from protocol.elements import ArrayReady, DropElements, ElementsMoved, RunElements
 from protocol.ids import (
     Count,
     Digest,
@@ -69,12 +71,15 @@ __all__ = [
     "MAX_STAGES",
     "AbandonRound",
     "ApplyRound",
+    "ArrayReady",
     "AskModel",
     "AuditReport",
     "AwaitStages",
     "BeginRound",
     "BisectAnswer",
     "BisectQuery",
+    "DropElements",
+    "ElementsMoved",
     "ExpectPeers",
     "FailureCause",
     "JoinStages",
@@ -96,6 +101,7 @@ __all__ = [
     "RoundApplied",
     "RoundCommit",
     "RoundHolding",
+    "RunElements",
     "ShardRecord",
     "ShowLeaf",
     "StepChallenge",
@@ -129,6 +135,7 @@ class BeginRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="b
     measures the held-out loss before it steps. ``rate_step``: where the learning rate's schedule stands, None: at ``first_step``.
     ``moments``: of the optimizer at this seat, to be taken with the state; they begin at zero where nobody has them any more.
     ``residue``: of this member's shard (``ShardRecord.after``), which its result is to begin with; None: it begins without.
+    ``clip``: of this round's updates, where a federated job has it follow them; None: that of the document.
     """
 
     plan: Plan
@@ -143,6 +150,7 @@ class BeginRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="b
     rate_step: StepIndex | None = None
     moments: KeptState | None = None
     residue: Digest | None = None
+    clip: Annotated[float, Meta(gt=0, le=1e9)] | None = None
 
     @property
     def replaces_state(self) -> bool:
@@ -242,6 +250,8 @@ TaskCommand = (
     | AskModel
     | JoinStages
     | AwaitStages
+    | RunElements
+    | DropElements
     | StopTask
 )
 
@@ -273,6 +283,7 @@ class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     ``carried``: digest of what the replica carries into the next round if this one's contribution counts (error feedback,
     parameters between their exchanges); the last leaf binds it. ``busy``: seconds of the round's steps without waiting for
     payloads; 0: not told. ``left_out``: steps whose gradients overflowed in half floats, and that changed nothing.
+    ``unclipped``: where the clip follows the updates, 1 of an update within the clip, else 0, plus noise.
     """
 
     epoch: Count
@@ -286,6 +297,7 @@ class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     carried: Digest | None = None
     busy: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     left_out: Count = 0
+    unclipped: Annotated[float, Meta(ge=-1e6, le=1e6)] | None = None
 
 
 class RoundHolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="holding"):
@@ -440,4 +452,6 @@ TaskReport = (
     | Traffic
     | WorkerLog
     | ModelSaid
+    | ArrayReady
+    | ElementsMoved
 )

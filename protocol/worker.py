@@ -17,7 +17,7 @@ from msgspec import Meta
 from common.encrypted_files import KEY_BYTES
 from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
 from protocol.ids import Count, JobId, Mark, ReplicaIndex, RoundIndex, StageIndex, StepIndex, TraceParent
-from protocol.job.job import JobSpec
+from protocol.job.job import DatasetSpec, JobSpec
 from protocol.task import Plan, TaskCommand, TaskReport
 
 MAX_PAYLOAD = 64 << 30  # A lean checkpoint of a stage with 8 billion parameters, with its momentum and moments.
@@ -116,13 +116,23 @@ WorkerMessage = PeerSend | WorkerReport | RecordPart | RecordRecall
 # --- agent to worker ----------------------------------------------------------------------------------------------------
 
 
+class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What its owner lets a federated job read: a file or a folder, as ``path`` inside the sandbox.
+
+    ``dataset``: how its files are read; its ``artifact`` names nothing.
+    """
+
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    dataset: DatasetSpec
+
+
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"):
     """First message. ``folder``: where the files lie inside the sandbox. ``stage`` None: a spare, which only replays.
 
     ``keys``: of the files of ``Assign.files``, by name; ``weights_key``: of the files of ``weights_name``, which may come later.
     A file without a key is not encrypted. The keys are nowhere else than in the memory of agent and worker.
     ``records``: send a ``RecordPart`` of each round. ``restored``: so many ``RestoredPart`` follow at once; there is no
-    other work than to open what they are of.
+    other work than to open what they are of. ``own``: of a federated job, the data that stays here.
     """
 
     spec: JobSpec
@@ -136,6 +146,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"
     weights_key: FileKey | None = None
     records: bool = False
     restored: Count = 0
+    own: OwnData | None = None
 
 
 class RestoredPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="restored"):

@@ -1,5 +1,5 @@
-"""``python -m trainer``: worker, bench, prepare, check, single, judge, audit, assemble, merge, start, template, gguf, sample,
-generate, evaluate, tasks.
+"""``python -m trainer``: worker, bench, prepare, check, own, single, judge, audit, assemble, merge, start, template, gguf,
+sample, generate, evaluate, tasks.
 
 Exit codes: 0 done; 3 the input cannot be used (JSON ``{"code", "detail"}`` on stderr); 1 anything else.
 Only the verbs that compute import torch.
@@ -69,7 +69,7 @@ def _bench(options: argparse.Namespace) -> int:
 def _prepare(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from trainer.data.prepare import prepare
+    from trainer.data.prepare import prepare, prepare_tokenizer
     from trainer.files.json_file import read_json
     from trainer.formats.source import Dataset
 
@@ -79,6 +79,9 @@ def _prepare(options: argparse.Namespace) -> int:
         path, called = document.pop("path", None), str(document.pop("called", ""))
         tokenizer_file = Path(path) if isinstance(path, str) else tokenizer_file
         spec = convert(document, TokenizerSpec)
+    if options.dataset is None:
+        print(json.dumps(prepare_tokenizer(spec, tokenizer_file, options.out, options.end, called)))
+        return 0
     wanted = {name: getattr(options, name) for name in ("text_field", "faulty", "encoding", "learn")}
     dataset = Dataset.of(options.dataset, options.format, options.name or "", weight=options.weight, **wanted)
     beside = decode_json(options.beside.read_bytes(), list[BesideDataset]) if options.beside else []
@@ -116,6 +119,17 @@ def _check(options: argparse.Namespace) -> int:
     dataset = Dataset(options.dataset, request.dataset, options.name or options.dataset.name)
     report = check(dataset, request, options.tokenizer_file, options.scratch, progress, options.tokenizer_name)
     options.out.write_bytes(msgspec.json.encode(report))
+    return 0
+
+
+def _own(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from protocol.job.job import DatasetSpec
+    from trainer.data.owned import look_at
+
+    how = decode_json(options.how.encode(), DatasetSpec)
+    print(msgspec.json.encode(look_at(options.data, how, options.sequence)).decode())
     return 0
 
 
@@ -287,7 +301,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.set_defaults(verb=_bench)
 
     prepare = verbs.add_parser("prepare", help="tokenize a dataset; prints the manifest as JSON")
-    prepare.add_argument("--dataset", type=Path, required=True)
+    prepare.add_argument("--dataset", type=Path, help="without one, the tokenizer alone is made")
     prepare.add_argument("--name", help="what people call the dataset; its file's own name")
     prepare.add_argument("--format", choices=get_args(DatasetFormat), default="auto")
     prepare.add_argument("--encoding", choices=get_args(Encoding), default="auto")
@@ -329,10 +343,17 @@ def _parser() -> argparse.ArgumentParser:
     single.add_argument("--threads", type=int, default=1)
     single.add_argument("--progress", action="store_true", help="print one JSON line a step")
     single.set_defaults(verb=_single)
-    _judge_parser(verbs)
-    _audit_parser(verbs)
-    _finished_parsers(verbs)
+    for add in (_own_parser, _judge_parser, _audit_parser, _finished_parsers):
+        add(verbs)
     return parser
+
+
+def _own_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    own = verbs.add_parser("own", help="say what the data of a federated job's owner holds; prints JSON for that owner")
+    own.add_argument("--data", type=Path, required=True, help="a file or a folder")
+    own.add_argument("--how", required=True, help="JSON of a DatasetSpec: how its files are read")
+    own.add_argument("--sequence", type=int, required=True)
+    own.set_defaults(verb=_own)
 
 
 def _judge_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

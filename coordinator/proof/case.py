@@ -9,6 +9,7 @@ from ledger.states import EscrowState
 from protocol.disputes import DisputeEvidence
 from protocol.evidence import RootOf, RoundEvidence
 from protocol.job.job import JobSpec
+from protocol.rest.federation import PrivacySpent
 
 Verdict = Literal["pass", "fail", "note"]
 
@@ -64,6 +65,7 @@ class Published:
         spec: the job document.
         over, early: whether it has ended, so that all of its money must have moved; and whether before its time.
         wallets: payee -> its token account, for the payees of the evidence.
+        privacy: what a federated job says that its budget was charged with; None: it has none.
         rate: of a deployment, whose rounds are periods of answers, the price of 10^15 operations; None: it trains.
     """
 
@@ -79,6 +81,7 @@ class Published:
     disputes: Sequence[DisputeEvidence]
     wallets: Mapping[str, str]
     rate: int | None = None
+    privacy: PrivacySpent | None = None
 
 
 @dataclass(frozen=True)

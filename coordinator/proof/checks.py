@@ -7,7 +7,7 @@ import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain import pricing
-from coordinator.proof import disputes, draws
+from coordinator.proof import disputes, draws, privacy
 from coordinator.proof.case import Case, OnLedger, ProofFinding, Published
 from ledger.history import LedgerEvent
 from protocol.evidence import (
@@ -42,11 +42,13 @@ def findings(case: Case) -> Iterator[ProofFinding]:
     for found in sorted(case.published.rounds, key=lambda one: (one.round, one.epoch)):
         for what in WHATS:
             yield from root(case.ledger, found, what)
-        if case.published.rate is None:
+        if case.published.rate is None and case.published.spec.federated is None:
             yield from draws.check(case.ledger, found, case.published.early)
             yield from _order(case.ledger, found)
         yield from _shares(found, case.published)
         yield from across(found)
+    if case.published.spec.federated is not None:
+        yield from privacy.check(case.published)
     yield from disputes.check(case.ledger, case.published)
     yield from _pots(case.published) if case.published.rate is None else _periods(case.published, case.published.rate)
     yield from _payouts(case.ledger, case.published)

@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,7 @@ from common.terminal import say_json
 from coordinator.client.errors import ClientError, complain
 from coordinator.client.login import LoginFileError, complain_of_key, take_token, token_of
 from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
+from coordinator.proof import privacy
 from coordinator.proof.case import ProofFinding
 from coordinator.proof.checks import failed, findings
 from coordinator.proof.gather import gather
@@ -41,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = asyncio.run(check(job, options))
     except LoginFileError as error:
         return complain(error, EXIT_USAGE)
+    except OSError as error:  # Of the card.
+        return complain(error, EXIT_USAGE)
     except (LedgerError, ClientError) as error:
         return complain_of_key(error, EXIT_UNREACHABLE)
     shown = found if options.all else _until_untrue(found)
@@ -60,6 +64,8 @@ async def check(job: str, options: argparse.Namespace) -> list[ProofFinding]:
             await asyncio.sleep(RETRY_S)
         case = await gather(job, options.rpc, options.program, options.mint, server, token)
         found = list(findings(case))
+        if options.card is not None and case.published is not None:
+            found += privacy.check_card(options.card, case.published.privacy)
         if not failed(found) or case.published is None or case.published.over:
             break
     if options.rpc is None and case.published is not None:
@@ -95,6 +101,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--chain-only", action="store_true", help="ask only the ledger: sums and payouts, no rounds (needs --rpc)"
     )
+    card = "README.md of the downloaded model: is its privacy statement the job's?"
+    parser.add_argument("--card", type=Path, metavar="FILE", help=card)
     parser.add_argument("--program", help="market program, as you know it")
     parser.add_argument("--mint", help="token, as you know it")
     parser.add_argument("--all", action="store_true", help="go on after the first untruth")

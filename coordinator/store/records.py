@@ -37,6 +37,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
         concluded: its audits are over and its shares verified.
         agreement: whose word ``validation_loss`` is; None: nobody measured it.
         preference: beside it, where pairs of answers are compared.
+        released: as in ``Run``, with this round.
     """
 
     job: str
@@ -61,6 +62,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     beacon: Beacon | None = None
     agreement: Agreement | None = None
     preference: PreferenceScore | None = None
+    released: int = 0
     version: int = 0
 
 
@@ -464,7 +466,7 @@ class FileRecord(Told, frozen=True):
 
     account_id: str
     artifact: Digest
-    purpose: Literal["dataset", "weights", "tokenizer"]
+    purpose: Literal["dataset", "weights", "tokenizer", "image", "input"]
     name: Untrusted
     length: int
     created: float

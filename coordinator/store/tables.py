@@ -58,6 +58,8 @@ jobs = Table(
     Column("preference", Text, nullable=False),
     Column("evaluating", String(16), nullable=False),
     Column("evaluated", Text, nullable=False),
+    Column("owners", Text, nullable=False),
+    Column("released", Integer, nullable=False),
     Column("version", Integer, nullable=False),
     Index("jobs_by_state", "state", "created", "id"),
     Index("jobs_by_evaluating", "evaluating", "created", "id"),
@@ -123,6 +125,7 @@ rounds = Table(
     Column("beacon", Text, nullable=False),
     Column("agreement", Text, nullable=False),
     Column("preference", Text, nullable=False),
+    Column("released", Integer, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "number"),
 )
@@ -530,6 +533,25 @@ trail = Table(
     Column("address", _ID, nullable=False),
     Index("trail_by_account", "account_id", "id"),
     sqlite_autoincrement=True,
+)
+
+elements = Table(
+    "elements",
+    metadata,
+    Column("job", _ID, nullable=False),
+    Column("index", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("tries", Text, nullable=False),
+    Column("result", _ID),
+    Column("size", BigInteger, nullable=False),
+    Column("files", Integer, nullable=False),
+    Column("checked", Boolean, nullable=False),
+    Column("lost", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("settled", BigInteger, nullable=False),
+    Column("version", Integer, nullable=False),
+    PrimaryKeyConstraint("job", "index"),
+    Index("elements_in_order", "job", "settled", "state"),
 )
 
 files = Table(

@@ -13,6 +13,8 @@ from msgspec import Meta
 from common.untrusted_text import Told, Untrusted
 from protocol.evaluation import EvaluationSpec
 from protocol.ids import Digest, JobId, ShortText
+from protocol.job.array import ArraySpec
+from protocol.job.federated import FederatedSpec
 from protocol.job.updates import UpdateName
 from protocol.serving import MAX_ADAPTERS
 
@@ -384,12 +386,15 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
     """One job. ``budget`` is in millionths of the token and goes into escrow; what is not spent comes back.
 
-    It learns from ``dataset``, or answers (``serve``): with the model of ``model.from_job``, or with that of ``model.weights``.
+    It learns from ``dataset``, or from what owners have (``federated``), or answers (``serve``): with the model of
+    ``model.from_job``, or with that of ``model.weights``. Or it runs a container for each of many inputs (``array``), and has no
+    model.
     """
 
     name: Annotated[Untrusted, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
-    model: ModelSpec
-    budget: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    model: ModelSpec = ModelSpec()
+    budget: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 0
+    """Every document says it; no money is no budget."""
     dataset: DatasetSpec | None = None
     tokenizer: TokenizerSpec = TokenizerSpec()
     training: TrainingSpec = TrainingSpec()
@@ -406,14 +411,36 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
     """Tasks of lm-evaluation-harness to try the model with, before and after; among those that the coordinator offers."""
     serve: ServeSpec | None = None
     """The model answers; ``None``: it learns."""
+    federated: FederatedSpec | None = None
+    """It learns from data that stays at its owners; ``None``: from ``dataset``."""
+    array: ArraySpec | None = None
+    """A container runs for each of many inputs; there is no model."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether a model learns, in rounds; else a model answers, or containers run, and nodes are paid by periods."""
+        return self.serve is None and self.array is None
 
     def __post_init__(self) -> None:
         """Refuse adapters and checkpoints of nothing, and jobs without anything to do."""
         super().__post_init__()
-        if self.serve is not None:
+        if self.budget < 1:
+            raise ValueError("budget is missing: say what the job may cost at most, in millionths of the token")
+        if self.array is not None:
+            _check_array(self)
+        elif self.model == ModelSpec():
+            raise ValueError("model is missing: name a preset, give its config, or a job that it is of")
+        elif self.serve is not None:
             _check_served(self)
+        elif self.federated is not None:
+            _check_federated(self)
+            tokens = _federated_tokens(self.training, self.federated)
+            msgspec.structs.force_setattr(self, "training", msgspec.structs.replace(self.training, tokens=tokens))
         elif self.dataset is None:
-            raise ValueError("dataset is missing: say what the model learns from, or serve, if it is to answer")
+            raise ValueError(
+                "dataset is missing: say what the model learns from, or federated, if the data stays at its owners, or serve, "
+                "if it is to answer"
+            )
         if self.model.from_round is not None and self.model.from_job is None:
             raise ValueError("model.from_round is a checkpoint of a job: name the job in model.from_job")
         if self.training.lora is not None and self.model.weights is None and self.model.from_job is None:
@@ -426,6 +453,72 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
             msgspec.structs.force_setattr(self, "training", msgspec.structs.replace(self.training, learning_rate=rate))
 
 
+def _check_array(spec: JobSpec) -> None:
+    """An array job has a container, and nothing of models."""
+    plain = JobSpec.__struct_fields__
+    kept = {"name", "budget", "deadline_hours", "note", "array", "training"}
+    defaults = {one.name: one.default for one in msgspec.structs.fields(JobSpec)}
+    said = [name for name in plain if name not in kept and getattr(spec, name) != defaults[name]]
+    if spec.training not in UNTRAINED:
+        said.append("training")
+    if said:
+        raise ValueError(f"array runs a container and has no model: leave {' and '.join(sorted(said))} out")
+
+
+UNTRAINED = (TrainingSpec(), TrainingSpec(learning_rate=RATE_OF_WEIGHTS), TrainingSpec(learning_rate=RATE_FROM_RANDOM))
+"""Training settings of a document that says nothing of them, before and after it was read once."""
+
+
+def _federated_tokens(training: TrainingSpec, federated: FederatedSpec) -> int:
+    """What all owners together read in all rounds."""
+    steps = federated.rounds * training.inner_steps * len(federated.owners)
+    return steps * training.batch * training.sequence
+
+
+def _check_federated(spec: JobSpec) -> None:
+    assert spec.federated is not None
+    training, owners = spec.training, len(spec.federated.owners)
+    if spec.dataset is not None or spec.more_datasets or spec.heldout_dataset is not None:
+        raise ValueError("a federated job names no dataset: each owner's machine reads its own. Leave the datasets out")
+    if spec.evaluation is not None:
+        raise ValueError("tasks are not tried with the model of a federated job: leave evaluation out")
+    if spec.tokenizer.kind == "bpe":
+        raise ValueError(
+            "tokenizer.kind bpe is made from data, which stays at its owners: set it to bytes, or to file and bring the "
+            "model's tokenizer.json"
+        )
+    if spec.parallel.stages not in (None, 1) or spec.parallel.replicas not in (None, owners):
+        raise ValueError(
+            f"a federated job has one stage, the whole model, at each of its {owners} owners: leave parallel out"
+        )
+    if training.tokens not in (TrainingSpec().tokens, _federated_tokens(training, spec.federated)):
+        raise ValueError("a federated job lasts for federated.rounds: leave training.tokens out")
+    _check_federated_training(training)
+
+
+def _check_federated_training(training: TrainingSpec) -> None:
+    only = "in a federated job an update is made once a round"
+    if training.outer not in ("diloco", "averaging"):
+        raise ValueError(f"{only}, and outer: {training.outer} has other exchanges: set outer to diloco or averaging")
+    if training.round_seconds is not None or training.period != "fixed":
+        raise ValueError("rounds of a federated job have inner_steps steps each: leave round_seconds and period out")
+    if training.error_feedback:
+        raise ValueError(
+            f"error_feedback {training.error_feedback:g} sends later what clip and noise have kept back: leave it out of a "
+            "federated job"
+        )
+    if training.sampling == "epochs":
+        raise ValueError(
+            "sampling: epochs deals one dataset to all replicas, and owners have their own: set it to random"
+        )
+    if training.preference is not None:
+        raise ValueError("federated jobs learn from texts and answers, and not from preferences: leave preference out")
+    if training.memory == "lean" or training.precision == "fp16":
+        raise ValueError(
+            "owners' updates are made in float32: set memory to float32, and precision to fp32 or bf16, in a federated job"
+        )
+
+
 def _check_served(spec: JobSpec) -> None:
     if spec.model.from_job is None:
         if spec.model.weights is None or spec.model.config is None:
@@ -435,10 +528,11 @@ def _check_served(spec: JobSpec) -> None:
             raise ValueError("serve reads and writes with the model's own tokenizer: name its file in tokenizer.file")
     if spec.dataset is not None or spec.more_datasets or spec.heldout_dataset is not None:
         raise ValueError("a model that answers (serve) learns nothing: leave the datasets out")
+    if spec.federated is not None:
+        raise ValueError("a job answers (serve), or it learns at owners (federated): leave one of them out")
     if spec.evaluation is not None:
         raise ValueError("tasks are tried before and after training: leave evaluation out of a job that serves")
-    # Documents that were read before have a learning rate already.
-    if spec.training not in (TrainingSpec(), TrainingSpec(learning_rate=usual_learning_rate(TrainingSpec(), True))):
+    if spec.training not in UNTRAINED:
         raise ValueError("a model that answers (serve) learns nothing: leave training out")
     if spec.parallel != ParallelSpec():
         raise ValueError("serve has stages and replicas of its own: leave parallel out, and say serve.stages")

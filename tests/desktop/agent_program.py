@@ -27,7 +27,7 @@ PYTHON, SCRIPT = sys.executable, Path(__file__).with_name("scripted_worker.py")
 class _Docker(DockerSandbox):
     """Measured without running anything: the script is in no image."""
 
-    async def measure(self, arguments: Sequence[str], timeout: float) -> bytes:
+    async def measure(self, arguments: Sequence[str], timeout: float, data: Path | None = None) -> bytes:
         return b'{"flops": 1e9, "env_class": "scripted", "device": "cpu", "memory_mb": 100, "threads": 1}'
 
 

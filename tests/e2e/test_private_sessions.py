@@ -29,6 +29,7 @@ class Tap:
     """A proxy in front of the coordinator that remembers every byte, of WebSocket frames without their masks."""
 
     def __init__(self, behind: str) -> None:
+        self.behind = behind
         self._port = parse_url(behind).port
         self.bytes = bytearray()
         self.url = ""

@@ -5,7 +5,9 @@ from typing import Any
 
 from protocol.job.job import JobSpec
 from protocol.models.model import inspect_config, resolve
+from protocol.worker import OwnData
 from trainer.data.data import TokenFile
+from trainer.data.owned import own_tokens
 from trainer.files.inputs import CONFIG, HELDOUT, MANIFEST, TRAIN, InputFolder
 from trainer.files.json_file import read_json
 
@@ -32,8 +34,8 @@ def load_config(folder: InputFolder, spec: JobSpec) -> dict[str, Any]:
     return resolve(spec.model, int(read_json(folder.file(MANIFEST))["vocabulary"]))
 
 
-def open_files(folder: InputFolder, spec: JobSpec) -> JobFiles:
-    """Everything that a member reads.
+def open_files(folder: InputFolder, spec: JobSpec, own: OwnData | None = None) -> JobFiles:
+    """Everything that a member reads; ``own``: its owner's data, of a federated job.
 
     Raises:
         DataError, ModelConfigError: a file is missing or cannot be used.
@@ -41,9 +43,13 @@ def open_files(folder: InputFolder, spec: JobSpec) -> JobFiles:
     config = load_config(folder, spec)
     shape = inspect_config(config)
     shape.check_sequence(spec.training.sequence)
+    weights = folder if spec.model.weights is not None else None
+    if own is not None:
+        tokens = own_tokens(own, spec, folder, shape.vocabulary)
+        return JobFiles(config, tokens, tokens, weights)  # Nothing is held out: nobody else could be told the loss.
     return JobFiles(
         config,
         TokenFile(folder.file(TRAIN), spec.training.sequence, shape.vocabulary),
         TokenFile(folder.file(HELDOUT), spec.training.sequence, shape.vocabulary),
-        folder if spec.model.weights is not None else None,
+        weights,
     )

@@ -68,7 +68,7 @@ def prepare(
 
     Args:
         tokenizer_file: the uploaded ``tokenizer.json`` where ``tokenizer.kind`` is "file".
-        heldout: share of the pieces that is held out, in (0, 0.5].
+        heldout: share of the pieces that is held out, in (0, 0.5]; 0: none, and ``heldout.bin`` is empty.
         sequence: tokens of a training sequence; both files hold at least one.
         ends: ids that the model's files name as ends.
         called: what its owner calls ``tokenizer_file``.
@@ -100,7 +100,7 @@ def prepare(
             rows, characters = _copy(mixture, heldout, made.get_vocab_size(with_added_tokens=True), *writers), 0
         else:
             rows, characters = _tokenize(made, named, mixture, heldout, end, *writers)
-        _check_lengths(names, sequence, *writers)
+        _check_lengths(names, sequence, *(writers if heldout else writers[:1]))
     except BaseException:
         for writer in writers:
             writer.discard()
@@ -121,6 +121,29 @@ def prepare(
         talks=talks,
     )
     (out / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+    return manifest
+
+
+def prepare_tokenizer(
+    spec: TokenizerSpec, file: Path | None, out: Path, ends: Sequence[int] = (), called: str = ""
+) -> dict[str, int | str | None]:
+    """Write ``out``'s ``tokenizer.json`` and ``manifest.json`` of a job whose data is elsewhere; arguments as of ``prepare``.
+
+    Returns:
+        the manifest: vocabulary, kind, and the token that ends documents.
+    Raises:
+        DataError: the tokenizer cannot be used, or is to be made from data.
+    """
+    if spec.kind == "bpe":
+        raise DataError(
+            "missing-file", "tokenizer.kind bpe is made from data, and there is none: set it to bytes or file"
+        )
+    made = make_tokenizer(spec, file, lambda: iter(()), called=called)
+    vocabulary = made.get_vocab_size(with_added_tokens=True)
+    manifest = {"vocabulary": vocabulary, "tokenizer": spec.kind, "end": ending_of(spec, made, ends).token}
+    out.mkdir(parents=True, exist_ok=True)
+    _keep(made, file if spec.kind == "file" else None, out / "tokenizer.json")
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 
@@ -182,7 +205,8 @@ class _Writer:
 
 def _pieces(dataset: Dataset, heldout: float) -> Iterator[str]:
     """So small that held-out ones come from all over a file."""
-    return pieces(dataset, max(64, min(PIECE_CHARACTERS, int(dataset.size * heldout / 4))))
+    longest = max(64, min(PIECE_CHARACTERS, int(dataset.size * heldout / 4))) if heldout else PIECE_CHARACTERS
+    return pieces(dataset, longest)
 
 
 def _tokenize(
@@ -236,7 +260,8 @@ def _copy(mixture: Mixture, heldout: float, vocabulary: int, train: _Writer, hel
     """Share tokenised pieces out, as they are; returns how many there were."""
     count = 0
     for reading in mixture.passes():
-        piece_tokens = max(64, min(PIECE_TOKENS, int(reading.dataset.size * heldout / 16)))
+        some = max(64, min(PIECE_TOKENS, int(reading.dataset.size * heldout / 16)))
+        piece_tokens = some if heldout else PIECE_TOKENS
         for ids in id_pieces(reading.dataset, vocabulary, piece_tokens):
             if taken := reading.place(ids.tobytes()):
                 (held if taken == "heldout" else train).write(ids)
@@ -246,7 +271,14 @@ def _copy(mixture: Mixture, heldout: float, vocabulary: int, train: _Writer, hel
     return count
 
 
-def _check_lengths(name: str, sequence: int, train: _Writer, held: _Writer) -> None:
+def _check_lengths(name: str, sequence: int, train: _Writer, held: _Writer | None = None) -> None:
+    if held is None:
+        if train.tokens <= sequence:
+            raise DataError(
+                "too-short",
+                f"{name} gives {train.tokens:,} tokens, and a sequence of {sequence} needs {sequence + 1}: bring more text",
+            )
+        return
     if train.tokens <= sequence or held.tokens <= sequence:
         raise DataError(
             "too-short",

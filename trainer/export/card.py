@@ -51,8 +51,8 @@ def model_card(card: Mapping[str, Any], parameters: int, config: Mapping[str, An
     """The folder's README.
 
     Args:
-        card: ``name``; ``spec`` (the job document), ``data`` (names and counts), ``rounds`` and ``receipts`` (lists of mappings),
-            and single facts. Any of them may be missing.
+        card: ``name``; ``spec`` (the job document), ``data`` (names and counts), ``privacy`` (what was spent), ``rounds`` and
+            ``receipts`` (lists of mappings), and single facts. Any of them may be missing.
         adapter: ``parameters`` are those of an adapter of ``config``'s model.
     """
     spec = _within(card, "spec")
@@ -68,6 +68,7 @@ def model_card(card: Mapping[str, Any], parameters: int, config: Mapping[str, An
     lines += _section("Base model", _base(spec, config, adapter))
     lines += _section("Data", _data(card, spec))
     lines += _section("Training", _settings(spec))
+    lines += _section("Privacy", list(_within(card, "privacy").items()))
     lines += _section("Result", [(text, card[key]) for key, text in _FACTS.items() if card.get(key) is not None])
     for title, key in (("Training curve", "rounds"), ("Payments", "receipts")):
         rows = card.get(key)

@@ -132,6 +132,8 @@ class Made:
     bound: str
     pieces: tuple[bytes, ...]
     local: Local
+    unclipped: float | None = None
+    """As in ``RoundCommit``."""
 
 
 class StageMember:
@@ -139,6 +141,8 @@ class StageMember:
 
     exchange: ClassVar[type[ShardExchange]] = ShardExchange
     """Its part in an exchange by shards."""
+    opener: ClassVar[type[OpeningService]] = OpeningService
+    """What it shows of its rounds."""
 
     def __init__(
         self,
@@ -158,7 +162,7 @@ class StageMember:
         Raises:
             ModelConfigError, WeightsError: see ``Stage``.
         """
-        self._training = spec.training
+        self._training, self._federated = spec.training, spec.federated
         self._files = files
         self._env_class = env_class
         self._inbox = inbox
@@ -181,7 +185,7 @@ class StageMember:
         self._start: StageState | None = None
         self._said: dict[type[TaskReport], TaskReport] = {}  # Of this round, for when the command comes again.
         self._holding = threading.Lock()
-        self.openings = OpeningService(self.stage, files, replica, outbox)
+        self.openings = self.opener(self.stage, files, replica, outbox)
         self._outer_record: OuterRecord | None = None
         self._busy = 0.0
         self._left_out = 0
@@ -240,6 +244,20 @@ class StageMember:
         """The contribution of the steps in ``trace``."""
         given = self._method.contribution(trace.anchor, self.stage.said(), trace.local, command.round, self._count)
         return Made(given.digest, given.pieces, given.local)
+
+    def told(self, loss: float | None) -> float | None:
+        """A loss as others may know it."""
+        return loss
+
+    def root(self, trace: RoundTrace, made: Made) -> str:
+        """What a round is committed to by, in hexadecimal."""
+        carried = local_digest(made.local)
+        trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
+        return trace.tree().root.hex()
+
+    def own_pieces(self) -> list[memoryview]:
+        """What the agent keeps of this seat beside the state that all replicas share."""
+        return moments_pieces(self.stage, self._anchor_round)
 
     def say(self, report: TaskReport) -> None:
         """Report what came of this round, and again when the command comes again."""
@@ -369,7 +387,7 @@ class StageMember:
             try:
                 if self._position.stage == 0 and not pace.has_time(index):
                     raise RoundEndedError(f"there is no time for step {step}")
-                loss = self._step(command, key, step, trace)
+                loss = self.told(self._step(command, key, step, trace))
             except RoundEndedError:
                 self._pass_end(key, step)
                 break
@@ -456,9 +474,8 @@ class StageMember:
             early is not None
         ):  # The steps since then are no part of what was sent, but of what the replica goes on with.
             local = self.made(command, trace).local
-        carried = local_digest(local)
-        trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
-        root = trace.tree().root
+        made = replace(made, local=local)
+        carried, root = local_digest(local), self.root(trace, made)
         digest = contribution_digest(made.pieces)
         self._keeper.give_back(self.openings.keep(key, trace, command.total_steps, self._position))
         tokens = len(trace.leaves) * self._training.batch * self._training.sequence
@@ -467,9 +484,8 @@ class StageMember:
         steps = len(trace.leaves)
         if loss is not None:
             LOG.info("round %d: training loss %.4f", command.round + 1, loss)
-        self.say(
-            RoundCommit(*key, root.hex(), steps, digest, tokens, operations, loss, carried, self._busy, self._left_out)
-        )
+        done = RoundCommit(*key, root, steps, digest, tokens, operations, loss, carried, self._busy, self._left_out)
+        self.say(msgspec.structs.replace(done, unclipped=made.unclipped))
         if early is None:
             self._send_contribution(command, key, made, len(trace.leaves))
         self._report_holding()
@@ -546,8 +562,7 @@ class StageMember:
                 hasher.update(piece)
             stored = hasher.hexdigest()
         report = RoundApplied(command.epoch, command.round, self._outer.anchor_digest, stored, outer=self._outer_record)
-        own = moments_pieces(self.stage, self._anchor_round)
-        self._outbox.put(WorkerReport(self._remember(report), sum(map(len, state))), *state, *own)
+        self._outbox.put(WorkerReport(self._remember(report), sum(map(len, state))), *state, *self.own_pieces())
 
     # --- small helpers ------------------------------------------------------------------------------------------------
 

@@ -59,6 +59,7 @@ from trainer.files.inputs import TRAIN, InputFolder
 from trainer.files.tensors import bytes_of
 from trainer.worker.answering import answer
 from trainer.worker.dispute_player import Player
+from trainer.worker.federated_member import FederatedMember, closed
 from trainer.worker.inbox import Audit, ReturnedRecord, WorkerInbox
 from trainer.worker.logs import ReportHandler
 from trainer.worker.member import StageMember
@@ -88,6 +89,7 @@ class Worker:
         self._auditor: OpeningReplayer | None = None
         self._players: dict[str, Player] = {}
         self._recalls: Recalls | None = None
+        self._closed = False  # The job is federated: its owner's data is no auditor's.
         self._inbox = WorkerInbox(self._serve)
         self._outbox: WorkerOutbox | None = None
 
@@ -160,15 +162,17 @@ class Worker:
             raise MessageError(f"the first message is {type(setup).__name__}, not Setup")
         configure(setup.threads, setup.device)
         folder = InputFolder(Path(setup.folder), setup.keys, setup.weights_key)
-        files: JobFiles = open_files(folder, setup.spec)
+        files: JobFiles = open_files(folder, setup.spec, setup.own)
         name = env_class(setup.threads, setup.device)
         train = folder.file(TRAIN)
         self._auditor = OpeningReplayer(
             files.config, setup.spec.training, train, files.weights, name, setup.device, self._anchor
         )
         parameters = 0
+        self._closed = setup.spec.federated is not None
         if setup.stage is not None and setup.replica is not None:
-            self._member = self.member(
+            kind = FederatedMember if self._closed and self.member is StageMember else self.member
+            self._member = kind(
                 setup.spec,
                 setup.plan,
                 setup.stage,
@@ -284,6 +288,9 @@ class Worker:
     def _serve_audit(self, command: Audit, payload: bytes, anchor: bytes = b"") -> None:
         assert self._outbox is not None
         assert self._auditor is not None
+        if self._closed and (refused := closed(command)) is not None:
+            self._outbox.report(refused)
+            return
         if anchor:
             self._auditor.offer_anchor(anchor)
         away = nullcontext() if self._member is None else self._member.stage.away()

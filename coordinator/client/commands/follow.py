@@ -11,6 +11,7 @@ from common.terminal import say, say_json
 from coordinator.client.client import Client, JobUpdate
 from coordinator.client.commands.base import EXIT_REFUSED, CliUsageError, show
 from coordinator.client.compare import compare_table, comparison
+from coordinator.client.invitations import invitation_of
 from coordinator.client.show import checkpoints_table, funding_table, job_panel, jobs_table, log_text
 from coordinator.client.text import money
 from coordinator.client.tracking import track
@@ -31,6 +32,8 @@ async def show_job(client: Client, options: argparse.Namespace, out: Terminal) -
     """``cottage show``: one job with its newest events."""
     view = await client.get(options.job)
     show(out, options, view, job_panel(view, (await client.events(view.id))[-_EVENTS_SHOWN:]))
+    if view.federation is not None and view.ended is None and not options.json:
+        say(f"invitation for its owners: {await invitation_of(client, options.server, view.id)}")
     return 0
 
 

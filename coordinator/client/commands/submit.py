@@ -21,9 +21,10 @@ from coordinator.client.datasets import format_of
 from coordinator.client.deployments import serves
 from coordinator.client.folders import TOKENIZER, tokenizer_files
 from coordinator.client.hub import fetch
+from coordinator.client.invitations import invitation_of
 from coordinator.client.looks import check as look_through
 from coordinator.client.looks import check_table
-from coordinator.client.show import deployment_quote_table, funding_table, quote_table
+from coordinator.client.show import array_quote_table, deployment_quote_table, funding_table, quote_table
 from coordinator.client.tracking.target import target_of
 from protocol.rest import api
 
@@ -54,10 +55,16 @@ async def submit(client: Client, options: argparse.Namespace, out: Terminal) -> 
     if options.watch or options.track is not None:
         return ended(await follow(client, job.id, options, out))
     show(out, options, job, f"{job.id}  {job.state}. Follow it: cottage watch {job.id}")
+    if job.federation is not None and not options.json:
+        say(
+            f"Its owners join with: cottage node join '{await invitation_of(client, options.server, job.id)}' --data FOLDER"
+        )
     return 0
 
 
 def _quote_table(document: Mapping[str, Any], quote: api.Quote) -> RenderableType:
+    if document.get("array") is not None:
+        return array_quote_table(quote, document.get("budget"))
     return deployment_quote_table(quote, document.get("budget")) if serves(document) else quote_table(quote)
 
 

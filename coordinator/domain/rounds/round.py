@@ -215,7 +215,9 @@ def results(current: Round) -> tuple[MeasuredResult, ...]:
 def _committed(current: Round, seat: Seat, event: RoundCommit, now: float) -> Seat:
     if current.phase != "training" or seat.commit is not None or not fits(current, event.leaves):
         return seat
-    commit = Commitment(event.root, event.leaves, event.pseudo_gradient, event.loss, event.carried, now, event.left_out)
+    commit = Commitment(
+        event.root, event.leaves, event.pseudo_gradient, event.loss, event.carried, now, event.left_out, event.unclipped
+    )
     return msgspec.structs.replace(seat, commit=commit)
 
 
@@ -276,7 +278,8 @@ def _advance(current: Round, now: float) -> Round:
 def _decide(current: Round, now: float) -> Round:
     if current.steps == 0 and (current.heard or _heard_enough(current, now)):
         return msgspec.structs.replace(current, phase="complete")
-    if not candidates(current) or (current.together and any(not seat.alive for seat in current.seats)):
+    too_few = current.steps > 0 and len(candidates(current)) < current.least
+    if too_few or not candidates(current) or (current.together and any(not seat.alive for seat in current.seats)):
         return msgspec.structs.replace(current, phase="void")
     if current.steps == 0:
         return current
@@ -310,6 +313,7 @@ def _begin(current: Round, seat: Seat) -> BeginRound:
         rate_step=current.rate_step,
         moments=seat.moments,
         residue=seat.residue,
+        clip=current.clip,
     )
 
 

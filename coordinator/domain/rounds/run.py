@@ -10,11 +10,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from coordinator.domain.arrays.tally import ArrayTally
 from coordinator.domain.audits.quorum import ask
+from coordinator.domain.privacy import next_clip
 from coordinator.domain.rounds.round import Round, Seat, agreed, checkpoint, kept_state
 from coordinator.domain.rounds.straggler_deadline import LATENESS
 from coordinator.domain.serving import Join, Served
 from protocol.ids import Digest, NodeAddress
+from protocol.job.federated import AdaptiveClipping
 from protocol.job.job import CrossingPlan, TrainingSpec
 from protocol.job.rounds import Schedule, Stretch
 from protocol.task import KeptState, Layers
@@ -104,6 +107,12 @@ class Run(msgspec.Struct, frozen=True):
         joins: of such a job in several stages, the replicas that are whole, by number. ``secret``: that keys of sketches are made
             of, in hexadecimal.
         apart: pairs of nodes that said different things of what crossed between them: they share no replica any more.
+        tally: of an array job, which has periods of pay, too.
+        least: replicas without which no round begins or counts.
+        unjudged: nobody measures the held-out loss: the data is its owners'.
+        clip: of the next round's updates, where it follows them as ``clipping`` says.
+        released: rounds that were begun, of a job whose updates have a privacy budget: what was sent once is spent, whatever
+            became of its round. ``most``: so many rounds fit the budget; None: it has none.
     """
 
     layers: tuple[Layers, ...]
@@ -146,6 +155,18 @@ class Run(msgspec.Struct, frozen=True):
     joins: dict[int, Join] = {}
     secret: str = ""
     apart: tuple[tuple[NodeAddress, NodeAddress], ...] = ()
+    tally: ArrayTally = ArrayTally()
+    least: int = 1
+    unjudged: bool = False
+    released: int = 0
+    most: int | None = None
+    clip: float | None = None
+    clipping: AdaptiveClipping | None = None
+
+    @property
+    def spent(self) -> bool:
+        """Whether no further round fits the privacy budget."""
+        return self.most is not None and self.released >= self.most
 
     @property
     def total_rounds(self) -> int:
@@ -161,7 +182,7 @@ class Run(msgspec.Struct, frozen=True):
     def trained(self) -> bool:
         """Whether nothing but the last validation is left."""
         if self.round_seconds is None:
-            return self.done >= self.total_rounds
+            return self.done >= self.total_rounds or self.spent
         return self.progress >= self.total_steps * self.replicas or self.done >= MAX_STRETCH * self.total_rounds
 
 
@@ -191,7 +212,7 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
     The last round, which only validates, takes the replicas that measure the loss.
     """
     replicas = whole_replicas(run, holders)
-    if run.round is not None or run.finished or not replicas:
+    if run.round is not None or run.finished or len(replicas) < max(1, run.least):
         return run
     last = run.trained
     validate = last or run.done in run.evaluate
@@ -223,12 +244,24 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
         rate_step=_rate_step(run, planned),
         lateness=run.lateness,
         store=_is_stored(run, steps),
+        least=run.least,
+        clip=run.clip,
     )
-    return msgspec.structs.replace(run, epoch=epoch, round=started)
+    return msgspec.structs.replace(run, epoch=epoch, round=started, released=run.released + 1)
 
 
 def close(run: Run) -> Run:
-    """Take the round that is complete or void out of flight; unchanged while it is neither."""
+    """Take the round that is complete or void out of flight; unchanged while it is neither.
+
+    Where nobody measures the loss, the last one that trains, or that the budget allows, ends the run.
+    """
+    after = _closed(run)
+    if after.unjudged and after.round is None and after.trained:
+        return msgspec.structs.replace(after, finished=True)
+    return after
+
+
+def _closed(run: Run) -> Run:
     over = run.round
     if over is None or over.phase not in ("complete", "void"):
         return run
@@ -249,6 +282,7 @@ def close(run: Run) -> Run:
         local=_carried(over, current),
         residues={s.lease: after for s in over.seats if (after := _residue(s)) is not None},
         members=current if len(current) == len(over.seats) else (),
+        clip=_next_clip(run, over),
         next_step=over.first_step + over.steps,
         progress=run.progress + over.contributed(),
         kept=tuple(state for stage in stages if (state := kept_state(over, stage))),
@@ -262,6 +296,17 @@ def close(run: Run) -> Run:
     base = Base(after.done, after.progress)
     points = (*after.points, RunPoint(base, stored))[-MAX_POINTS:]
     return msgspec.structs.replace(after, checkpoints=stored, base=base, points=points)
+
+
+def _next_clip(run: Run, over: Round) -> float | None:
+    """Where the clip follows the updates: that after a round whose contributors have told whether theirs were within it."""
+    if run.clip is None or run.clipping is None:
+        return run.clip
+    counted = [
+        seat.commit for seat in over.seats if seat.replica in (over.contributors or ()) and seat.commit is not None
+    ]
+    told = [commit.unclipped for commit in counted if commit.unclipped is not None]
+    return next_clip(run.clip, told, run.clipping.quantile, run.clipping.rate)
 
 
 def is_lost(run: Run, holders: Sequence[Holder]) -> bool:
@@ -356,6 +401,7 @@ def _steps(run: Run, replicas: int) -> int:
 def _is_stored(run: Run, steps: int) -> bool:
     """Every few rounds, and whenever this may be the last one: the model is put together from what is stored."""
     ends = run.done + 1 >= run.total_rounds if run.round_seconds is None else _may_end(run, steps)
+    ends = ends or (run.most is not None and run.released + 1 >= run.most)
     return steps > 0 and (ends or (run.done + 1) % run.store_every == 0)
 
 

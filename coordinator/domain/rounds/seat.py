@@ -19,7 +19,7 @@ Phase = Literal["training", "reducing", "applying", "complete", "void"]
 class Commitment(msgspec.Struct, frozen=True):
     """What a member bound itself to, and when that came. ``carried``: what it takes into the next round if this one's counts.
 
-    ``left_out``: steps that it says changed nothing, since half floats overflowed.
+    ``left_out``: steps that it says changed nothing, since half floats overflowed. ``unclipped``: as in ``RoundCommit``.
     """
 
     root: Digest
@@ -29,6 +29,7 @@ class Commitment(msgspec.Struct, frozen=True):
     carried: Digest | None = None
     at: float = 0.0
     left_out: int = 0
+    unclipped: float | None = None
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -119,6 +120,8 @@ class Round(msgspec.Struct, frozen=True):
         together: replicas exchange in every step, so without one none can go on.
         overdue: members that have not applied are not waited for any more.
         sharded: contributions are reduced by shards; ``reduction``: since their contributors were chosen.
+        least: replicas without which it does not count.
+        clip: of its updates, where that follows them.
     """
 
     epoch: int
@@ -147,6 +150,8 @@ class Round(msgspec.Struct, frozen=True):
     together: bool = False
     sharded: bool = False
     reduction: Reduction | None = None
+    least: int = 1
+    clip: float | None = None
 
     @property
     def plan(self) -> Plan:

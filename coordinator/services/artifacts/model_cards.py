@@ -8,6 +8,7 @@ import msgspec
 
 from coordinator.client.text import amount
 from coordinator.domain.job import Job
+from coordinator.services.views import federation_views
 from coordinator.store.records import RoundRecord
 from protocol.job.job import JobSpec, without_settings
 from protocol.task import PreferenceScore
@@ -37,7 +38,30 @@ def card_facts(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         "paid": f"{amount(job.paid)} tokens",
         "escrow": f"{amount(job.escrow)} tokens",
         "spec": msgspec.to_builtins(without_settings(job.spec)),
+        **_privacy(job),
     }
+
+
+def _privacy(job: Job) -> dict[str, Any]:
+    """What was spent of a federated job's budget, round by round as the ledger has it."""
+    if (spent := federation_views.spent(job)) is None:
+        return {}
+    stated: dict[str, Any] = {
+        "epsilon spent": spent.epsilon,
+        "delta": spent.delta,
+        "of": f"all that one {spent.unit} has (that {spent.unit}'s update zero, or not)",
+        "epsilon allowed": spent.epsilon_most,
+        "rounds charged": spent.releases,
+        "noise on an update, in clips": spent.noise,
+        "clip (L2)": spent.clip if _clip_follows(job) is None else f"from {spent.clip:g}, follows the updates",
+        "accountant": spent.accountant,
+    }
+    return {"privacy": stated}
+
+
+def _clip_follows(job: Job) -> object:
+    assert job.spec.federated is not None
+    return None if job.spec.federated.privacy is None else job.spec.federated.privacy.adaptive
 
 
 def _score(found: PreferenceScore | None) -> dict[str, float]:

@@ -38,7 +38,7 @@ from coordinator.store.records import RoundRecord
 from protocol.evaluation import EvaluationSpec
 from protocol.ids import Digest
 from protocol.job.end_tokens import ends_of
-from protocol.job.job import BesideDataset, JobSpec, TokenizerSpec, datasets_of
+from protocol.job.job import BesideDataset, DatasetSpec, JobSpec, TokenizerSpec, datasets_of
 from protocol.models.model import ENDS_WITH, ModelConfigError, keeps_embedding, resolve
 from protocol.models.text_part import AROUND
 from protocol.models.weights import WEIGHT_INDEX
@@ -123,7 +123,7 @@ class TrainerTools:
         scratch.mkdir(parents=True, exist_ok=True)
 
     async def prepare(self, spec: JobSpec, name: str = "", called: Mapping[str, str] | None = None) -> Prepared:
-        """Tokenise the dataset; nothing is kept where anything is wrong.
+        """Tokenise the dataset, if it is here; nothing is kept where anything is wrong.
 
         Args:
             name: what its owner calls the dataset, for messages.
@@ -133,51 +133,30 @@ class TrainerTools:
             InvalidError: dataset, tokenizer or model are not usable; the text is the tool's.
             TookTooLongError: it would take more time than there is.
         """
-        (_, own), *beside = datasets_of(spec)
-        given = [own.artifact, *(data.artifact for _, data in beside), *filter(None, [spec.tokenizer.file])]
+        datasets = [data for _, data in datasets_of(spec)]  # A federated job's data is its owners', and not here.
+        given = [*(data.artifact for data in datasets), *filter(None, [spec.tokenizer.file])]
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=self._scratch))
-            dataset, *others = await stack.enter_async_context(self._artifacts.files(*given))
-            tokenizers, out, further = others[len(beside) :], Path(folder), Path(folder) / "beside.json"
+            placed = await stack.enter_async_context(self._artifacts.files(*given))
+            out, tokenizers = Path(folder), placed[len(datasets) :]
             tokenizer = out / "tokenizer-spec.json"
             tokenizer.write_bytes(msgspec.json.encode(_tokenizer(spec.tokenizer, tokenizers, called or {})))
-            told = {
-                "--dataset": dataset,
-                "--name": name or NAMELESS,
-                "--format": own.format,
-                "--encoding": own.encoding,
-                "--text-field": own.text_field,
-                "--tokenizer": tokenizer,
-                "--heldout": own.heldout,
-                "--sequence": spec.training.sequence,
-                "--out": out,
-                "--faulty": own.faulty,
-                "--learn": own.learn,
-                "--weight": own.weight,
-            }
-            arguments = ["prepare", *(str(word) for pair in told.items() for word in pair)]
-            if spec.training.preference is not None:
-                arguments.append("--preference")
-            if beside:
-                listed = [
-                    BesideDataset(
-                        str(path), (called or {}).get(data.artifact) or NAMELESS, data, data is spec.heldout_dataset
-                    )
-                    for (_, data), path in zip(beside, others, strict=False)
-                ]
-                further.write_bytes(msgspec.json.encode(listed))
-                arguments += ["--beside", str(further)]
+            arguments = ["prepare", "--tokenizer", str(tokenizer), "--sequence", str(spec.training.sequence)]
+            arguments += ["--out", str(out)]
+            if datasets:
+                paths = list(zip(datasets, placed, strict=False))
+                arguments += _of_dataset(spec, paths, name, called or {}, out / "beside.json")
             for end in ends_of(spec.model):
                 arguments += ["--end", str(end)]
             await self._run(arguments)
             manifest = json.loads((out / "manifest.json").read_bytes())
             config = _config(spec, int(manifest["vocabulary"])) | {ENDS_WITH: manifest["end"]}
             (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
-            names = ("train.bin", "heldout.bin", "tokenizer.json", "config.json")
+            names = (*(("train.bin", "heldout.bin") if datasets else ()), "tokenizer.json", "config.json")
             files = {name: await self._artifacts.put_file(out / name) for name in names}
             if spec.model.weight_files:
-                paths = await stack.enter_async_context(self._artifacts.files(*spec.model.weight_files))
-                weights = list(zip(spec.model.weight_files, paths, strict=True))
+                found = await stack.enter_async_context(self._artifacts.files(*spec.model.weight_files))
+                weights = list(zip(spec.model.weight_files, found, strict=True))
                 (out / WEIGHT_INDEX).write_bytes(await asyncio.to_thread(index_weights, weights, config, called))
                 files[WEIGHT_INDEX] = await self._artifacts.put_file(out / WEIGHT_INDEX)
         return Prepared(files, config)
@@ -512,6 +491,35 @@ class TrainerTools:
         resource.setrlimit(resource.RLIMIT_AS, (self._memory, self._memory))
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         os.nice(NICE)
+
+
+def _of_dataset(
+    spec: JobSpec, paths: Sequence[tuple[DatasetSpec, Path]], name: str, called: Mapping[str, str], further: Path
+) -> list[str]:
+    """Arguments of ``trainer prepare`` for a job's datasets; ``further``: where those beside the first are listed."""
+    (own, dataset), *beside = paths
+    told = {
+        "--dataset": dataset,
+        "--name": name or NAMELESS,
+        "--format": own.format,
+        "--encoding": own.encoding,
+        "--text-field": own.text_field,
+        "--heldout": own.heldout,
+        "--faulty": own.faulty,
+        "--learn": own.learn,
+        "--weight": own.weight,
+    }
+    arguments = [str(word) for pair in told.items() for word in pair]
+    if spec.training.preference is not None:
+        arguments.append("--preference")
+    if beside:
+        listed = [
+            BesideDataset(str(path), called.get(data.artifact) or NAMELESS, data, data is spec.heldout_dataset)
+            for data, path in beside
+        ]
+        further.write_bytes(msgspec.json.encode(listed))
+        arguments += ["--beside", str(further)]
+    return arguments
 
 
 def _tokenizer(spec: TokenizerSpec, files: Sequence[Path], called: Mapping[str, str]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def evidence_of(record: RoundRecord, commits: Sequence[CommitRecord], audits: It
         started=record.started,
         ended=record.ended,
         concluded=record.concluded,
-        terms=TermsLeaf(record.first_step, record.steps, record.tokens, record.pot, beacon.least, beacon.twice),
+        terms=_terms(record, beacon),
         commitments=tuple(_commitment(commit, rates.get(commit.lease)) for commit in ordered),
         draw=_draw(record, [audit for audit in held if audit.seed == record.seed]),
         audits=tuple(_audit(audit) for audit in held),
@@ -136,6 +136,11 @@ async def _audits(tx: Transaction, record: RoundRecord) -> list[Audit]:
         col(Audit.epoch).equals(record.epoch),
         col(Audit.round).equals(record.number),
     )
+
+
+def _terms(record: RoundRecord, beacon: Beacon) -> TermsLeaf:
+    work = record.first_step, record.steps, record.tokens, record.pot
+    return TermsLeaf(*work, beacon.least, beacon.twice, record.released)
 
 
 def _commitment(commit: CommitRecord, rate: int | None) -> CommitmentLeaf:

@@ -1,21 +1,24 @@
 """Jobs as their submitters read them; a list of any length takes as many questions to the store as one job."""
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import msgspec
 
+from coordinator.domain.arrays.tally import ArrayTally
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import Served
+from coordinator.services.arrays.array_views import with_array
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.serving import serving_views
 from coordinator.services.serving.homes import Homes
 from coordinator.services.training.pauses import spent_by
-from coordinator.services.views import resources
+from coordinator.services.views import federation_views, resources
 from coordinator.services.views.resources import JobResources, TrafficOf
 from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import RunRecord
@@ -43,12 +46,19 @@ class JobViews:
             held[lease.job].append(lease)
         names = await names_in(tx, chain.from_iterable((job.reason, job.quote.limit) for job in jobs))
         standings = await self._standings(tx, jobs)
+        if any(job.released for job in jobs):  # The library is read the first time, which takes a second.
+            await asyncio.to_thread(lambda: [federation_views.spent(job) for job in jobs])
         return [self._view(job, held[job.id], names, standings[job.id]) for job in jobs]
 
     def _view(self, job: Job, leases: Sequence[Lease], names: Mapping[str, str], standing: JobResources) -> api.JobView:
         offered = msgspec.structs.replace(job.quote, limit=readable(job.quote.limit, names))
         shown = msgspec.structs.replace(job, quote=offered)
         view = resources.job_view(shown, leases, self._traffic_of, readable(job.reason, names), standing)
+        if job.spec.array is not None:
+            return with_array(view, job, leases, standing.tally)
+        if job.spec.federated is not None:
+            state = federation_views.state_of(job, standing.run)
+            return msgspec.structs.replace(view, federation=state)
         if job.spec.serve is None:
             return view
         return serving_views.served(view, job, leases, standing.served, standing.stages, self._homes)
@@ -67,6 +77,8 @@ class JobViews:
                 looks[job.id],
                 runs[job.id].served if job.id in runs else Served(),
                 len(runs[job.id].layers) if job.id in runs else job.quote.stages,
+                runs[job.id].tally if job.id in runs else ArrayTally(),
+                runs.get(job.id),
             )
             for job in jobs
         }

@@ -13,8 +13,10 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, NEXT, Job, JobAction, JobState, raised
 from coordinator.domain.lease import Lease
+from coordinator.domain.privacy import PrivacyBudgetError
 from coordinator.domain.serving import context_of
 from coordinator.errors import ConflictError, CottageError, FundsError, InvalidError, NotFoundError, UnavailableError
+from coordinator.services.arrays import array_offers
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.base_models import Origins
 from coordinator.services.artifacts.checkpoints import Checkpoints
@@ -25,7 +27,9 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.core.logs import log_of
 from coordinator.services.core.unit_of_work import JobDesk
+from coordinator.services.jobs import federated_quotes
 from coordinator.services.jobs.alternatives import find_choices
+from coordinator.services.jobs.federated_quotes import settled
 from coordinator.services.jobs.history import Outlook
 from coordinator.services.jobs.job_views import JobViews
 from coordinator.services.jobs.ports import MAX_ROWS, ListWindow
@@ -58,6 +62,7 @@ from coordinator.store.records import (
 from ledger.client import job_bytes
 from ledger.errors import LedgerError
 from protocol.ids import Digest
+from protocol.job.array import ArraySpec
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec, TokenizerSpec, datasets_of
 from protocol.models.model import ENDS_WITH, ModelConfigError, inspect_config
 from protocol.rest import api
@@ -115,6 +120,10 @@ class JobService:
     async def quote(self, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> api.Quote:
         """Price and plan on the network as it is; files are called what the account calls them."""
         spec = await self._adapters.described(spec)
+        try:
+            spec = await asyncio.to_thread(settled, spec)
+        except PrivacyBudgetError as error:
+            return impossible(error.detail, len(self._nodes.seatable()))
         found = await self._quote(spec, None, await self._weight_names(spec, account_id))
         async with self._context.store.transaction() as tx:
             return msgspec.structs.replace(found, limit=readable(found.limit, await names_in(tx, [found.limit])))
@@ -134,6 +143,9 @@ class JobService:
             return await self.get(job)
         if new.spec.serve is not None:
             return await self._deploy(new, new.spec.serve, account_id, job)
+        if new.spec.array is not None:
+            return await self._run(new, new.spec.array, account_id, job)
+        new = msgspec.structs.replace(new, spec=await asyncio.to_thread(settled, new.spec))
         spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec, account_id))
@@ -143,9 +155,9 @@ class JobService:
         await self._check_weights(spec)
         await self._check_balance(submitter, spec)
         named = await self._weight_names(spec, account_id)
-        assert spec.dataset is not None
-        async with self._unpaid.making(account_id, spec.dataset.artifact):
-            name = await self.file_name(account_id, spec.dataset.artifact)
+        artifact = None if spec.dataset is None else spec.dataset.artifact
+        async with self._unpaid.making(account_id, artifact):
+            name = "" if artifact is None else await self.file_name(account_id, artifact)
             for file in filter(None, [*(data.artifact for _, data in datasets_of(spec)[1:]), spec.tokenizer.file]):
                 named = {**named, file: await self.file_name(account_id, file)}
             prepared = await self._models.prepare(spec, name, named)
@@ -178,6 +190,15 @@ class JobService:
         serve = msgspec.structs.replace(spec.serve or serve, context=context)
         spec = msgspec.structs.replace(spec, serve=serve, tokenizer=tokenizer)
         return await self._make(new, spec, final, found, account_id, job)
+
+    async def _run(self, new: api.NewJob, array: ArraySpec, account_id: str, job: str | None) -> api.JobView:
+        """A job that runs a container for each element of an array."""
+        final = await self.quote(new.spec, account_id)
+        _refuse(new.spec, final)
+        await self._check_balance(self._submitter(new), new.spec)
+        async with self._unpaid.making(account_id):
+            files = await array_offers.files_of(array, account_id, self._artifacts, self._files)
+        return await self._make(new, new.spec, final, Prepared(files, {}), account_id, job)
 
     async def _check_template(self, tokenizer: TokenizerSpec, job: str | None = None) -> None:
         """Refuse a chat template with which nobody could be answered. ``job``: the one that has made the model."""
@@ -281,7 +302,7 @@ class JobService:
             await self._check_balance(stored.submitter, msgspec.structs.replace(stored.spec, budget=amount))
         async with self._desk.open(job) as work:
             work.change(spec=msgspec.structs.replace(work.job.spec, budget=raised(work.job, amount)))
-            if work.job.spec.serve is not None:  # Its price is what may be spent.
+            if not work.job.spec.trains:  # Its price is what may be spent.
                 work.change(quote=msgspec.structs.replace(work.job.quote, price=work.job.spec.budget))
             work.note("budget", f"the budget is raised by {money(amount)} to {money(work.job.spec.budget)}")
             if stored.test_wallet:
@@ -484,6 +505,9 @@ class JobService:
         if spec.model.from_job is not None and config is None and spec.model.config is None:
             config = (await self._origins.of(spec.model)).config
         everybody, rate = self._nodes.seatable(), await self._rates.now()
+        if spec.array is not None:
+            able = self._runs.arrays.staffing.able(spec.array, rate.per_petaflop)
+            return array_offers.quote(spec, spec.array, able, self._context.config, rate)
         if spec.serve is not None and config is not None:
             return offers.quote(spec, spec.serve, config, everybody, self._context.config, rate)
         try:
@@ -492,6 +516,8 @@ class JobService:
             return impossible(str(error), len(everybody))
         if spec.serve is not None:
             return offers.quote(spec, spec.serve, model.config, everybody, self._context.config, rate)
+        if spec.federated is not None:
+            return federated_quotes.quote(spec, spec.federated, model, len(everybody))
         known = await self._outlook.outcomes()
         return quote(spec, model, self._context.config, self._nodes, self._links.map, rate, known)
 

@@ -50,7 +50,7 @@ def quote(
     except (ModelConfigError, CottageError) as error:
         return impossible(str(error), len(nodes.seatable()))
     problems = [
-        *_document_problems(spec),
+        *document_problems(spec),
         *_tokenizer_problems(spec),
         *filter(None, [harness.problem(spec, config_of.evaluation.names)]),
     ]
@@ -89,7 +89,8 @@ class _Offer:
     cards: bool
 
 
-def _document_problems(spec: JobSpec) -> list[str]:
+def document_problems(spec: JobSpec) -> list[str]:
+    """What of a document can never be trained, in words."""
     training = spec.training
     if training.shares is not None:
         return ["training.shares is settled when the job is planned, one for each replica: leave it out"]

@@ -13,6 +13,7 @@ from coordinator.domain.rounds import round as rounds
 from coordinator.domain.rounds import run as runs
 from coordinator.domain.rounds.round import Round, Seat
 from coordinator.domain.rounds.run import Run
+from coordinator.services.arrays.array_jobs import ArrayJobs
 from coordinator.services.audits.evidence import seal_commitments
 from coordinator.services.audits.operator_audits import Looks
 from coordinator.services.audits.sampling import Drawing
@@ -24,6 +25,7 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.escrows import closing, owed, payable_work
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving.deployments import Deployments
+from coordinator.services.training import federating
 from coordinator.services.training.endings import Endings
 from coordinator.services.training.job_faults import blamed_files, diverged, too_many_faults
 from coordinator.services.training.pauses import Halts, fraction_of, paced
@@ -46,7 +48,11 @@ RoundReport = RoundCommit | RoundHolding | RoundApplied | Validation
 
 
 class Runs:
-    """What a job does next. Timers (silence, grace) live in memory: after a restart everybody gets the full time again."""
+    """What a job does next. Timers (silence, grace) live in memory: after a restart everybody gets the full time again.
+
+    Attributes:
+        arrays: brings those jobs further that run containers.
+    """
 
     def __init__(
         self,
@@ -58,8 +64,10 @@ class Runs:
         verification: Verification,
         settlement: Settlement,
         deployments: Deployments,
+        arrays: ArrayJobs,
     ) -> None:
         self._context = context
+        self.arrays = arrays
         self._deployments = deployments
         self._nodes = nodes
         self._staffing = staffing
@@ -84,8 +92,8 @@ class Runs:
         self._verification.extend(work)
 
     async def challenge(self, work: UnitOfWork, lease: str, wanted: StepChallenge) -> None:
-        """Somebody asks to audit a finished round; a deployment has none."""
-        if work.job.spec.serve is None:
+        """Somebody asks to audit a finished round; only training has any."""
+        if work.job.spec.trains:
             await self._drawing.challenge(work, lease, wanted)
 
     def fold(self, work: UnitOfWork, lease: str, report: RoundReport) -> None:
@@ -106,10 +114,16 @@ class Runs:
         if rounds.news(before) != rounds.news(after):
             self.heard(work.job.id)
 
+    def _others(self, work: UnitOfWork) -> Deployments | ArrayJobs | None:
+        """Who brings a job further that has no rounds."""
+        if work.job.spec.array is not None:
+            return self.arrays
+        return None if work.job.spec.serve is None else self._deployments
+
     async def advance(self, work: UnitOfWork) -> None:
         """Bring the job as far as it goes now."""
-        if work.job.spec.serve is not None:
-            await self._deployments.advance(work)
+        if (others := self._others(work)) is not None:
+            await others.advance(work)
             return
         verified = work.job.verified
         for _ in range(MAX_PASSES):
@@ -130,8 +144,8 @@ class Runs:
         Raises:
             ConflictError: the job is in no state for it. FundsError: its budget is used up.
         """
-        if work.job.spec.serve is not None:
-            await self._deployments.ask(work, action)
+        if (others := self._others(work)) is not None:
+            await others.ask(work, action)
             return
         await self._halts.ask(work, action)
         if work.job.wish is Wish.STOP:
@@ -142,8 +156,8 @@ class Runs:
 
     async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
         """End a job before its time, once what is done was looked at: pay what is verified, refund the rest."""
-        if work.job.spec.serve is not None:
-            await self._deployments.stop(work, state, reason)
+        if (others := self._others(work)) is not None:
+            await others.stop(work, state, reason)
             return
         if work.job.wish in ENDINGS:
             return
@@ -190,6 +204,8 @@ class Runs:
         if work.job.state is not JobState.VERIFYING and work.job.wish not in ENDINGS:
             if work.now > work.job.deadline:
                 reason = f"the deadline of {work.job.spec.deadline_hours:g} hours has passed"
+            elif work.run is not None and (why := federating.why_ended(work.run)):
+                reason = why
             elif work.run is not None and work.run.restarts > MAX_RESTARTS:
                 reason = f"round {work.run.done + 1} failed {work.run.restarts} times in a row"
             else:
@@ -223,6 +239,8 @@ class Runs:
             after = msgspec.structs.replace(after, round=msgspec.structs.replace(after.round, store=True))
         work.run, begun = after, after.round
         assert begun is not None
+        if work.job.spec.federated is not None:
+            work.change(released=after.released)
         self._whole_since.pop(work.job.id, None)
         await work.tx.insert(
             RoundRecord(
@@ -236,6 +254,7 @@ class Runs:
                 begun.total_steps,
                 begun.started,
                 rate_step=begun.rate_step,
+                released=0 if work.job.spec.federated is None else after.released,
             )
         )
         if work.job.state is JobState.PLANNED:
@@ -374,7 +393,7 @@ class Runs:
         losses = [s.commit.loss for s in last_stage(over) if s.commit is not None and s.commit.loss is not None]
         loss = sum(losses) / len(losses) if losses else None
         speed = tokens / max(1e-3, work.now - over.started)
-        commits = await self._store_commits(work, over, pot, "late")
+        commits = await self._store_commits(work, over, pot, "late" if job.spec.federated is None else "unopened")
         record = await work.tx.get(RoundRecord, job.id, over.epoch, over.number)
         record = msgspec.structs.replace(
             record,
@@ -401,8 +420,11 @@ class Runs:
         work.note("round", completed_words(over.number, len(contributors), work.run.replicas, loss))
         if words := left_out_words(over, training.loss_scale):
             work.note("overflow", words)
-        record = await work.tx.update(await self._drawing.prepare(work, record, commits))
-        seal_commitments(work, record, commits)
+        if job.spec.federated is None:
+            record = await work.tx.update(await self._drawing.prepare(work, record, commits))
+            seal_commitments(work, record, commits)
+        else:
+            await federating.conclude(work, record, commits)
         self._context.metrics.count("rounds_complete_total")
 
     async def _store_commits(self, work: UnitOfWork, over: Round, pot: int, why: Unpaid) -> list[CommitRecord]:
@@ -412,7 +434,7 @@ class Runs:
             shape.stage_parameters(part.first, part.last, stage == 0, stage == len(layers) - 1)
             for stage, part in enumerate(layers)
         ]
-        contributors = set(over.contributors or ())
+        contributors = set(over.contributors or ()) if work.job.spec.federated is None else set()
         seats = {seat.lease: seat for seat in over.seats if seat.commit is not None}
         # By place, which is published, and not by lease: where remainders are equal, everybody must find the same split.
         places = {

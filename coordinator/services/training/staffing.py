@@ -22,6 +22,7 @@ from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.payees import MAX_PAYEES, affordable, payable, payees_of
+from coordinator.services.training import federating
 from coordinator.services.training.job_faults import too_many_at_once
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord
@@ -91,17 +92,20 @@ class Staffing:
         since = self._waiting.setdefault(work.job.id, self._context.clock.now())
         patient = self._context.clock.now() - since < self._context.config.start_grace_seconds
         found, shape = None, shape_of(work)
-        for replicas in [quote.replicas] if patient else range(quote.replicas, 0, -1):
+        federated = work.job.spec.federated
+        for replicas in federating.replicas_tried(work.job.spec, quote.replicas, patient=patient):
             try:
                 found = placement.choose(shape, training, free, quote.stages, replicas, self._links.map)
             except NoPlacementError:
                 continue
             break
         if found is None:
+            if federated is not None and (why := federating.why_waiting(work.job, free)):
+                self._wait(work, why)
             return
         by_node = {candidate.node: candidate for candidate in free}
         classes = {seat: by_node[node].env_class for seat, node in found.seats.items()}
-        if why := self._watching.unseen(shape, training, found.layers, classes):
+        if federated is None and (why := self._watching.unseen(shape, training, found.layers, classes)):
             self._wait(work, why)
             return
         self._told.pop(work.job.id, None)
@@ -124,12 +128,15 @@ class Staffing:
             crossing=None if crossing is None else crossing.crossing,
             shares=quote.replicas if training.sampling == "epochs" else None,
         )
+        if federated is not None:
+            work.run = msgspec.structs.replace(work.run, **federating.run_settings(federated))
         work.change(quote=msgspec.structs.replace(quote, limit=found.limit, rounds=rounds.rounds))
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
         work.note("period", period.words(training, rounds, found))
         if crossing is not None:
             work.note("crossing", crossing.reason)
-        self._reasons(work, found)
+        if federated is None:  # Else whoever has no seat has not joined.
+            self._reasons(work, found)
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
 
     def _wait(self, work: UnitOfWork, why: str) -> None:
@@ -166,9 +173,14 @@ class Staffing:
         seated = {lease.node for lease in holders.values()}  # Granted just now, they are not yet known as busy.
         willing = await self._willing(work, self._nodes.candidates(tuple(spares)))
         free = [candidate for candidate in willing if candidate.node not in seated]
+        federated = (
+            work.job.spec.federated is not None
+        )  # An owner's seat is for that owner alone, and nobody stands by.
         if not missing:
-            if not await self._replace_leaving(work, holders, spares, free) and not await self._improve(
-                work, holders, spares, free
+            if (
+                not federated
+                and not await self._replace_leaving(work, holders, spares, free)
+                and not await self._improve(work, holders, spares, free)
             ):
                 self._hold_spares(work, free, spares)
             return
@@ -185,7 +197,7 @@ class Staffing:
                 filled |= placement.fill([seat for seat in rest if seat not in filled], held, some, memory)
                 held |= {seat: known[node] for seat, node in filled.items() if node in known}
         self._hand_over(work, filled, spares, free)
-        if not returning:
+        if not returning and not federated:
             self._merge(work, [seat for seat in missing if seat not in filled], memory)
 
     def _own_seats(
@@ -402,14 +414,16 @@ class Staffing:
         failures = [lease.node for lease in (*faults, *(held for held in work.ended if held.end in FAULTS))]
         rejected = await work.tx.find(Lease, *of_job, col(Lease.end).equals("rejected"))
         out = {lease.node for lease in (*rejected, *work.ended) if lease.end == "rejected"}
-        willing = affordable(candidates, work.job.quote.rate)
-        training = work.job.spec.training
+        training, federated = work.job.spec.training, work.job.spec.federated is not None
+        willing = (
+            federating.owners_of(work.job, candidates) if federated else affordable(candidates, work.job.quote.rate)
+        )
         return [
             c
             for c in willing
             if failures.count(c.node) < MAX_FAULTS_PER_NODE
             and c.node not in out
-            and self._watching.seats(training, c.env_class)
+            and (federated or self._watching.seats(training, c.env_class))
         ]
 
     async def _payable(self, work: UnitOfWork, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -24,6 +24,15 @@ from desktop.agent.base.gpu import NOTHING, Device
 from desktop.agent.earnings.records import EarningRecords
 from desktop.agent.earnings.withdrawals import OwnWithdrawals
 from desktop.agent.errors import AgentError, NoNetworkError, NotConnectedError, SettingsError, UpdateError
+from desktop.agent.federated.joining import (
+    FederationsView,
+    FederationView,
+    Joining,
+    JoinOrder,
+    LeaveFederationOrder,
+    LookOrder,
+)
+from desktop.agent.federated.memberships import Memberships
 from desktop.agent.hardware.power import PowerCap
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
 from desktop.agent.jobs.traffic_usage import load_usage
@@ -51,6 +60,7 @@ class Live(Protocol):
 
     ledger: LedgerInfo | None
     cap: PowerCap
+    joining: Joining
 
     def status(self) -> local.AgentStatus:
         """Everything that the owner may want to know now."""
@@ -153,6 +163,7 @@ class OwnerApi:
             "selftest": lambda: self._test,
             "image": self._image.view,
             "support": self.support,
+            "federations": self.federations,
         }
         posts: local.Posts = {
             "limits": (LimitsChange, self.change_limits),
@@ -169,6 +180,9 @@ class OwnerApi:
             "update": (UpdateOrder, self.update),
             "image": (ImageOrder, self._image.begin),
             "leave": (local.LeaveOrder, self.leave),
+            "federation": (LookOrder, self.look_at_federation),
+            "federation/join": (JoinOrder, self.join_federation),
+            "federation/leave": (LeaveFederationOrder, self.leave_federation),
         }
         self._runner = await local.serve(self.home.socket, gets, posts)
         return self
@@ -402,6 +416,27 @@ class OwnerApi:
     def words(self, _: local.WordsOrder) -> KeyWords:
         """The key as words."""
         return KeyWords(backup.to_words(self.home.key()))
+
+    def federations(self) -> FederationsView:
+        """Which were joined; raises SettingsError where what is kept of them is damaged."""
+        return FederationsView(tuple(Memberships(self.home.federations).joined.values()))
+
+    async def look_at_federation(self, order: LookOrder) -> FederationView:
+        """Raises SettingsError, NotConnectedError."""
+        return await self._lending().joining.look(order, self.home.settings())
+
+    async def join_federation(self, order: JoinOrder) -> FederationView:
+        """Raises as ``look_at_federation``."""
+        found = await self._lending().joining.join(order, self.home.settings().coordinator)
+        name = found.told.spec.name if found.told.spec is not None else order.job
+        self.activity.add(time.time(), "settings", f"joined the federation {name!r} with {order.data}", job=order.job)
+        return found
+
+    async def leave_federation(self, order: LeaveFederationOrder) -> FederationsView:
+        """Raises as ``look_at_federation``."""
+        found = await self._lending().joining.leave(order)
+        self.activity.add(time.time(), "settings", f"left the federation {order.job[:8]}", job=order.job)
+        return found
 
     def _lending(self) -> Live:
         if self.agent is None:

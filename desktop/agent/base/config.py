@@ -207,6 +207,11 @@ class Home:
         return self.path / "jobs"
 
     @property
+    def federations(self) -> Path:
+        """Which federated jobs its owner has joined, and with which data."""
+        return self.path / "federations.json"
+
+    @property
     def coordinator_records(self) -> Path:
         """What the coordinator has its nodes keep."""
         return self.path / "coordinator-records"
@@ -275,6 +280,16 @@ class Home:
     def seen_image(self) -> Path:
         """Which statement about it is the newest that was seen."""
         return self.path / "image-seen.json"
+
+    @property
+    def publishers(self) -> Path:
+        """Whose images of array jobs may run here."""
+        return self.path / "publishers.json"
+
+    @property
+    def element_images(self) -> Path:
+        """Which images array jobs have asked for."""
+        return self.path / "element-images.json"
 
     @property
     def networks(self) -> Path:

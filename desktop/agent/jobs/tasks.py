@@ -26,7 +26,17 @@ from desktop.agent.base.payloads import Payload
 from desktop.agent.base.unixsocket import listen
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.report_outbox import LOG_COST, ReportOutbox, ReportPace
-from desktop.agent.errors import AgentError, NotConnectedError, TamperedError, WorkerDiedError, WorkerError
+from desktop.agent.errors import (
+    AgentError,
+    NotConnectedError,
+    TamperedError,
+    UnacceptedImageError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerProtocolError,
+)
+from desktop.agent.federated.federated_gate import SAYS_NO_MORE, FederatedGate
+from desktop.agent.federated.memberships import Memberships
 from desktop.agent.jobs.crash_records import CrashRecords, FoundLease, RecalledPart, RoundStart
 from desktop.agent.jobs.handed_over import shape_in
 from desktop.agent.jobs.peer_audits import Accusation, Doubts
@@ -36,6 +46,7 @@ from desktop.agent.jobs.weight_exchange import Circle
 from desktop.agent.jobs.weights import StageWeights
 from desktop.agent.jobs.worker_bridge import Bridge, Outside
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
+from protocol.elements import ArrayReady, DropElements, ElementsMoved, RunElements
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign, HeldLease, Report, WorkerKind
 from protocol.private.sessions import MARK
@@ -61,7 +72,7 @@ from protocol.task import (
     TaskReport,
     WorkerLog,
 )
-from protocol.worker import RecordPart, RecordRecall, Setup
+from protocol.worker import PeerSend, RecordPart, RecordRecall, Setup
 
 CONNECT_S = 180.0  # A worker imports PyTorch before it connects: 5 s on an idle machine, a minute on a crowded one.
 LOOK_S = 0.25  # How often to look whether a worker that has not connected yet is still alive.
@@ -95,6 +106,8 @@ class Tools:
     """Puts a bond against what a re-run of a neighbour's step has found; None: nobody is doubted."""
     records: CrashRecords | None = None
     """Of rounds, for who comes after a crash; None: no seat is ever held."""
+    federations: Memberships | None = None
+    """Which federated jobs may read what; None: none may."""
     said: ReportPace = field(init=False)
     """Of what models say, of all leases together: the coordinator takes so much from a node."""
 
@@ -133,14 +146,17 @@ class HeldTask:
 
     def __post_init__(self) -> None:
         """Prepare the door, so that peers and commands can arrive before the worker does."""
-        trains = self.assign.stage is not None and not self.serves
+        trains = self.assign.stage is not None and self.trains and self.assign.spec.federated is None
         seated = trains and self.restored is None and self.tools.records is not None
+        self._owner: FederatedGate | None = None
+        if self.assign.spec.federated is not None:
+            self._owner = FederatedGate(self.assign, self.tools.federations)
         self._is_restored = False
         self.outbox = ReportOutbox(self.lease, goes_on=self.restored is not None)
         self.bridge = Bridge(
             self.assign,
             Outside(
-                lambda bridge, message, payload: self.tools.peers.send(bridge, message, payload),
+                self._send,
                 self._upload,
                 self.tools.artifacts.fetch_payload,
                 self._fetch_state,
@@ -186,6 +202,11 @@ class HeldTask:
         return self.assign.spec.serve is not None
 
     @property
+    def trains(self) -> bool:
+        """Whether it has rounds, and peers to exchange them with."""
+        return not self.serves and self.assign.spec.array is None
+
+    @property
     def staged(self) -> bool:
         """Whether it answers together with other nodes, each of which holds some layers."""
         return self.serves and len(self.assign.plan.layers) > 1
@@ -213,9 +234,19 @@ class HeldTask:
             if self.serves and self.state == "running" and not body.body.id.startswith(MARK):
                 self.bridge.ask(body)
             return True
+        if isinstance(body, RunElements | DropElements):
+            return False
         if self._doubts is not None:
             self._doubts.told(body)
-        return self.bridge.command(body)
+        passed = body if self._owner is None else self._owner.passed(body)
+        if passed is None and self._owner is not None and self._owner.refused:
+            self.stop(self._owner.refused)
+        return passed is None or self.bridge.command(passed)
+
+    async def _send(self, bridge: Bridge, message: PeerSend, payload: bytes) -> None:
+        if self._owner is not None:
+            self._owner.check_send(message)
+        await self.tools.peers.send(bridge, message, payload)
 
     @property
     def talks(self) -> bool:
@@ -274,6 +305,8 @@ class HeldTask:
                 self._held = wanted
 
     async def _upload(self, payload: Payload, digest: str, answers: str, urgent: bool) -> None:
+        if self._owner is not None:
+            self._owner.check_upload(answers)
         await self.tools.artifacts.upload(payload, digest, self.assign.lease, answers, urgent)
 
     async def _fetch_state(self, kept: KeptState) -> Payload:
@@ -281,6 +314,8 @@ class HeldTask:
         return await self.tools.states.fetch(kept)
 
     async def _keep(self, state: Payload, own: bool) -> str:
+        if self._owner is not None and own:
+            raise WorkerError("a federation's worker hands over its optimizer's moments, which are of its owner's data")
         owner = f"{self.assign.job}-{self.assign.stage}-{self.assign.replica}"
         return await self.tools.states.keep(f"{owner}-own" if own else owner, state)
 
@@ -315,7 +350,11 @@ class HeldTask:
         """
         if self._told_failure:
             return  # A worker that has given up has nothing more to say.
+        if isinstance(body, ArrayReady | ElementsMoved) and self.assign.spec.array is None:
+            raise WorkerProtocolError(f"the worker says {type(body).__name__}, and no element runs in it")
         said = self._of_restored(body) if self.restored is not None else self._in_time(body)
+        if said is not None and self._owner is not None:
+            said = self._owner.said(said)
         if said is None:
             return
         body = said
@@ -361,11 +400,13 @@ class HeldTask:
 
     async def run(self) -> None:
         """Live through the whole task; whatever goes wrong in it ends here and is reported."""
-        if self.restored is None and (self.staged or not self.serves):  # Else it exchanges nothing with anybody.
+        if self.restored is None and (self.staged or self.trains):  # Else it exchanges nothing with anybody.
             self.tools.peers.add(self.bridge)
         try:
             await self.tools.peers.refresh()
             await self._until_stopped()
+            if self._owner is not None and self._owner.refused:
+                raise WorkerError(self._owner.refused)
         except WorkerDiedError as error:
             if self.may_die and self.tools.records is not None and self.tools.records.has(self.assign):
                 LOG.error("%s: %s", self, error)
@@ -374,7 +415,8 @@ class HeldTask:
             else:
                 await self._fail(str(error))
         except AgentError as error:
-            await self._fail(str(error), isinstance(error, TamperedError))
+            cause: FailureCause = "inputs" if isinstance(error, UnacceptedImageError) else "machine"
+            await self._fail(str(error), isinstance(error, TamperedError), cause)
         except OSError as error:
             self.by_system = True
             await self._fail(f"the node's disk or sockets failed: {error}")
@@ -407,6 +449,8 @@ class HeldTask:
             raise error
 
     async def _work(self) -> None:
+        if self._owner is not None:
+            self._owner.check_joined()
         LOG.info("%s: fetching %d files", self, len(self.assign.files))
         await self._lay_out_files()
         self.state = "starting"
@@ -415,7 +459,8 @@ class HeldTask:
             # The sandbox's user is another; the folder above is closed.
             server = listen(self._folder / SOCKET_NAME, 0o666)
         try:
-            worker = await self.tools.sandbox.start(self.assign.lease, self._folder)
+            data = None if self._owner is None else self._owner.data
+            worker = await self.tools.sandbox.start(self.assign.lease, self._folder, data)
             self.pid, self._worker, self._held = worker.pid, worker, False
             try:
                 await self._hold()
@@ -470,6 +515,7 @@ class HeldTask:
             self.bridge.weights.key if self.bridge.weights is not None else None,
             records=self.bridge.outside.record is not None,
             restored=len(parts),
+            own=None if self._owner is None else self._owner.own_data(self.tools.sandbox),
         )
         self.state = "running"
         try:
@@ -509,12 +555,13 @@ class HeldTask:
             await self.tools.clock.sleep(LOOK_S)
         return WorkerError("the worker closed its socket and went on without it")
 
-    async def _fail(self, reason: str, tampered: bool = False) -> None:
+    async def _fail(self, reason: str, tampered: bool = False, cause: FailureCause = "machine") -> None:
         LOG.error("%s: failed: %s", self, reason)
         if self.state == "failed":
             return
-        self.state, self.reason, self.tampered = "failed", printable(reason), tampered
-        report = self.outbox.force(TaskFailed(untrusted(reason), tampered))
+        self.state, self.reason, self.tampered, self.cause = "failed", printable(reason), tampered, cause
+        told = reason if self._owner is None else SAYS_NO_MORE
+        report = self.outbox.force(TaskFailed(untrusted(told), tampered, cause))
         with contextlib.suppress(NotConnectedError):
             await self.tools.send(report)
 

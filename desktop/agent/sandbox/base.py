@@ -23,21 +23,34 @@ class SandboxLimits:
         threads: processors' worth of time, and compute threads.
         processes: processes and threads at a time.
         temporary_mb: files in ``/tmp``.
+        cpu_seconds: of any one process, for one whose agent died and cannot end it; 0: as many as it takes.
     """
 
     memory_mb: int
     threads: int
     processes: int = 512  # PyTorch starts a few dozen threads; a fork bomb stops here.
     temporary_mb: int = 256
+    cpu_seconds: int = 0
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A folder in memory that the engine keeps under ``name`` while a container has it, mounted at ``target``."""
+
+    name: str
+    target: str
+    writable: bool
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a worker ended; ``reason`` is a sentence for the coordinator and the log. ``tampered``: somebody reached into it."""
+    """How a worker ended; ``reason`` is a sentence for the coordinator and the log. ``tampered``: somebody reached into it.
+    ``memory``: the kernel ended it for want of that."""
 
     code: int | None
     reason: str
     tampered: bool = False
+    memory: bool = False
 
 
 class SandboxWorker(Protocol):
@@ -85,15 +98,18 @@ class Sandbox(Protocol):
     async def sweep(self) -> int:
         """Remove what an agent of this home left behind when it died; returns how many."""
 
-    async def measure(self, arguments: Sequence[str], timeout: float) -> bytes:
-        """Run ``python -m trainer arguments`` to its end; returns its standard output.
+    async def measure(self, arguments: Sequence[str], timeout: float, data: Path | None = None) -> bytes:
+        """Run ``python -m trainer arguments`` to its end; returns its standard output. ``data``: as of ``start``.
 
         Raises:
             SandboxError: it failed, or took longer than ``timeout`` seconds.
         """
 
-    async def start(self, lease: str, folder: Path) -> SandboxWorker:
+    async def start(self, lease: str, folder: Path, data: Path | None = None) -> SandboxWorker:
         """Start a worker that sees ``folder`` (read-only) and connects to the socket in it, or with ``stdio`` speaks at once.
+
+        Args:
+            data: a file or folder of the owner's own that it may read, and no more; None: it sees nothing of its owner's.
 
         Raises:
             SandboxError: it cannot be started with every restriction in force.
@@ -101,6 +117,9 @@ class Sandbox(Protocol):
 
     def inside(self, folder: Path) -> str:
         """The path of ``folder`` as the worker sees it."""
+
+    def data_inside(self, data: Path) -> str:
+        """The path of ``data`` as the worker sees it."""
 
     async def aclose(self) -> None:
         """Let go of the engine; workers must have been stopped."""

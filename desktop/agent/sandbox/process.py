@@ -103,8 +103,8 @@ class ProcessSandbox:
         """Nothing can be left: workers die with their agent."""
         return 0
 
-    async def measure(self, arguments: Sequence[str], timeout: float) -> bytes:
-        """Run to the end; raises SandboxError as the base says."""
+    async def measure(self, arguments: Sequence[str], timeout: float, data: Path | None = None) -> bytes:
+        """Run to the end; it sees ``data`` as it sees everything. Raises SandboxError as the base says."""
         process = await asyncio.create_subprocess_exec(
             *self._launch([*self._command, *arguments]),
             stdin=asyncio.subprocess.DEVNULL,
@@ -127,8 +127,8 @@ class ProcessSandbox:
             raise SandboxError(f"{' '.join(arguments)} ended with exit code {process.returncode}: {text}")
         return output
 
-    async def start(self, lease: str, folder: Path) -> ProcessWorker:
-        """Start a worker; its output goes to ``worker.log`` beside the folder."""
+    async def start(self, lease: str, folder: Path, data: Path | None = None) -> ProcessWorker:
+        """Start a worker, which sees ``data`` as it sees everything; its output goes to ``worker.log`` beside the folder."""
         log = folder.with_suffix(".log")
         command = [*self._command, *WORKER, SOCKET_NAME, *self._extra]
         with log.open("wb") as output:
@@ -146,6 +146,10 @@ class ProcessSandbox:
     def inside(self, folder: Path) -> str:
         """The same path."""
         return str(folder)
+
+    def data_inside(self, data: Path) -> str:
+        """The same path."""
+        return str(data)
 
     async def aclose(self) -> None:
         """Nothing is held."""

@@ -56,8 +56,10 @@ class ReachedInto(ProcessSandbox):
         self.reached = False
         self.worker: Any = None
 
-    async def start(self, lease: str, folder: Path) -> SandboxWorker:  # type: ignore[override]
-        worker: Any = await super().start(lease, folder)
+    async def start(  # type: ignore[override]
+        self, lease: str, folder: Path, data: Path | None = None
+    ) -> SandboxWorker:
+        worker: Any = await super().start(lease, folder, data)
         ended = worker.ended
 
         async def seen() -> Exit | None:

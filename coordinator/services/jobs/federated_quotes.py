@@ -1,0 +1,77 @@
+"""What a federated job takes: it costs nothing, since nobody can check, and so nobody is paid for, what owners do at home."""
+
+import math
+
+import msgspec
+
+from coordinator.domain import placement, pricing
+from coordinator.domain.privacy import PrivacyBudget, PrivacyBudgetError
+from coordinator.services.artifacts.model_files import Model
+from coordinator.services.jobs.quotes import OPENING_LAMPORTS, document_problems, impossible
+from protocol.job.federated import FederatedSpec
+from protocol.job.job import JobSpec
+from protocol.models.model import ModelConfigError, inspect_config
+from protocol.rest.api import Quote
+from protocol.task import Layers
+
+DIGITS = 10_000
+
+
+def settled(spec: JobSpec) -> JobSpec:
+    """The document as owners are shown it: with the noise that its privacy budget asks for, and the rounds that it allows.
+
+    Raises:
+        PrivacyBudgetError: the budget allows no such rounds.
+    """
+    federated = spec.federated
+    if federated is None or federated.privacy is None:
+        return spec
+    privacy, budget = federated.privacy, PrivacyBudget(federated.privacy.epsilon, federated.privacy.delta)
+    noise = privacy.noise_multiplier
+    if noise is None:
+        noise = math.ceil(budget.noise(federated.rounds) * DIGITS) / DIGITS  # For people; more of it will do, too.
+    try:
+        privacy = msgspec.structs.replace(privacy, noise_multiplier=noise)
+    except ValueError as error:
+        raise PrivacyBudgetError(str(error), "federated.privacy") from error
+    most = budget.rounds(noise)
+    if most < federated.rounds:
+        raise PrivacyBudgetError(
+            f"with noise {noise:g}, epsilon {privacy.epsilon:g} at delta {privacy.delta:g} allows {most} rounds, and "
+            f"federated.rounds is {federated.rounds}: leave privacy.noise_multiplier out, and it is worked out"
+        )
+    privacy = msgspec.structs.replace(privacy, most_rounds=most)
+    return msgspec.structs.replace(spec, federated=msgspec.structs.replace(federated, privacy=privacy))
+
+
+def quote(spec: JobSpec, federated: FederatedSpec, model: Model, here: int) -> Quote:
+    """Sizes and problems; ``here``: nodes that are connected, which need not be the owners'."""
+    try:
+        shape = inspect_config(model.config)
+        shape.check_sequence(spec.training.sequence)
+        shape.check_targets(spec.training.lora)
+    except ModelConfigError as error:
+        return impossible(str(error), here)
+    owners, layers = len(federated.owners), (Layers(0, shape.layers),)
+    operations = pricing.operations(shape.parameters, spec.training.tokens, spec.training.forward_passes)
+    return Quote(
+        operations=float(operations),
+        parameters=shape.distinct_parameters,
+        tokens=spec.training.tokens,
+        stages=1,
+        replicas=owners,
+        nodes_available=here,
+        rounds=federated.rounds,
+        hours=0.0,
+        price=0,
+        price_low=0,
+        price_high=0,
+        memory_mb_per_stage=(placement.stage_memory(shape, spec.training, layers, 0, False) // placement.MEGABYTE,),
+        limit=f"it begins once {federated.least_owners} of {owners} owners have joined with their data",
+        problems=tuple(document_problems(spec)),
+        fee_lamports=OPENING_LAMPORTS,
+        reasons=(
+            "nobody is paid: the data stays at its owners, so nobody could check the work; the budget goes back",
+            *model.doubts,
+        ),
+    )

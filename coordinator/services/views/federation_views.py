@@ -1,0 +1,39 @@
+"""What is shown of a federated job."""
+
+from coordinator.domain.job import Job
+from coordinator.domain.privacy import Release, epsilon
+from coordinator.domain.rounds.run import Run
+from protocol.rest.federation import FederationOwner, FederationState, PrivacySpent
+
+ACCOUNTANT = "dp-accounting 0.6, Gaussian mechanism without sampling (arXiv 1805.06530)"
+
+
+def state_of(job: Job, run: Run | None) -> FederationState:
+    """Everything about its owners and its budget; the sum takes a moment the first time."""
+    federated = job.spec.federated
+    assert federated is not None
+    joined = {owner.node: owner for owner in job.owners}
+    owners = tuple(
+        FederationOwner(node, joined[node].at, joined[node].rows) if node in joined else FederationOwner(node)
+        for node in federated.owners
+    )
+    return FederationState(owners, federated.least_owners, spent(job, run))
+
+
+def spent(job: Job, run: Run | None = None) -> PrivacySpent | None:
+    """What a job's budget was charged with; None where it has none."""
+    privacy = None if job.spec.federated is None else job.spec.federated.privacy
+    if privacy is None or privacy.noise_multiplier is None:
+        return None
+    releases = [Release(privacy.noise_multiplier, count=job.released)] if job.released else []
+    return PrivacySpent(
+        privacy.unit,
+        epsilon(releases, privacy.delta),
+        privacy.epsilon,
+        privacy.delta,
+        job.released,
+        privacy.most_rounds or 0,
+        privacy.noise_multiplier,
+        privacy.clip if run is None or run.clip is None else run.clip,
+        ACCOUNTANT,
+    )

@@ -1,0 +1,136 @@
+"""What a worker that reads its owner's data may say, and be told: the agent is its only door, and lets nothing else through.
+
+::
+
+    from the coordinator   BeginRound (counted, without a held-out loss), AbandonRound, ReduceRound, ApplyRound
+    to the coordinator     TaskReady, Progress without a loss, RoundCommit without a loss, RoundHolding, RoundApplied with the new
+                           state that all owners share, TaskFailed without a reason; all else stays here, in the agent's own log
+    to other owners        contributions and what they were reduced to
+
+The worker keeps to the same by itself (``trainer.worker.federated_member``). That two programs do is on purpose.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from common.untrusted_text import untrusted
+from desktop.agent.base.log import LOG, printable
+from desktop.agent.errors import SettingsError, WorkerError, WorkerProtocolError
+from desktop.agent.federated.memberships import Memberships
+from desktop.agent.sandbox.base import Sandbox
+from protocol.artifacts import STATE
+from protocol.node import Assign
+from protocol.task import (
+    AbandonRound,
+    ApplyRound,
+    BeginRound,
+    Progress,
+    ReduceRound,
+    RoundApplied,
+    RoundCommit,
+    RoundHolding,
+    TaskCommand,
+    TaskFailed,
+    TaskReady,
+    TaskReport,
+    Traffic,
+    WorkerLog,
+)
+from protocol.worker import OwnData, PeerSend
+
+BETWEEN_OWNERS = frozenset({"pseudo_gradient", "shard", "result"})
+SAYS_NO_MORE = "the work with its owner's data failed here; the log of that owner's node says why"
+USED_UP = "the privacy budget that this computer's owner agreed to has no room for another round"
+
+
+class FederatedGate:
+    """The door of one lease of a federated job.
+
+    Attributes:
+        refused: why its owner's node goes on no further; empty: it does.
+    """
+
+    def __init__(self, assign: Assign, federations: Memberships | None) -> None:
+        """``federations``: what the owner has joined; None: nothing."""
+        assert assign.spec.federated is not None
+        self._assign = assign
+        self._federations = federations
+        self._private = assign.spec.federated.privacy is not None
+        self.refused = ""
+
+    def check_joined(self) -> None:
+        """Raises WorkerError where the owner has not agreed to just this job."""
+        why = "this node joins no federations"
+        if self._federations is not None:
+            why = self._federations.refusal(self._assign.job, self._assign.spec)
+        if why:
+            raise WorkerError(why)
+
+    @property
+    def data(self) -> Path | None:
+        """What the worker may read of its owner's."""
+        joined = None if self._federations is None else self._federations.joined.get(self._assign.job)
+        return None if joined is None else Path(joined.data)
+
+    def own_data(self, sandbox: Sandbox) -> OwnData | None:
+        """The same as the worker is told of it."""
+        joined = None if self._federations is None else self._federations.joined.get(self._assign.job)
+        return None if joined is None else OwnData(sandbox.data_inside(Path(joined.data)), joined.dataset)
+
+    def passed(self, command: TaskCommand) -> TaskCommand | None:
+        """What of a command reaches the worker; a round is counted before. None: nothing does."""
+        match command:
+            case BeginRound():
+                if self.refused or not self._may_begin(command):
+                    self.refused = self.refused or USED_UP
+                    return None
+                return msgspec.structs.replace(command, validate=False, moments=None)
+            case AbandonRound() | ReduceRound() | ApplyRound():
+                return command
+            case _:
+                LOG.warning(
+                    "a %s does not reach a federation's worker: it shows its owner's data to nobody",
+                    type(command).__name__,
+                )
+                return None
+
+    def _may_begin(self, begin: BeginRound) -> bool:
+        if self._federations is None:
+            return False
+        try:
+            return self._federations.may_begin(self._assign.job, self._assign.lease, begin.plan.epoch, begin.round)
+        except SettingsError as error:  # What cannot be counted is not begun.
+            self.refused = str(error)
+            return False
+
+    def said(self, body: TaskReport) -> TaskReport | None:
+        """What of a report leaves this computer; None: nothing does."""
+        match body:
+            case WorkerLog(lines=lines):
+                for line in lines:
+                    LOG.info("a federation's worker: %s", printable(line.text))
+                return None
+            case Progress() | RoundCommit() if self._private:
+                return msgspec.structs.replace(body, loss=None)
+            case TaskFailed(reason=reason, tampered=tampered):
+                LOG.error("a federation's worker failed: %s", printable(reason))
+                return TaskFailed(untrusted(SAYS_NO_MORE), tampered)
+            case TaskReady() | Progress() | RoundCommit() | RoundHolding() | RoundApplied() | Traffic():
+                return body
+            case _:
+                LOG.warning("a federation's worker said a %s, which stays here", type(body).__name__)
+                return None
+
+    def check_send(self, message: PeerSend) -> None:
+        """Refuse what no owner's worker has to send to others; raises WorkerProtocolError."""
+        if message.name.kind not in BETWEEN_OWNERS:
+            kind = message.name.kind
+            raise WorkerProtocolError(f"a federation's worker wants to send {kind} to others: that stays here")
+
+    def check_upload(self, answers: str) -> None:
+        """Refuse to store anything but the state that all owners share; raises WorkerProtocolError."""
+        if not answers.startswith(STATE):
+            raise WorkerProtocolError(
+                "a federation's worker wants to store what is made of its owner's data: that stays here"
+            )

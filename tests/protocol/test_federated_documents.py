@@ -1,0 +1,81 @@
+"""The document of a federated job: what it may say, and what it says to whoever asks for something that would not hold."""
+
+import msgspec
+import pytest
+
+from protocol.job.job import JobSpec, total_steps
+
+OWNERS = [letter * 40 for letter in "ABC"]
+
+
+def document(**changes: object) -> dict[str, object]:
+    """A federated job of three owners; ``changes`` name fields, one within another by ``__``."""
+    found: dict[str, object] = {
+        "name": "wards",
+        "model": {"preset": "tiny"},
+        "budget": 1,
+        "tokenizer": {"kind": "bytes"},
+        "federated": {"owners": OWNERS, "rounds": 4},
+        "training": {"inner_steps": 5, "batch": 2, "micro_batches": 1, "sequence": 32},
+    }
+    for path, value in changes.items():
+        *folders, name = path.split("__")
+        place = found
+        for folder in folders:
+            place = place.setdefault(folder, {})  # type: ignore[assignment]
+        place[name] = value
+    return found
+
+
+def read(**changes: object) -> JobSpec:
+    return msgspec.convert(document(**changes), JobSpec)
+
+
+def test_a_federated_job_lasts_as_many_rounds_as_its_document_says() -> None:
+    spec = read()
+    assert total_steps(spec.training, len(OWNERS)) == 4 * 5
+    assert spec.training.tokens == 4 * 5 * 2 * 32 * 3
+
+
+def test_a_document_that_was_read_is_read_the_same_again() -> None:
+    spec = read(federated__privacy={"epsilon": 3.0, "adaptive": {"quantile": 0.7}})
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
+
+
+def test_updates_are_private_unless_the_document_says_that_they_are_not() -> None:
+    assert read().federated.privacy.epsilon == 8.0  # type: ignore[union-attr]
+    assert read(federated__privacy=None).federated.privacy is None  # type: ignore[union-attr]
+
+
+REFUSED = {
+    "names no dataset": {"dataset": {"artifact": "0" * 64}},
+    "not tried with the model of a federated job": {"evaluation": {"tasks": ["arc_easy"]}},
+    "made from data, which stays": {"tokenizer__kind": "bpe"},
+    "one stage, the whole model": {"parallel": {"stages": 2}},
+    "leave parallel out": {"parallel": {"replicas": 2}},
+    "leave training.tokens out": {"training__tokens": 7},
+    "an update is made once a round": {"training__outer": "gradients"},
+    "leave round_seconds and period out": {"training__round_seconds": 9.0},
+    "sends later what clip and noise": {"training__error_feedback": 0.5},
+    "deals one dataset to all replicas": {"training__sampling": "epochs"},
+    "made in float32": {"training__precision": "fp16"},
+    "leave one of them out": {"serve": {}, "model": {"from_job": "0" * 32}},
+    "twice: name each owner": {"federated__owners": [OWNERS[0], OWNERS[0]]},
+    "no round could begin": {"federated__least_owners": 4},
+    "length >= 2": {"federated__owners": OWNERS[:1]},
+    "federated.privacy.epsilon": {"federated__privacy": {"epsilon": 0}},
+    "unit": {"federated__privacy": {"unit": "example"}},
+}
+
+
+@pytest.mark.parametrize(("said", "changes"), REFUSED.items(), ids=list(REFUSED))
+def test_what_could_not_hold_is_refused_with_the_way_out(said: str, changes: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError, match=said):
+        read(**changes)
+
+
+def test_a_job_that_learns_from_nothing_is_told_of_all_three_ways() -> None:
+    nothing = document()
+    del nothing["federated"]
+    with pytest.raises(msgspec.ValidationError, match=r"dataset is missing.*federated.*serve"):
+        msgspec.convert(nothing, JobSpec)

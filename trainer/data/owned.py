@@ -1,0 +1,144 @@
+"""Data that stays at its owner: read where it lies, made ready in the sandbox, and gone from its disk before training begins.
+
+Free of torch. What is wrong with the data is for its owner alone: nothing here is written where others could read it.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from common.encrypted_files import SealedFile
+from common.untrusted_text import untrusted
+from protocol.federations import MAX_FINDINGS, OwnDataReport
+from protocol.job.end_tokens import ends_of
+from protocol.job.job import DatasetSpec, JobSpec, TokenizerSpec
+from protocol.rest.dataset import CheckRequest, DatasetReport, Severity
+from protocol.worker import OwnData
+from trainer.check.report import check
+from trainer.data.data import TokenFile
+from trainer.data.prepare import prepare
+from trainer.errors import DataError
+from trainer.files.inputs import TRAIN, InputFolder
+from trainer.formats.source import Dataset
+
+MAX_FILES = 10_000  # Of a folder; more are better joined into tables.
+TOKENIZER = "tokenizer.json"
+SEVERITIES = get_args(Severity)  # The worst first.
+
+
+def datasets_in(path: Path, how: DatasetSpec) -> list[Dataset]:
+    """The file, or all files of the folder and of those in it, by name; what is hidden or empty is left out.
+
+    Raises:
+        DataError: nothing can be read there, or far too many files are there.
+    """
+    try:
+        if path.is_file():
+            return [Dataset(path, how, path.name)]
+        files = [file for file in _files_in(path) if file.stat().st_size]
+    except OSError as error:
+        raise DataError("missing-file", f"the data cannot be read: {error.strerror}") from error
+    if not files:
+        raise DataError("empty-dataset", "the folder has no files with text in them: name the one that has")
+    if len(files) > MAX_FILES:
+        raise DataError("too-large", f"the folder has {len(files):,} files, at most {MAX_FILES:,} are read: join some")
+    return [Dataset(file, how, str(file.relative_to(path))) for file in files]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise DataError("missing-file", "there is no such file or folder, or the sandbox may not read it")
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
+
+
+def own_tokens(own: OwnData, spec: JobSpec, folder: InputFolder, vocabulary: int) -> TokenFile:
+    """The tokens of an owner's data, by the job's tokenizer. Their file has no name any more once this returns.
+
+    Args:
+        folder: the job's files, of which the tokenizer is one.
+        vocabulary: of the model.
+    Raises:
+        DataError: the data or the tokenizer cannot be used, or there is no room for the tokens.
+    """
+    first, *more = datasets_in(Path(own.path), own.dataset)
+    with _scratch() as folder_of_tokens:
+        scratch = Path(folder_of_tokens)
+        tokenizer = _tokenizer_in(folder, scratch) if spec.tokenizer.kind == "file" else None
+        try:
+            prepare(
+                first,
+                spec.tokenizer,
+                tokenizer,
+                0.0,
+                spec.training.sequence,
+                scratch,
+                ends_of(spec.model),
+                called="the job's tokenizer",
+                more=more,
+            )
+        except OSError as error:
+            raise DataError(
+                "too-large",
+                f"there is no room in the sandbox for the tokens of the data ({error.strerror}): bring less of it",
+            ) from error
+        return TokenFile(scratch / TRAIN, spec.training.sequence, vocabulary)  # Mapped: it needs no name.
+
+
+def _tokenizer_in(folder: InputFolder, scratch: Path) -> Path:
+    found, place = folder.file(TOKENIZER), scratch / "job-tokenizer.json"
+    if isinstance(found, SealedFile):
+        place.write_bytes(found.read())
+    else:
+        shutil.copyfile(found, place)
+    return place
+
+
+def look_at(path: Path, how: DatasetSpec, sequence: int) -> OwnDataReport:
+    """What an owner's data holds, for that owner alone: each file is checked as an uploaded dataset is.
+
+    Raises:
+        DataError: nothing can be read there.
+    """
+    reports: list[tuple[str, DatasetReport]] = []
+    request = CheckRequest(how, TokenizerSpec(kind="bytes"), sequence)
+    files = datasets_in(path, how)
+    for one in files:
+        with _scratch() as scratch:
+            try:
+                reports.append((one.name, check(one, request, None, Path(scratch), lambda _read: None)))
+            except DataError as error:
+                raise DataError(error.code, _of_file(one.name, error.detail, len(files))) from error
+    findings = [
+        msgspec.structs.replace(found, text=untrusted(_of_file(name, found.text, len(files))))
+        for name, report in reports
+        for found in report.findings
+    ]
+    # Of nothing is anything held out here, so that files are short counts for all of them together.
+    problems = [_of_file(name, report.problem, len(files)) for name, report in reports if not report.usable]
+    if not problems and (tokens := sum(report.tokens for _, report in reports)) <= sequence:
+        problems = [f"{tokens:,} bytes of text are fewer than a sequence of {sequence} tokens takes: bring more text"]
+    return OwnDataReport(
+        len(reports),
+        sum(report.bytes for _, report in reports),
+        sum(report.rows for _, report in reports),
+        sum(report.usable for _, report in reports),
+        sum(report.characters for _, report in reports),
+        tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity))[:MAX_FINDINGS]),
+        untrusted(problems[0] if problems else ""),
+    )
+
+
+def _of_file(name: str, text: str, files: int) -> str:
+    return f"{name}: {text}" if files > 1 and not text.startswith(name) else text
+
+
+def _scratch() -> "tempfile.TemporaryDirectory[str]":
+    """A folder for its maker alone; in a container it is in memory."""
+    return tempfile.TemporaryDirectory(prefix="cottage-own-")

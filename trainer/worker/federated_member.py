@@ -1,0 +1,132 @@
+"""A member of a federated job: data, and all that is made of it but one noised update a round, stays on its owner's machine.
+
+What leaves, and what it is made of::
+
+    contribution     the noised update (``trainer.outer.private``) and what everybody knows
+    commitment       the digest of that contribution, and nothing of the steps: their leaves name samples, losses and states
+    unclipped        a noised bit, where the clip follows the updates
+    new state        the contributions of all owners
+
+Losses, the optimizer's moments and openings stay where they are: each is a function of the data without noise on it. A job whose
+``federated.privacy`` is null leaves updates and losses as they are, and still opens nothing.
+"""
+
+import logging
+
+from common.untrusted_text import untrusted
+from protocol.audit import (
+    AuditReport,
+    BisectAnswer,
+    BisectQuery,
+    LeafShown,
+    NoAnswer,
+    OpenStep,
+    ReplayAcross,
+    ReplayStep,
+    ShowLeaf,
+    StepOpened,
+)
+from protocol.boundary import Position
+from protocol.job.federated import FederatedSpec
+from protocol.task import BeginRound, TaskReport
+from trainer.audit.step_leaves import RoundTrace
+from trainer.errors import RoundError
+from trainer.outer.method import Layout
+from trainer.outer.private import NoiseSource, PrivacyTerms, SystemNoise, protect
+from trainer.stage.stage import StageState
+from trainer.worker.inbox import Audit, RoundKey, Work
+from trainer.worker.member import Made, StageMember
+from trainer.worker.opening_service import OpeningService
+
+LOG = logging.getLogger("cottage.worker")
+_CLOSED = "the data of a federated job stays at its owner: nothing that is made of it is shown or run again"
+
+
+class NoOpenings(OpeningService):
+    """Keeps the outer steps, which are made of what everybody has; of inner steps nothing."""
+
+    def keep(self, key: RoundKey, trace: RoundTrace, total_steps: int, position: Position) -> list[StageState]:
+        """Nothing is kept: the states are free at once."""
+        return list(trace.states.values())
+
+
+class FederatedMember(StageMember):
+    """The whole model on its owner's machine.
+
+    Attributes:
+        noise: where noise comes from.
+    """
+
+    opener = NoOpenings
+    noise: NoiseSource = SystemNoise()
+    _begun = 0
+
+    @property
+    def agreed(self) -> FederatedSpec:
+        """What its owner agreed to."""
+        assert self._federated is not None
+        return self._federated
+
+    def record(self) -> None:
+        """Nothing of a round goes to the agent's disk: nothing could be opened from it."""
+
+    def obey(self, order: Work, payload: bytearray, split: int = 0) -> None:
+        """As ``StageMember.obey``; raises ``RoundError`` where a round would be beyond what the owner agreed to."""
+        if isinstance(order, BeginRound):
+            self._check(order)
+        super().obey(order, payload, split)
+
+    def _check(self, order: BeginRound) -> None:
+        federated = self.agreed
+        if federated.privacy is None:
+            return
+        if order.validate:
+            raise RoundError("a loss of this owner's data was asked for, which its updates' privacy does not cover")
+        if federated.rounds_allowed is not None and self._begun >= federated.rounds_allowed and order.steps:
+            raise RoundError(
+                f"{self._begun} updates have left this machine, and the privacy budget that its owner agreed to has no room for "
+                "another"
+            )
+
+    def made(self, command: BeginRound, trace: RoundTrace) -> Made:
+        """The contribution of the noised update, once a round."""
+        privacy = self.agreed.privacy
+        if privacy is None:
+            return super().made(command, trace)
+        self._begun += 1
+        layout = Layout(tuple(self.stage.slots), self.stage.size)
+        terms = PrivacyTerms.of(privacy, command.clip)
+        safe = protect(trace.anchor, self.stage.said(), layout, terms, self.noise)
+        given = self._method.contribution(trace.anchor, safe.parameters, trace.local, command.round, self._count)
+        LOG.info("round %d: clipped to %.3g, with noise of %.3g such norms", command.round + 1, terms.clip, terms.noise)
+        return Made(given.digest, given.pieces, given.local, safe.unclipped)
+
+    def told(self, loss: float | None) -> float | None:
+        """None where updates are private: a loss is of the data, and has no noise on it."""
+        return loss if self.agreed.privacy is None else None
+
+    def root(self, trace: RoundTrace, made: Made) -> str:
+        """That of the contribution alone."""
+        return made.bound
+
+    def own_pieces(self) -> list[memoryview]:
+        """Nothing: the optimizer's moments are of the data. Whoever comes back begins with moments of zero."""
+        return []
+
+
+def closed(audit: Audit) -> TaskReport | None:
+    """The answer to an audit that would show or run what is made of an owner's data; None: it is of what everybody has.
+
+    A re-run answers with a loss, or with whether two states are one: whoever wrote the opening could ask about the data so.
+    """
+    match audit:
+        case ReplayStep(audit=name) | ReplayAcross(replay=ReplayStep(audit=name)):
+            return AuditReport(name, "incomparable", untrusted(_CLOSED))
+        case OpenStep():
+            return StepOpened(audit.audit, None, untrusted(_CLOSED))
+        case ShowLeaf():
+            return LeafShown(audit.audit, None)
+        case BisectQuery():
+            return BisectAnswer(audit.dispute, audit.ask, NoAnswer(untrusted(_CLOSED)))
+        case _:
+            return None
