@@ -2,21 +2,23 @@
 
     python -m benchmarks.upkeep.jobs_at_work [--jobs 10 100 1000]
 
-A simulated world without faults (`tests/sim`): real services over a store in memory, two nodes for each job, which answer at
-once. All jobs are made, funded and trained to their end, four rounds each. Processor time, so what else runs on the machine
+A simulated world without faults (`tests/sim`): real services over SQLite, two nodes for each job, which answer soon. All jobs are made, funded and trained to their end, four rounds each. Processor time, so what else runs on the machine
 does not count. Writes build/bench/jobs_at_work.json.
 """
 
 import argparse
 import asyncio
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import publish
 from coordinator.domain.job import Job, JobState
+from coordinator.store.sql import SqlStore
 from protocol.rest.api import NewJob
 from tests.coordinator.fakes import BUDGET, WALLET, spec
 from tests.sim.world import World
@@ -56,7 +58,17 @@ async def begun(world: CrowdedWorld, jobs: int) -> list[str]:
 
 async def figures(jobs: int) -> dict[str, float]:
     """Of so many jobs at a time."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = await SqlStore.open(f"sqlite+aiosqlite:///{Path(folder) / 'c.db'}")
+        try:
+            return await _played(store, jobs)
+        finally:
+            await store.close()
+
+
+async def _played(store: SqlStore, jobs: int) -> dict[str, float]:
     world = CrowdedWorld(1, 2 * jobs, faults=0.0, settings={"validations": 0, "min_stake": 0})
+    world.records = store  # type: ignore[assignment]
     began = time.process_time()
     made = await begun(world, jobs)
     opened, began = time.process_time() - began, time.process_time()
