@@ -758,6 +758,77 @@
     </message>
 </context>
 <context>
+    <name>FederationSheet</name>
+    <message>
+        <source>A federation</source>
+        <translation>Eine Föderation</translation>
+    </message>
+    <message>
+        <source>&amp;Not now</source>
+        <translation>&amp;Jetzt nicht</translation>
+    </message>
+    <message>
+        <source>Choose a &amp;folder…</source>
+        <translation>&amp;Ordner wählen …</translation>
+    </message>
+    <message>
+        <source>&amp;Join with it</source>
+        <translation>&amp;Damit mitmachen</translation>
+    </message>
+    <message>
+        <source>Train together, and keep your data?</source>
+        <translation>Gemeinsam trainieren und die Daten behalten?</translation>
+    </message>
+    <message>
+        <source>Cottage&apos;s agent is starting.</source>
+        <translation>Cottages Agent startet.</translation>
+    </message>
+    <message>
+        <source>Cottage&apos;s agent does not run, so nothing can be joined: {0}</source>
+        <translation>Cottages Agent läuft nicht, also kann man nirgends mitmachen: {0}</translation>
+    </message>
+    <message>
+        <source>This computer is not connected to its network. Switch lending on; this goes on by itself.</source>
+        <translation>Dieser Computer ist nicht mit seinem Netzwerk verbunden. Schalten Sie das Verleihen ein; dann geht es von selbst weiter.</translation>
+    </message>
+    <message>
+        <source>Asking what the federation wants.</source>
+        <translation>Es wird gefragt, was die Föderation möchte.</translation>
+    </message>
+    <message>
+        <source>The agent&apos;s answer cannot be understood: {0}</source>
+        <translation>Die Antwort des Agenten ist nicht zu verstehen: {0}</translation>
+    </message>
+    <message>
+        <source>Join “{0}”?</source>
+        <translation>Bei „{0}“ mitmachen?</translation>
+    </message>
+    <message>
+        <source>It reads {0}, and writes nothing there.</source>
+        <translation>Gelesen wird {0}; geschrieben wird dort nichts.</translation>
+    </message>
+    <message>
+        <source>The folder with your data</source>
+        <translation>Der Ordner mit Ihren Daten</translation>
+    </message>
+    <message>
+        <source>Your data is checked on this computer. That takes a while for much of it.</source>
+        <translation>Ihre Daten werden auf diesem Computer geprüft. Bei vielen dauert das eine Weile.</translation>
+    </message>
+    <message>
+        <source>You take part.</source>
+        <translation>Sie machen mit.</translation>
+    </message>
+    <message>
+        <source>This computer trains with it whenever it lends. `cottage node leave` ends that.</source>
+        <translation>Dieser Computer trainiert damit, wann immer er verliehen ist. `cottage node leave` beendet das.</translation>
+    </message>
+    <message>
+        <source>&amp;Close</source>
+        <translation>&amp;Schließen</translation>
+    </message>
+</context>
+<context>
     <name>FirstPayment</name>
     <message>
         <source>Your first payment has arrived. {0}</source>
@@ -1310,6 +1381,10 @@
     <message>
         <source>Not paid: the job ended before anybody had looked at it.</source>
         <translation>Nicht bezahlt: Der Auftrag endete, bevor jemand nachgesehen hatte.</translation>
+    </message>
+    <message>
+        <source>Not paid: the data stays at its owner, so nobody can check the work.</source>
+        <translation>Nicht bezahlt: Die Daten bleiben bei ihrem Besitzer, also kann niemand die Arbeit prüfen.</translation>
     </message>
     <message>
         <source>Not paid: what came in left nothing to compute. Another computer may have sent it that.</source>

@@ -137,6 +137,7 @@ class Calls(QObject):
     def __init__(self, path: Path, parent: QObject | None = None) -> None:
         """Ask whoever listens on ``path``."""
         super().__init__(parent)
+        self._path = path
         self._waiting: deque[_Call] = deque()
         self._now: _Call | None = None
         self._client = AgentClient(path, self)
@@ -145,6 +146,10 @@ class Calls(QObject):
         self._client.broken.connect(lambda text: self._settle(lambda call: call.failed(text)))
         absent = self.tr("The agent does not run.")
         self._client.absent.connect(lambda: self._settle(lambda call: call.failed(absent)))
+
+    def apart(self, parent: QObject) -> "Calls":
+        """Others to the same agent: what takes long does not keep the pages waiting."""
+        return Calls(self._path, parent)
 
     def get(self, target: str, done: Callable[[bytes], None], failed: Callable[[str], None] | None = None) -> None:
         """``done`` gets the document, or ``failed`` a sentence."""

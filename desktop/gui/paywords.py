@@ -90,6 +90,8 @@ class PayWords(QObject):
                     "Not paid: another computer's part of the round was false, or was not shown, and this one is not known"
                     " well enough yet."
                 )
+            case "unopened":
+                return self.tr("Not paid: the data stays at its owner, so nobody can check the work.")
             case "vain":
                 return self.tr(
                     "Not paid: what came in left nothing to compute. Another computer may have sent it that."

@@ -13,8 +13,9 @@ from desktop.gui.engine.equipping import Equipping
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import Snapshot, read
 from desktop.gui.pages.activity import ActivityPage
+from desktop.gui.pages.federation import FederationSheet
 from desktop.gui.pages.home import HomePage
-from desktop.gui.pages.invitation import JoinSheet
+from desktop.gui.pages.invitation import JoinSheet, names_federation
 from desktop.gui.pages.money import EarningsPage
 from desktop.gui.pages.settings import SettingsPages
 from desktop.gui.pages.welcome import WelcomePage
@@ -43,7 +44,7 @@ class MainWindow(QWidget):
         self._settings, self._stays_in_tray, self._calls = settings, stays_in_tray, calls
         self._last_event = self._earned = -1
         self._snapshot: Snapshot | None = None
-        self.joining: JoinSheet | None = None
+        self.joining: JoinSheet | FederationSheet | None = None
         self._saving = QTimer(self, singleShot=True, interval=SAVE_DELAY_MS)
         self._saving.timeout.connect(self._save)
         self.setWindowTitle(self.tr("Cottage"))
@@ -166,14 +167,18 @@ class MainWindow(QWidget):
             return
         if self.joining is not None:
             self.joining.reject()  # One question at a time, the newest.
-        self.joining = sheet = JoinSheet(self._calls, self, link)
-        sheet.joined.connect(self._joined)
+        sheet: JoinSheet | FederationSheet
+        if names_federation(link):
+            self.joining = sheet = FederationSheet(self._calls.apart(self), self, link)
+        else:
+            self.joining = sheet = JoinSheet(self._calls, self, link)
+            sheet.joined.connect(self._joined)
         sheet.finished.connect(lambda _: self._answered(sheet))
         if self._snapshot is not None:
             sheet.show_snapshot(self._snapshot)
         sheet.open()
 
-    def _answered(self, sheet: JoinSheet) -> None:
+    def _answered(self, sheet: JoinSheet | FederationSheet) -> None:
         if self.joining is sheet:
             self.joining = None
         sheet.deleteLater()

@@ -4,11 +4,8 @@ The coordinator keeps the account (``coordinator.domain.privacy``) with a librar
 """
 
 import math
-from statistics import NormalDist
 
 from protocol.job.federated import PrivacySpec
-
-_NORMAL = NormalDist()
 
 
 def gaussian_delta(noise: float, rounds: int, epsilon: float) -> float:
@@ -23,9 +20,14 @@ def gaussian_delta(noise: float, rounds: int, epsilon: float) -> float:
     if noise <= 0:
         return 1.0
     far = math.sqrt(rounds) / noise
-    tail = _NORMAL.cdf(-far / 2 - epsilon / far)
+    tail = _below(-far / 2 - epsilon / far)
     other = math.exp(min(700.0, epsilon + math.log(tail))) if tail > 0 else 0.0
-    return max(0.0, _NORMAL.cdf(far / 2 - epsilon / far) - other)
+    return max(0.0, _below(far / 2 - epsilon / far) - other)
+
+
+def _below(value: float) -> float:
+    """How likely a standard normal value is below: exact also where that is hardly ever."""
+    return math.erfc(-value / math.sqrt(2)) / 2
 
 
 def keeps_to_budget(privacy: PrivacySpec, rounds: int) -> bool:

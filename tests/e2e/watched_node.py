@@ -4,11 +4,12 @@ What its worker tells it goes to the file of ``--worker-argument=--watch=FILE``.
 """
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cottage.demo.lying_node import main
+from desktop.agent.sandbox.process import ProcessSandbox
 from transport.peer.peer import PeerNet
 
 PROCESS = ("-m", "tests.e2e.watched_worker")
@@ -38,6 +39,21 @@ def watch(file: Path) -> None:
     PeerNet.send, PeerNet.send_stream = sent, streamed  # type: ignore[method-assign]
 
 
+def hurry() -> None:
+    """Leave the benchmark out, which nothing here depends on; the check of the data is done."""
+    measure = ProcessSandbox.measure
+
+    async def measured(
+        self: ProcessSandbox, arguments: Sequence[str], timeout: float, data: Path | None = None
+    ) -> bytes:
+        if arguments[0] == "bench":
+            return b'{"flops": 1e9, "env_class": "watched|threads-1", "device": "cpu", "memory_mb": 4000, "threads": 1}'
+        return await measure(self, arguments, timeout, data)
+
+    ProcessSandbox.measure = measured  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
+    hurry()
     watch(Path(sys.argv[sys.argv.index("--home") + 1]) / HEARD)
     sys.exit(main(PROCESS))

@@ -51,8 +51,8 @@ def model_card(card: Mapping[str, Any], parameters: int, config: Mapping[str, An
     """The folder's README.
 
     Args:
-        card: ``name``; ``spec`` (the job document), ``data`` (names and counts), ``privacy`` (what was spent), ``rounds`` and ``receipts`` (lists of mappings),
-            and single facts. Any of them may be missing.
+        card: ``name``; ``spec`` (the job document), ``data`` (names and counts), ``privacy`` (what was spent), ``rounds`` and
+            ``receipts`` (lists of mappings), and single facts. Any of them may be missing.
         adapter: ``parameters`` are those of an adapter of ``config``'s model.
     """
     spec = _within(card, "spec")

@@ -414,6 +414,9 @@ def read_document(text: str, typed: Mapping[str, str]) -> dict[str, str]:
     if document.get("serve") is not None:
         way = "the page of the job whose model it is has “Serve it at homes”, and `cottage deploy JOB` asks for one"
         raise InvalidError(f"serve: this form is for jobs that learn, and this one answers: {way}", "document")
+    if document.get("federated") is not None:
+        way = "save it as a file, and `cottage submit FILE` asks for it"
+        raise InvalidError(f"federated: this form is for jobs with a dataset: {way}", "document")
     dataset = document.get("dataset", {})
     filled = {
         **document,

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast, get_args
 import msgspec
 from aiohttp import hdrs, web
 
+from common.invitations import Invitation
 from coordinator.client.compare import settings
 from coordinator.client.deployments import chats, curl_of
 from coordinator.client.text import parse_amount
@@ -261,7 +262,14 @@ class JobPages:
             "settings": settings(view),
             "names": {node.node: node.name for node in nodes},
             "server": server,
+            "federation_link": await self._federation_link(view, server),
         }
+
+    async def _federation_link(self, view: api.JobView, server: str) -> str:
+        """The invitation for owners of data; empty where the job is no federation."""
+        if view.federation is None:
+            return ""
+        return Invitation(server.rstrip("/"), (await self._network.view()).coordinator, job=view.id).link
 
     async def _output_of(self, job: str) -> api.OutputView | None:
         try:

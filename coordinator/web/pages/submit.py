@@ -105,6 +105,8 @@ class Submit:
                 served = spec.model.from_job
                 way = f"/jobs/{earlier}" if served is None else f"/jobs/{served}/serve"
                 raise web.HTTPSeeOther(way, headers={hdrs.CACHE_CONTROL: "no-store"})
+            if spec.federated is not None:
+                raise web.HTTPSeeOther(f"/jobs/{earlier}", headers={hdrs.CACHE_CONTROL: "no-store"})
             typed = fill(spec)
         if is_id(start):
             typed |= {

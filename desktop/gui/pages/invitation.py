@@ -20,6 +20,14 @@ from desktop.gui.widgets import Text, button
 PATIENCE_MS = 15_000  # What runs is handed over first.
 
 
+def names_federation(link: str) -> bool:
+    """Whether an invitation is to a federation, and so to more than a network."""
+    try:
+        return bool(read(link).job)
+    except InvitationError:
+        return False
+
+
 class InvitationWords(QObject):
     """What is wrong with an invitation, for its owner."""
 

@@ -1,0 +1,174 @@
+"""The agent's own door for a worker that reads its owner's data: what passes, what is counted, and what it never says."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.untrusted_text import untrusted
+from desktop.agent.errors import SettingsError, WorkerError, WorkerProtocolError
+from desktop.agent.federated.federated_gate import SAYS_NO_MORE, USED_UP, FederatedGate
+from desktop.agent.federated.memberships import JoinedFederation, Memberships
+from protocol.artifacts import audit_answer, state_answer
+from protocol.audit import OpenStep
+from protocol.federations import terms_digest
+from protocol.job.federated import FederatedSpec, PrivacySpec
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
+from protocol.node import Assign
+from protocol.plan import Layers, Member, Plan
+from protocol.task import (
+    ApplyRound,
+    BeginRound,
+    KeptState,
+    Progress,
+    RoundApplied,
+    RoundCommit,
+    RoundHolding,
+    StepOpened,
+    TaskFailed,
+    TaskReady,
+    Validation,
+    WorkerLog,
+    WorkerLogLine,
+)
+from protocol.worker import PeerSend, TensorName
+
+JOB, LEASE, OTHER = "a" * 32, "b" * 32, "c" * 32
+OWNERS = ("A" * 40, "B" * 40)
+DIGEST = "d" * 64
+SECRET = untrusted("the patient in bed 7")
+
+
+def spec_of(privacy: PrivacySpec | None, budget: int = 1) -> JobSpec:
+    federated = FederatedSpec(OWNERS, 3, privacy=privacy)
+    return JobSpec("wards", ModelSpec("tiny-llama"), budget, tokenizer=TokenizerSpec("bytes"), federated=federated)
+
+
+SPEC = spec_of(PrivacySpec(noise_multiplier=2.0, most_rounds=3))
+
+
+def begin(number: int, epoch: int = 1, **more: object) -> BeginRound:
+    plan = Plan(epoch, (Layers(0, 2),), (Member(0, 0, OWNERS[0]),))
+    return BeginRound(plan, number, 0, 5, 15, **more)  # type: ignore[arg-type]
+
+
+def assign(spec: JobSpec = SPEC, lease: str = LEASE) -> Assign:
+    return Assign(lease, 1, JOB, spec, 0, 0, begin(0).plan, {})
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "notes.txt").write_text("notes")
+    return tmp_path / "notes.txt"
+
+
+def joined(tmp_path: Path, data: Path, spec: JobSpec = SPEC, most: int | None = 3) -> Memberships:
+    known = Memberships(tmp_path / "federations.json")
+    one = JoinedFederation(
+        JOB, "wards", "http://here", str(data), DatasetSpec("0" * 64), terms_digest(spec), most, 8.0, 1e-5
+    )
+    known.add(one)
+    return known
+
+
+def test_a_seat_is_taken_only_for_what_the_owner_has_agreed_to(tmp_path: Path, data: Path) -> None:
+    known = joined(tmp_path, data)
+    FederatedGate(assign(), known).check_joined()
+    FederatedGate(
+        assign(msgspec.structs.replace(SPEC, budget=99)), known
+    ).check_joined()  # The budget is nothing of theirs.
+    weaker = spec_of(PrivacySpec(epsilon=80.0, noise_multiplier=2.0, most_rounds=3))
+    with pytest.raises(WorkerError, match="something else than its owner has agreed to"):
+        FederatedGate(assign(weaker), known).check_joined()
+    with pytest.raises(WorkerError, match="has not joined"):
+        FederatedGate(assign(), Memberships(tmp_path / "other.json")).check_joined()
+    data.unlink()
+    with pytest.raises(WorkerError, match="not there any more"):
+        FederatedGate(assign(), known).check_joined()
+
+
+def test_rounds_are_counted_on_the_disk_and_none_is_begun_beyond_the_budget(tmp_path: Path, data: Path) -> None:
+    gate = FederatedGate(assign(), joined(tmp_path, data))
+    assert gate.passed(begin(0)) is not None
+    assert gate.passed(begin(0)) is not None, "the same command again is the same round"
+    assert Memberships(tmp_path / "federations.json").joined[JOB].begun == 1
+    again = FederatedGate(assign(lease=OTHER), Memberships(tmp_path / "federations.json"))  # The agent has begun anew.
+    assert again.passed(begin(0)) is not None, "another lease sends another update of the round, so it counts"
+    assert again.passed(begin(1)) is not None
+    assert again.passed(begin(2)) is None
+    assert again.refused == USED_UP
+    assert again.passed(begin(1)) is None, "it goes on no further"
+    assert Memberships(tmp_path / "federations.json").joined[JOB].begun == 3
+
+
+def test_leaving_and_joining_again_does_not_begin_the_count_anew(tmp_path: Path, data: Path) -> None:
+    known = joined(tmp_path, data)
+    assert FederatedGate(assign(), known).passed(begin(0)) is not None
+    known.leave(JOB)
+    assert known.joined == {}
+    assert FederatedGate(assign(), known).passed(begin(1)) is None
+    assert joined(tmp_path, data).joined[JOB].begun == 1
+
+
+def test_what_cannot_be_counted_is_not_begun(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = joined(tmp_path, data)
+    gate = FederatedGate(assign(), known)
+
+    def full(_self: Path, _mode: str = "r", **_more: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    assert gate.passed(begin(0)) is None
+    assert "No space left" in gate.refused
+
+
+def test_a_damaged_memory_stops_the_agent_rather_than_forget(tmp_path: Path) -> None:
+    (tmp_path / "federations.json").write_text("[{")
+    with pytest.raises(SettingsError, match="so no federation goes on"):
+        Memberships(tmp_path / "federations.json")
+
+
+def test_no_command_reaches_the_worker_that_would_show_anything(tmp_path: Path, data: Path) -> None:
+    gate = FederatedGate(assign(), joined(tmp_path, data))
+    moments = KeptState(DIGEST, (OWNERS[1],))
+    passed = gate.passed(begin(0, validate=True, moments=moments))
+    assert isinstance(passed, BeginRound)
+    assert (passed.validate, passed.moments) == (False, None)
+    assert gate.passed(ApplyRound(1, 0, {})) == ApplyRound(1, 0, {})
+    assert gate.passed(OpenStep("e" * 32, 1, 0, 0)) is None
+
+
+def test_a_report_loses_what_is_of_the_data(tmp_path: Path, data: Path) -> None:
+    gate = FederatedGate(assign(), joined(tmp_path, data))
+    commit = RoundCommit(1, 0, DIGEST, 5, DIGEST, 100, 1000, loss=2.5)
+    assert gate.said(commit) == msgspec.structs.replace(commit, loss=None)
+    assert gate.said(Progress(1, 0, 3, 60, 2.5)) == Progress(1, 0, 3, 60)
+    failed = gate.said(TaskFailed(SECRET, cause="inputs"))
+    assert failed == TaskFailed(untrusted(SAYS_NO_MORE))
+    for passes in (TaskReady("cpu", 5), RoundHolding(1, 0, {0: DIGEST}), RoundApplied(1, 0, DIGEST, DIGEST)):
+        assert gate.said(passes) == passes
+    line = WorkerLogLine(1.0, "info", SECRET)
+    for stays in (WorkerLog((line,)), Validation(1, 0, 2.5, 100), StepOpened("e" * 32, DIGEST)):
+        assert gate.said(stays) is None
+
+
+def test_losses_pass_where_the_owners_have_agreed_to_no_limit(tmp_path: Path, data: Path) -> None:
+    spec = spec_of(None)
+    gate = FederatedGate(assign(spec), joined(tmp_path, data, spec, None))
+    assert gate.said(Progress(1, 0, 3, 60, 2.5)) == Progress(1, 0, 3, 60, 2.5)
+    for number in range(9):
+        assert gate.passed(begin(number)) is not None, "there is no budget to use up"
+
+
+def test_nothing_but_contributions_goes_to_others_and_nothing_but_shared_states_is_stored(
+    tmp_path: Path, data: Path
+) -> None:
+    gate = FederatedGate(assign(), joined(tmp_path, data))
+    for kind in ("pseudo_gradient", "shard", "result"):
+        gate.check_send(PeerSend(0, 1, TensorName(kind, 1, 0, 0, 0)))  # type: ignore[arg-type]
+    for kind in ("activation", "exchange", "validation"):
+        with pytest.raises(WorkerProtocolError, match="that stays here"):
+            gate.check_send(PeerSend(0, 1, TensorName(kind, 1, 0, 0, 0)))  # type: ignore[arg-type]
+    gate.check_upload(state_answer(1, 0))
+    with pytest.raises(WorkerProtocolError, match="that stays here"):
+        gate.check_upload(audit_answer("e" * 32))

@@ -1,0 +1,105 @@
+"""Joining a federation in the window: the link, the folder, the word. Nothing is agreed to before its owner says so."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from common.invitations import Invitation
+from desktop.gui.app import Desktop, wear
+from desktop.gui.model import AgentPhase
+from desktop.gui.pages.federation import FederationSheet
+from desktop.gui.theme import DARK, LIGHT
+from tests.desktop.gui.support import agent, documents, listener, save_picture, wait_for
+
+JOB = "3f" * 16
+LINK = Invitation("https://cottage.example", "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo", job=JOB).link
+ASKS = (
+    "Of your data nothing leaves this computer but, once a round, how the model has changed, cut to a length and with 2.4 times "
+    "that length of noise on it.",
+    "All rounds together tell of your data, taken as one, at most epsilon 8 at delta 1e-05; after 20 rounds this computer itself "
+    "sends no more.",
+    "A model with 0.9 million parameters learns in 20 rounds of 20 steps, each owner's computer with the whole model.",
+    "1 of 3 owners have joined; a round takes 2 at least.",
+)
+VIEW = {"told": {"job": JOB, "spec": {"name": "The wards"}}, "terms": "a" * 64, "asks": ASKS}
+DONE = VIEW | {"found": ["Your data: 3 files, 812 of 812 rows can be learnt from, 91,004 characters."]}
+Orders = list[tuple[str, Any]]
+
+
+@pytest.fixture
+def docs() -> dict[str, bytes]:
+    made = documents()
+    made["POST federation"], made["POST federation/join"] = json.dumps(VIEW).encode(), json.dumps(DONE).encode()
+    return made
+
+
+@pytest.fixture
+def orders() -> Orders:
+    return []
+
+
+@pytest.fixture
+def desktop(
+    open_desktop: Callable[..., Desktop], home: Path, docs: dict[str, bytes], orders: Orders
+) -> Iterator[Desktop]:
+    with listener(home / "agent.sock", lambda caller: agent(docs, orders)(caller)):
+        made = open_desktop()
+        wait_for(lambda: made.lending.snapshot.phase is AgentPhase.RUNNING, "an answer")
+        yield made
+        made.lending._timer.stop()
+        wait_for(lambda: not made.notices._calls._now, "the last answer")
+
+
+def opened(desktop: Desktop, folder: str) -> FederationSheet:
+    desktop.window.called(LINK)
+    sheet = desktop.window.joining
+    assert isinstance(sheet, FederationSheet)
+    sheet._choose = lambda _parent: folder
+    wait_for(sheet.pick.isEnabled, "what is asked")
+    return sheet
+
+
+def test_three_clicks_join_with_a_folder(desktop: Desktop, orders: Orders, tmp_path: Path) -> None:
+    sheet = opened(desktop, str(tmp_path))
+    assert sheet.head.text() == "Join “The wards”?"
+    assert len(sheet.lines) == len(ASKS)
+    assert "epsilon 8 at delta 1e-05" in sheet.lines[1]
+    assert not sheet.join.isEnabled(), "no folder is chosen"
+    QTest.mouseClick(sheet.pick, Qt.MouseButton.LeftButton)
+    assert str(tmp_path) in sheet.chosen.text().replace("\u200b", "")
+    for colours, name in ((LIGHT, "light"), (DARK, "dark")):
+        wear(colours)
+        save_picture(sheet, f"federation_{name}")
+    wear(LIGHT)
+    QTest.mouseClick(sheet.join, Qt.MouseButton.LeftButton)
+    wait_for(lambda: sheet.head.text() == "You take part.", "the answer")
+    assert "812 of 812 rows" in sheet.lines[0]
+    said = [(name, order) for name, order in orders if name.startswith("federation")]
+    assert said == [
+        ("federation", {"invitation": LINK}),
+        ("federation/join", {"job": JOB, "terms": "a" * 64, "data": str(tmp_path)}),
+    ]
+
+
+def test_whoever_types_on_has_joined_nothing(desktop: Desktop, orders: Orders) -> None:
+    sheet = opened(desktop, "")
+    QTest.mouseClick(sheet.pick, Qt.MouseButton.LeftButton)
+    assert not sheet.join.isEnabled(), "no folder was named"
+    QTest.keyClick(sheet.close_it, Qt.Key.Key_Return)
+    wait_for(lambda: desktop.window.joining is None, "the end of the question")
+    assert [name for name, _ in orders if name == "federation/join"] == []
+
+
+def test_a_refusal_says_why_and_can_be_mended(desktop: Desktop, docs: dict[str, bytes], tmp_path: Path) -> None:
+    del docs["POST federation/join"]
+    sheet = opened(desktop, str(tmp_path))
+    QTest.mouseClick(sheet.pick, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(sheet.join, Qt.MouseButton.LeftButton)
+    wait_for(lambda: "cannot do that" in sheet.said.text(), "the reason")
+    assert sheet.join.isEnabled()
+    assert sheet.pick.isEnabled()
