@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.identity import BadAddressError, BadSignatureError, signed_bytes, verify
+from common.errors import BadAddressError, BadSignatureError
+from protocol.identity import signed_bytes, verify
 from protocol.ids import NodeAddress
 
 MAX_SUMMANDS = 256  # As many as a federated job may have owners.

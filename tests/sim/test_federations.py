@@ -9,7 +9,7 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease
-from coordinator.domain.privacy import PrivacyBudget, Release, epsilon
+from coordinator.domain.privacy import PrivacyBudget, PrivateRelease, epsilon
 from coordinator.services.training.federations import CHANGED
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, RoundRecord, RunRecord
@@ -170,8 +170,8 @@ async def test_no_crash_and_no_loss_spends_more_than_the_budget(seed: int) -> No
     settled = end.spec.federated.privacy
     assert settled.noise_multiplier is not None
     assert len(rounds) == end.released <= (settled.most_rounds or 0)
-    spent = epsilon([Release(settled.noise_multiplier, count=end.released)], budget.delta)
-    more = epsilon([Release(settled.noise_multiplier, count=(settled.most_rounds or 0) + 1)], budget.delta)
+    spent = epsilon([PrivateRelease(settled.noise_multiplier, count=end.released)], budget.delta)
+    more = epsilon([PrivateRelease(settled.noise_multiplier, count=(settled.most_rounds or 0) + 1)], budget.delta)
     assert spent <= budget.epsilon < more
     if end.state is JobState.SETTLED:
         assert end.model is not None
