@@ -100,6 +100,8 @@ RUN_BY = {
     "ledger challenge": ("tests/e2e/test_challenge.py", "challenge"),
     "accounts": ("tests/coordinator/test_admin.py", "accounts"),
     "backup": ("tests/coordinator/test_backup.py", "backup"),
+    "image push": ("tests/coordinator/web/arrays/test_pushed_images.py", "push"),
+    "node images": ("tests/desktop/app/test_accepted_publishers.py", "images"),
     "admin": ("tests/coordinator/operation/test_admin_command.py", "admin"),
     "invite": ("tests/e2e/test_private_network.py", "private-network"),
     "keys": ("tests/coordinator/web/test_account_commands.py", "keys"),
