@@ -20,6 +20,11 @@ from coordinator.ownauditor import OwnAuditor, lacks
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.accounts.expiry import Forgetting
 from coordinator.services.accounts.notification_settings import NoticeService
+from coordinator.services.arrays.array_jobs import ArrayJobs
+from coordinator.services.arrays.element_books import ElementBooks
+from coordinator.services.arrays.element_results import ElementResults
+from coordinator.services.arrays.open_arrays import OpenArrays
+from coordinator.services.arrays.published_images import PublishedImages
 from coordinator.services.artifacts.access import ArtifactAccess
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.checkpoints import Checkpoints
@@ -149,6 +154,7 @@ class CoordinatorParts:
     homes: Homes
     answer_checks: AnswerChecks
     private: PrivateSessions
+    elements: ElementBooks
     checks: DatasetChecks | None = None
     vital_signs: VitalSigns | None = None
 
@@ -218,7 +224,14 @@ class _Rounds:
 
 
 def _rounds(
-    context: Context, desk: JobDesk, leases: Leases, nodes: Nodes, links: Links, chain: ChainPort, coordinator: str
+    context: Context,
+    desk: JobDesk,
+    leases: Leases,
+    nodes: Nodes,
+    links: Links,
+    chain: ChainPort,
+    coordinator: str,
+    open_arrays: OpenArrays,
 ) -> _Rounds:
     deadlines = Deadlines(context, nodes, links)
     disputes = DisputeService(context, nodes, deadlines)
@@ -235,7 +248,8 @@ def _rounds(
     homes = Homes(context, desk, nodes)
     deployments = Deployments(context, nodes, settlement, homes, links)
     staffing = Staffing(context, nodes, links, watching)
-    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments)
+    arrays = ArrayJobs(context, nodes, settlement, open_arrays)
+    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays)
     made = (watching, drawing, disputes, verification, promises, settlement, funding, lanes)
     return _Rounds(*made, runs, homes, deployments)
 
@@ -268,18 +282,20 @@ def assemble(
     context.metrics.watch(links.gauges)
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node), key)
-    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator)
+    open_arrays = OpenArrays(context, nodes, artifacts)
+    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays)
     runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
     referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
     beacons = Beacons(context, desk, drawing, runs, chain)
     logs = JobLogs(context)
-    doors = ArtifactAccess(context, nodes, deliveries or Deliveries(store, clock), room)
+    deliveries = deliveries or Deliveries(store, clock)
+    doors = ArtifactAccess(context, nodes, deliveries, room, open_arrays)
     returns = Returns(desk, leases, nodes, doors, runs.advance)
     talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
     private = PrivateSessions(context, nodes, rounds.homes, relays)
-    conversation = Conversation(
-        *talk, rounds.watching, doors, returns, rounds.homes, private, Federations(context, desk, runs)
-    )
+    kinds = (ElementResults(context, artifacts, deliveries), Federations(context, desk, runs))
+    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, private, *kinds)
+    open_arrays.attend(desk)
     keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
     upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
     checkpoints = Checkpoints(context, artifacts, models)
@@ -306,7 +322,7 @@ def assemble(
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
     evaluations = Evaluations(context, desk, checkpoints, task_runner)
     operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic, rounds.homes)
-    served = (rounds.homes, checks, private)
+    served = (rounds.homes, checks, private, ElementBooks(context, open_arrays, artifacts))
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
     return CoordinatorParts(*parts)
 
@@ -404,6 +420,8 @@ def add_interface(
         parts.operation,
         parts.nodes.lenders,
         parts.private,
+        PublishedImages(context.store, artifacts),
+        parts.elements,
         context.config.data / "downloads",
         context.config.public_url,
     )

@@ -73,6 +73,7 @@ _COUNTERS: Mapping[str, str] = {
     "answers_failed_total": "requests that a node of a deployed model could not answer",
     "answers_checked_total": "answers of nodes that were drawn again",
     "answers_wrong_total": "answers of nodes that were not their model's",
+    "elements_wrong_total": "results of elements of array jobs that other owners contradicted",
     "answers_unchecked_total": "answers that were to be drawn again, and could not be",
     "http_requests_total": "requests answered, by the kind of their route and the status",
 }

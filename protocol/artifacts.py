@@ -8,7 +8,7 @@ from typing import Final
 
 from protocol.ids import AuditId
 
-ANSWERS_PATTERN: Final = "^((audit|anchor|inputs)-[0-9a-f]{32}|state-[0-9]{1,19}-[0-9]{1,10})$"
+ANSWERS_PATTERN: Final = "^((audit|anchor|inputs)-[0-9a-f]{32}|state-[0-9]{1,19}-[0-9]{1,10}|result-[0-9]{1,16})$"
 STATE = "state-"  # How the answers begin that are states of stages.
 
 
@@ -25,6 +25,11 @@ def anchor_answer(audit: AuditId) -> str:
 def state_answer(epoch: int, number: int) -> str:
     """The state of the lease's stage that a round came to."""
     return f"{STATE}{epoch}-{number}"
+
+
+def result_answer(run: int) -> str:
+    """The result of a run of an array's element."""
+    return f"result-{run}"
 
 
 def inputs_answer(dispute: AuditId) -> str:

@@ -35,7 +35,7 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import Told, Untrusted
-from protocol.federations import FederationTold, OwnerWish
+from protocol.federations import FederationTold, FederationWish
 from protocol.ids import (
     Count,
     Digest,
@@ -76,6 +76,7 @@ class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
     ``floor``: the least that its owner lets it work for, in millionths of the token for 10^15 operations.
     ``auditor``: it only looks at others' work, for the coordinator's operator, and takes no seat.
     ``beside_mb``: main memory that jobs may take beside a graphics card, whose memory is ``memory_mb``.
+    ``containers``: it runs containers of images that its owner accepts (``protocol.elements``); others get no array job.
     """
 
     name: ShortText
@@ -89,6 +90,7 @@ class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
     floor: Annotated[int, Meta(ge=0, le=10**12)] = 0
     auditor: bool = False
     beside_mb: Annotated[int, Meta(ge=1, le=10**8)] | None = None
+    containers: bool = False
 
 
 WorkerKind = Literal["lives", "restoring", "restored"]
@@ -201,7 +203,7 @@ NodeMessage = (
     | RecordsReturned
     | PrivateAnswer
     | PrivateCounts
-    | OwnerWish
+    | FederationWish
 )
 
 

@@ -22,6 +22,7 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
       OpenOuter, ReplayOuter               the same for the outer step
       BisectQuery     ->   BisectAnswer    a dispute: ``protocol.audit``
       AskModel        ->   ModelSaid       of a job that serves, which has no rounds: a request, and pieces of its answer
+      RunElements     ->   ElementsMoved   of an array job, which has no rounds either: ``protocol.elements``
 """
 
 from typing import Annotated, Literal
@@ -47,6 +48,7 @@ from protocol.audit import (
     StepOpened,
     StepWeights,
 )
+from protocol.elements import ArrayReady, DropElements, ElementsMoved, RunElements
 from protocol.ids import (
     Count,
     Digest,
@@ -69,12 +71,15 @@ __all__ = [
     "MAX_STAGES",
     "AbandonRound",
     "ApplyRound",
+    "ArrayReady",
     "AskModel",
     "AuditReport",
     "AwaitStages",
     "BeginRound",
     "BisectAnswer",
     "BisectQuery",
+    "DropElements",
+    "ElementsMoved",
     "ExpectPeers",
     "FailureCause",
     "JoinStages",
@@ -96,6 +101,7 @@ __all__ = [
     "RoundApplied",
     "RoundCommit",
     "RoundHolding",
+    "RunElements",
     "ShardRecord",
     "ShowLeaf",
     "StepChallenge",
@@ -244,6 +250,8 @@ TaskCommand = (
     | AskModel
     | JoinStages
     | AwaitStages
+    | RunElements
+    | DropElements
     | StopTask
 )
 
@@ -444,4 +452,6 @@ TaskReport = (
     | Traffic
     | WorkerLog
     | ModelSaid
+    | ArrayReady
+    | ElementsMoved
 )

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from common.console import Terminal
 from common.terminal import complain, complain_of_no_answer, say
 from coordinator.client.client import Client
-from coordinator.client.commands import account, deploy, fetch, follow, operate, submit
+from coordinator.client.commands import account, deploy, fetch, follow, image, mapping, operate, submit
 from coordinator.client.commands.base import (
     EXIT_INTERRUPTED,
     EXIT_REFUSED,
@@ -65,8 +65,10 @@ _COMMANDS: dict[str, Callable[[Client, argparse.Namespace, Terminal], Awaitable[
     "quote": submit.quote,
     "submit": submit.submit,
     "deploy": deploy.deploy,
+    "map": mapping.map_files,
     "upload": submit.upload,
     "check": submit.check,
+    "image": image.image,
     "jobs": follow.jobs,
     "show": follow.show_job,
     "job": follow.show_job,

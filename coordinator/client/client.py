@@ -14,6 +14,7 @@ from common.regular_file import irregular
 from common.untrusted_text import untrusted
 from coordinator.client.account import AccountCalls
 from coordinator.client.archive import unpack
+from coordinator.client.arrays import ArrayCalls
 from coordinator.client.books import PublicCalls
 from coordinator.client.deployments import (
     HOURS,
@@ -26,6 +27,7 @@ from coordinator.client.deployments import (
 )
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
+from coordinator.client.images.calls import ImageCalls
 from coordinator.client.line import ATTEMPTS, CHANGE_S, WORK_S, HttpLine, Sleep, decode, is_passing, place
 from coordinator.client.operation import OperatorCalls
 from coordinator.client.private import PrivateCalls
@@ -60,7 +62,7 @@ class JobUpdate(msgspec.Struct, frozen=True):
         return self.job is not None and self.job.state in _TERMINAL
 
 
-class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
+class Client(AccountCalls, ArrayCalls, ImageCalls, PublicCalls, OperatorCalls, PrivateCalls):
     """One coordinator. Use it as an async context manager, or call ``close``.
 
     Every call raises ProblemError where the coordinator refuses, and UnreachableError where it does not answer. A call whose
@@ -422,7 +424,7 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
     async def upload(
         self,
         path: Path,
-        purpose: Literal["dataset", "weights", "tokenizer"] = "dataset",
+        purpose: Literal["dataset", "weights", "tokenizer", "input"] = "dataset",
         format: DatasetFormat = "auto",  # noqa: A002 - the interface's word
         text_field: str = "text",
         progress: Progress | None = None,
@@ -493,6 +495,8 @@ class Client(AccountCalls, PublicCalls, OperatorCalls, PrivateCalls):
         view = await self.get(job)
         if view.model is None:
             detail = f"job {job} is {view.state} and has no model yet: it has one once it is verified"
+            if view.spec.array is not None:
+                detail = f"job {job} runs containers and makes no model: `cottage download {job}` fetches its results"
             if view.spec.serve is not None:
                 whose = view.spec.model.from_job
                 detail = makes_none(job, whose) + ("" if whose is None else f": download that of {whose}")

@@ -130,6 +130,9 @@ def check_served(source: api.JobView, round_: int | None) -> None:
     Raises:
         ProblemError: it serves one itself, or has none yet.
     """
+    if source.spec.array is not None:
+        detail = f"job {source.id} runs containers and makes no model: name one that trains"
+        raise ProblemError(422, "invalid", detail, "model.from_job")
     if source.spec.serve is not None:
         of, way = source.spec.model.from_job, "`cottage deploy` takes that model's folder, or its name on the Hub"
         way = way if of is None else f"name that one: {of}"

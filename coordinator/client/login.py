@@ -23,9 +23,13 @@ class LoginFileError(Exception):
 
 def file_of_keys() -> Path:
     """Where the keys are: ``$COTTAGE_CONFIG``, or the folder that the system has for settings."""
+    return settings_of_client() / "keys.json"
+
+
+def settings_of_client() -> Path:
+    """The folder of a submitter's keys: ``$COTTAGE_CONFIG``, or what the system has for settings."""
     named = os.environ.get(CONFIG_VARIABLE)
-    folder = Path(named) if named else settings_folder()
-    return folder / "keys.json"
+    return Path(named) if named else settings_folder()
 
 
 def token_for(server: str) -> str | None:

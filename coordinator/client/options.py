@@ -15,6 +15,7 @@ from coordinator.client.deployments import HOURS, MOST_STAGES, REPLICAS
 from coordinator.client.login import take_token
 from coordinator.client.text import parse_amount
 from protocol.ids import is_id
+from protocol.images.statement import Architecture
 from protocol.job.job import Encoding, ServedWeights
 from protocol.rest.admin import AdminJobState, AdminNodeState, AdminRowState
 from protocol.rest.api import JobNotice
@@ -28,6 +29,7 @@ EXITS = """\
 exit status: 0 done; 1 the job failed or was cancelled, or the coordinator refused; 2 wrong use, or a file that cannot be used;
 3 the coordinator does not answer; 4 not signed in, or not allowed; 130 interrupted"""
 OPERATES = "operate a coordinator: nodes, jobs of all accounts, the outbox, room for files"
+IMAGES = "Images of containers, sent without a registry. Who lends accepts the key that signs them, or none of them runs there."
 ORDERS = (
     ("drain", "give a node no new seat; those that it has go to others as these come", False),
     ("undrain", "let a node have seats again", False),
@@ -52,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
     common = _common()
     _submitting(commands, common)
     _deploying(commands, common)
+    _mapping(commands, common)
+    _images(commands, common)
     _following(commands, common)
     _looking(commands, common)
     _account(commands, common)
@@ -106,7 +110,7 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
     upload = _add(commands, "upload", [common], "upload a file; goes on where it was after a cut")
     upload.add_argument("file", type=Path, metavar="FILE")
     upload.add_argument(
-        "--purpose", choices=("dataset", "weights", "tokenizer"), default="dataset", help="default: dataset"
+        "--purpose", choices=("dataset", "weights", "tokenizer", "input"), default="dataset", help="default: dataset"
     )
     _dataset(upload)
     upload.add_argument("--resume", metavar="ID", help="go on with an upload that another process began")
@@ -158,6 +162,59 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     deploy.add_argument("--yes", action="store_true", help="do not ask before funding; --json does not ask either")
 
 
+def _mapping(commands: Any, common: argparse.ArgumentParser) -> None:
+    what = "run a container once for each of many files, on nodes of the network, and fetch what it writes"
+    mapped = _add(commands, "map", [common], what)
+    mapped.add_argument("image", metavar="IMAGE", help="its name, as `cottage image list` shows it, or its artifact")
+    command = "what runs, quoted as one word: {input} is the file in the container, {name} its name, {index} its number"
+    mapped.add_argument("command_line", metavar="COMMAND", help=command)
+    mapped.add_argument(
+        "--over",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="the files, or patterns in quotes such as 'inputs/*.json'",
+    )
+    mapped.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results go, a folder each")
+    shared = "a file that each one reads, at /in/PATH; may be given several times"
+    mapped.add_argument("--input", action="append", default=[], type=_placed, metavar="PATH=FILE", help=shared)
+    mapped.add_argument("--env", action="append", default=[], type=_variable, metavar="NAME=VALUE", help="of each one")
+    mapped.add_argument("--seconds", type=decimal, metavar="N", help="the most that one may take; default: 600")
+    mapped.add_argument("--estimate", type=decimal, metavar="N", help="seconds that one likely takes, for the price")
+    mapped.add_argument("--memory", type=whole_number, metavar="MB", help="the most that one may have; default: 1024")
+    mapped.add_argument("--disk", type=whole_number, metavar="MB", help="the most that one may write; default: 1024")
+    mapped.add_argument("--gpu", action="store_true", help="with a graphics card")
+    mapped.add_argument("--retries", type=_between(0, 10), metavar="N", help="of one that fails; default: 2")
+    verify = "how results are made sure of; default: replicated, which runs each at several owners who must agree"
+    mapped.add_argument("--verify", choices=("replicated", "spot-checked", "trusted"), help=verify)
+    mapped.add_argument("--owners", type=_between(2, 7), metavar="N", help="that must agree; default: 2")
+    trust = "the payout address of an owner whose machines may run it, and nobody else's; may be given several times"
+    mapped.add_argument("--trust", action="append", default=[], type=wallet, metavar="ADDRESS", help=trust)
+    mapped.add_argument("--hours", type=_hours, default=24.0, metavar="N", help="until it ends; default: 24")
+    most = "the most that is paid, such as 2.50; default: a quarter more than it likely costs"
+    mapped.add_argument("--budget", type=_paid, metavar="AMOUNT", help=most)
+    mapped.add_argument("--name", default="", metavar="NAME", help="how you find it again")
+    _wallet(mapped)
+    mapped.add_argument("--yes", action="store_true", help="do not ask before funding; --json does not ask either")
+
+
+def _placed(text: str) -> tuple[str, Path]:
+    """A file, and where it lies in the container."""
+    place, separator, file = text.partition("=")
+    if not separator:
+        place, file = Path(text).name, text
+    if not Path(file).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {file!r}: write PATH=FILE, as in model.bin=data/model.bin")
+    return place, Path(file)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} has no value: write NAME=VALUE")
+    return name, value
+
+
 def _job_id(text: str) -> str:
     if not is_id(text.strip()):
         raise argparse.ArgumentTypeError(f"{text!r} is no job: give its id, as `cottage jobs` shows it")
@@ -179,6 +236,29 @@ def _dataset(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _images(commands: Any, common: argparse.ArgumentParser) -> None:
+    words = commands.add_parser(
+        "image", help="container images of your own, for array jobs: push, list", description=IMAGES, epilog=EXITS
+    )
+    actions = words.add_subparsers(dest="action", required=True, metavar="WORD")
+    push = _add(actions, "push", [common], "sign an image and send it; goes on where it was after a cut")
+    push.add_argument(
+        "file", type=Path, metavar="ARCHIVE", help="as docker save IMAGE -o FILE writes it, or an OCI archive"
+    )
+    push.add_argument("--name", help="what it is called, such as sweep:1; default: the file's name")
+    push.add_argument(
+        "--key", type=Path, metavar="FILE", help="the key that signs; default: one of your own, made at the first push"
+    )
+    push.add_argument(
+        "--architecture",
+        choices=get_args(Architecture),
+        default="amd64",
+        help="which is meant where the archive has several; default: amd64",
+    )
+    push.add_argument("--resume", metavar="ID", help="go on with an upload of the same image that was begun")
+    _add(actions, "list", [common], "the images that you have pushed, newest first")
+
+
 def _following(commands: Any, common: argparse.ArgumentParser) -> None:
     jobs = _add(commands, "jobs", [common], "list jobs, newest first")
     _limit(jobs)
@@ -189,7 +269,7 @@ def _following(commands: Any, common: argparse.ArgumentParser) -> None:
     _track(watch)
     for name, text in ASKS.items():
         _job(_add(commands, name, [common], text))
-    download = _add(commands, "download", [common], "fetch a finished model; checks its SHA-256, goes on after a cut")
+    download = _add(commands, "download", [common], "fetch a finished model, or an array's results; checks SHA-256")
     _job(download)
     download.add_argument("folder", type=Path, metavar="DIR", help="where the model's folder goes")
     download.add_argument("--merged", action="store_true", help="an adapter together with the model that it adapts")

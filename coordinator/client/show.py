@@ -43,6 +43,7 @@ from coordinator.client.text import (
 from protocol.evaluation import EvaluationView
 from protocol.rest import api
 from protocol.rest.account import KeyView
+from protocol.rest.arrays import ArrayView
 
 STYLES: dict[str, str] = {
     "settled": "green",
@@ -71,6 +72,8 @@ def jobs_table(views: Sequence[api.JobView]) -> RenderableType:
 
 
 def _progress(view: api.JobView) -> str:
+    if view.array is not None:
+        return f"{view.array.done + view.array.failed} of {view.array.count}"
     if view.spec.serve is None:
         return f"{view.rounds_done} of {view.rounds_total}"
     return "serves" if view.serving is None else f"{count(view.serving.answers)} answers"
@@ -144,9 +147,31 @@ def deployment_quote_table(quote: api.Quote, budget: int | None = None, proposed
     return Group(table, *problems)
 
 
+def array_quote_table(quote: api.Quote, budget: int | None = None, proposed: bool = False) -> RenderableType:
+    """What it costs that a container runs for each element. ``proposed``: nobody has named the budget."""
+    problems = [Text(f"✗ {problem}", style="red") for problem in quote.problems]
+    if problems and not quote.operations:
+        return Group(*problems)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    budget = quote.price if budget is None else budget
+    most = ", since none was named" if proposed else ""
+    rows = [
+        ("likely", money(quote.price_likely)),
+        ("budget", f"{money(budget)}, the most that is paid{most}"),
+        ("takes about", duration(quote.hours * 3600)),
+        *[("because" if not place else "", reason) for place, reason in enumerate(quote.reasons)],
+        *([("limited by", quote.limit)] if quote.limit else []),
+        *([("for 10^15 operations", money(quote.rate))] if quote.rate else []),
+        *([("fee of the ledger", f"{quote.fee_lamports:,} lamports")] if quote.fee_lamports else []),
+    ]
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), Text(value))
+    return Group(table, *problems)
+
+
 def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> RenderableType:
     """The job as it is now: state, progress, figures, the last events."""
-    lines = _training(view) if view.spec.serve is None else _serving(view)
+    lines = _training(view) if view.spec.trains else _serving(view) if view.array is None else _mapped(view, view.array)
     if view.federation is not None:
         lines += [Text(line) for line in federation_lines(view.federation)]
     if view.reason:
@@ -174,6 +199,19 @@ def _serving(view: api.JobView) -> list[RenderableType]:
     left = "" if view.ended is not None else f" · ends in {duration(seconds_left(view, time.time()))} at the latest"
     lines.append(Text(f"paid {money(view.paid)} of {amount(view.escrow)}{left}"))
     return lines
+
+
+def _mapped(view: api.JobView, array: ArrayView) -> list[RenderableType]:
+    """An array job: how many elements have ended, what was compared, what it costs."""
+    wrong = "" if not array.wrong else f", {array.wrong:,} nodes were found wrong"
+    left = "" if view.ended is not None else f" · ends in {duration(seconds_left(view, time.time()))} at the latest"
+    return [
+        Text.assemble((view.name, "bold"), "  ", _state(view.state), "  ", view.sentence),
+        _bar(array.done + array.failed, max(1, array.count)),
+        Text(f"{array.runs:,} runs hold, {array.checked:,} of them beside another owner's{wrong}"),
+        Text(f"cost so far {money(view.cost)} of {amount(view.cap or view.spec.budget)}, never more"),
+        Text(f"paid {money(view.paid)} of {amount(view.escrow)}{left}"),
+    ]
 
 
 def _training(view: api.JobView) -> list[RenderableType]:

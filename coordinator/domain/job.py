@@ -207,15 +207,15 @@ def asked(job: Job, action: JobAction, *, checkpoint: bool) -> Job:
     Raises:
         ConflictError: the job is in no state for that, or a stop was asked for, or nothing is there to keep.
     """
-    serves = job.spec.serve is not None
-    states = _AT_WORK | {JobState.PAUSED} if serves else ASKED[action]
+    states = ASKED[action] if job.spec.trains else _AT_WORK | {JobState.PAUSED}
     if job.state not in states:
-        instead = (_INSTEAD_OF_SERVING if serves else _INSTEAD).get(job.state, "its life is over")
+        words = _INSTEAD if job.spec.trains else _INSTEAD_OF_SERVING if job.spec.array is None else _INSTEAD_OF_ARRAYS
+        instead = words.get(job.state, "its life is over")
         raise ConflictError(f"job {job.id} is {job.state}: {instead}", field="state")
     if job.wish in ENDINGS:
         raise ConflictError(f"job {job.id} ends: {job.reason}", field="state")
     if job.wish is Wish.STOP and action is not JobAction.STOP:
-        after = "what it answered is checked and paid" if serves else "its model will be there to download"
+        after = "its model will be there to download" if job.spec.trains else "what it did is checked and paid"
         raise ConflictError(f"job {job.id} is being stopped: {after}", field="state")
     match action:
         case JobAction.PAUSE if job.state is not JobState.PAUSED and job.wish is Wish.NONE:
@@ -243,6 +243,11 @@ _INSTEAD_OF_SERVING: Mapping[JobState, str] = {
     JobState.VERIFYING: "it answers no more: its last answers are checked and paid",
 }
 
+_INSTEAD_OF_ARRAYS: Mapping[JobState, str] = {
+    JobState.CREATED: _INSTEAD[JobState.CREATED],
+    JobState.VERIFYING: "all that will run has run: the last payments are made",
+}
+
 
 def raised(job: Job, amount: int) -> int:
     """The budget with ``amount`` more.
@@ -252,7 +257,7 @@ def raised(job: Job, amount: int) -> int:
     """
     if job.state not in _AT_WORK | {JobState.PAUSED} or job.wish in ENDINGS:
         raise ConflictError(f"job {job.id} is {job.state}: nothing can be added to its budget", field="state")
-    if job.spec.serve is not None:
+    if not job.spec.trains:
         return job.spec.budget + amount
     missing = job.quote.price - job.spec.budget
     if amount > missing:

@@ -20,6 +20,7 @@ from protocol.task import (
     AwaitStages,
     BeginRound,
     BisectQuery,
+    DropElements,
     ExpectPeers,
     JoinStages,
     OpenOuter,
@@ -28,12 +29,13 @@ from protocol.task import (
     ReplayAcross,
     ReplayOuter,
     ReplayStep,
+    RunElements,
     ShowLeaf,
     StopTask,
     TaskCommand,
 )
 
-Kind = Literal["an opening", "an anchor", "a state", "an operation's inputs"]
+Kind = Literal["an opening", "an anchor", "a state", "an operation's inputs", "a result"]
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -57,7 +59,8 @@ def inputs_of(job: Job) -> frozenset[Digest]:
 
     Ranges of a model's archive are read by nodes that are not given it whole.
     """
-    return frozenset((*job.files.values(), *job.spec.model.weight_files))
+    shared = () if job.spec.array is None else job.spec.array.inputs.values()
+    return frozenset((*job.files.values(), *job.spec.model.weight_files, *shared))
 
 
 def folder_of(job: Job, stages: int) -> dict[str, Digest]:
@@ -85,7 +88,9 @@ def named_by(command: TaskCommand) -> tuple[Digest, ...]:
             return (replay.opening, replay.anchor) if stored and replay.anchor is not None else (replay.opening,)
         case ReduceRound() | ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf():
             return ()
-        case ExpectPeers() | AskModel() | JoinStages() | AwaitStages() | StopTask():
+        case RunElements(runs=runs):
+            return tuple(digest for one in runs for digest in one.element.inputs.values())
+        case ExpectPeers() | AskModel() | JoinStages() | AwaitStages() | DropElements() | StopTask():
             return ()
         case _:
             assert_never(command)

@@ -35,9 +35,9 @@ async def gather(
         return Case(await on_ledger(LedgerConfig(rpc, program, mint), job, None, ()), None)
     async with Client(server, token) as client:
         view, books = await client.get(job), await client.job_ledger(job)
-        serves = view.spec.serve is not None
+        by_period = not view.spec.trains
         numbers = sorted(
-            {one.round for one in await client.rounds(job) if one.state == "complete" and (one.tokens or serves)}
+            {one.round for one in await client.rounds(job) if one.state == "complete" and (one.tokens or by_period)}
         )
         disputes = await _disputes(client, job)
         rounds = [found for number in numbers for found in await client.evidence(job, number)]
@@ -57,7 +57,7 @@ async def gather(
         rounds=rounds,
         disputes=disputes,
         wallets=wallets,
-        rate=None if view.spec.serve is None else view.quote.rate,
+        rate=None if view.spec.trains else view.quote.rate,
         privacy=None if view.federation is None else view.federation.privacy,
     )
     slots = sorted({one.draw.after for one in rounds if one.draw is not None})

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from coordinator.domain.account import Account
+from coordinator.domain.arrays.votes import ElementCourse
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
@@ -108,5 +109,6 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
     ChallengeRecord: RecordKind("challenges", ("id",), ("created", "id")),
     TrailRecord: RecordKind("trail", ("id",), ("id",), numbered=True),
     DeliveryRecord: RecordKind("deliveries", ("lease", "artifact"), ("created", "lease", "artifact")),
+    ElementCourse: RecordKind("elements", ("job", "index"), ("settled", "index", "job"), frozenset({"tries"})),
     FileRecord: RecordKind("files", ("account_id", "artifact"), ("created", "artifact")),
 }

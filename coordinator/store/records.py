@@ -466,7 +466,7 @@ class FileRecord(Told, frozen=True):
 
     account_id: str
     artifact: Digest
-    purpose: Literal["dataset", "weights", "tokenizer"]
+    purpose: Literal["dataset", "weights", "tokenizer", "image", "input"]
     name: Untrusted
     length: int
     created: float

@@ -12,6 +12,8 @@ from coordinator.version import release
 from coordinator.web import openapi
 from coordinator.web.accounts import AccountRoutes
 from coordinator.web.api import Api
+from coordinator.web.arrays.elements import ElementRoutes
+from coordinator.web.arrays.images import ImageRoutes
 from coordinator.web.auth import Auth, principal, visitor
 from coordinator.web.auth.gate import install
 from coordinator.web.checks import CheckRoutes
@@ -68,12 +70,14 @@ def interface(
     api = Api(jobs, services.network, services.market, streams)
     routes = [
         *TransferRoutes(jobs, services.uploads, artifacts, authorise, services.doors).routes(),
+        *ImageRoutes(services.images).routes(),
         *HubRoutes(HubModels(services.uploads)).routes(),
         *CheckRoutes(services.checks, jobs).routes(),
         *api.routes(),
         *CompletionRoutes(jobs, services.leavings).routes(),
         *PrivateRoutes(services.private).routes(),
         *LifeRoutes(jobs, services.leavings, artifacts).routes(),
+        *ElementRoutes(services.elements, artifacts).routes(),
         *NoticeRoutes(services.notices).routes(),
         *LedgerRoutes(services.books).routes(),
         *WithdrawalRoutes(services.withdrawals).routes(),

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.services.arrays.element_books import ElementsPort
+from coordinator.services.arrays.published_images import PublishedImages
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.uploads import UploadService
@@ -30,6 +32,8 @@ class Services:
         operation: what an operator sees and orders.
         lenders: who may lend, and invitations.
         private: how clients come to private sessions.
+        images: container images that submitters have pushed.
+        elements: what became of the elements of array jobs.
         public_url: where others find the coordinator, if its operator has said so.
         downloads: folder of the installers that are offered; None: none are.
     """
@@ -48,5 +52,7 @@ class Services:
     operation: OperatorPort
     lenders: LendersPort
     private: PrivatePort
+    images: PublishedImages
+    elements: ElementsPort
     downloads: Path | None = None
     public_url: str | None = None

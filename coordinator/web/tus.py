@@ -72,7 +72,7 @@ class Tus:
     def routes(self) -> list[Route]:
         """What an upload can be asked."""
         all_, one = f"{API}/uploads", f"{API}/uploads/{{upload}}"
-        begin = "Begin an upload of a dataset, weights or a tokenizer (tus 1.0.0; a JSON body or headers)"
+        begin = "Begin an upload of a dataset, weights, a tokenizer or an image (tus 1.0.0; a JSON body or headers)"
         far = "How far an upload is; HEAD says it in headers, as tus has it"
         send = "Bytes from the offset on (tus 1.0.0); after the last one the file is looked at"
         refused = (403, 404, 409, 412, 413, 415, 422, 460, 503, 507)

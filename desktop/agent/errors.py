@@ -8,7 +8,8 @@
     ├── SandboxError                3   a restriction is not in force, or jobs cannot run here for another reason
     │   ├── NoEngineError               no Docker engine answers
     │   ├── NoImageError                the engine lacks the image that jobs run in
-    │   └── UnsignedImageError          nobody whom this build trusts has signed the image
+    │   ├── UnsignedImageError          nobody whom this build trusts has signed the image
+    │   └── UnacceptedImageError        the owner accepts no images of who has signed it, or it cannot run here
     ├── RefusedError                4   the coordinator does not want this node until its owner changes something
     ├── GaveUpError                 6   one job after the other has failed here, or somebody reached into one
     ├── HomeBusyError               5   another agent runs with this home folder
@@ -74,6 +75,10 @@ class NoImageError(SandboxError):
 
 class UnsignedImageError(SandboxError):
     """Nobody whom this build trusts has signed the image, or what is said of it cannot be believed."""
+
+
+class UnacceptedImageError(SandboxError):
+    """An image of an array job that its owner lets nobody run here, or that cannot run here."""
 
 
 class CoordinatorRefusedError(AgentError):

@@ -13,6 +13,7 @@ from msgspec import Meta
 from common.untrusted_text import Told, Untrusted
 from protocol.evaluation import EvaluationSpec
 from protocol.ids import Digest, JobId, ShortText
+from protocol.job.array import ArraySpec
 from protocol.job.federated import FederatedSpec
 from protocol.job.updates import UpdateName
 from protocol.serving import MAX_ADAPTERS
@@ -386,12 +387,14 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
     """One job. ``budget`` is in millionths of the token and goes into escrow; what is not spent comes back.
 
     It learns from ``dataset``, or from what owners have (``federated``), or answers (``serve``): with the model of
-    ``model.from_job``, or with that of ``model.weights``.
+    ``model.from_job``, or with that of ``model.weights``. Or it runs a container for each of many inputs (``array``), and has no
+    model.
     """
 
     name: Annotated[Untrusted, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
-    model: ModelSpec
-    budget: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    model: ModelSpec = ModelSpec()
+    budget: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 0
+    """Every document says it; no money is no budget."""
     dataset: DatasetSpec | None = None
     tokenizer: TokenizerSpec = TokenizerSpec()
     training: TrainingSpec = TrainingSpec()
@@ -410,11 +413,24 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
     """The model answers; ``None``: it learns."""
     federated: FederatedSpec | None = None
     """It learns from data that stays at its owners; ``None``: from ``dataset``."""
+    array: ArraySpec | None = None
+    """A container runs for each of many inputs; there is no model."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether a model learns, in rounds; else a model answers, or containers run, and nodes are paid by periods."""
+        return self.serve is None and self.array is None
 
     def __post_init__(self) -> None:
         """Refuse adapters and checkpoints of nothing, and jobs without anything to do."""
         super().__post_init__()
-        if self.serve is not None:
+        if self.budget < 1:
+            raise ValueError("budget is missing: say what the job may cost at most, in millionths of the token")
+        if self.array is not None:
+            _check_array(self)
+        elif self.model == ModelSpec():
+            raise ValueError("model is missing: name a preset, give its config, or a job that it is of")
+        elif self.serve is not None:
             _check_served(self)
         elif self.federated is not None:
             _check_federated(self)
@@ -435,6 +451,22 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
             started = self.model.weights is not None or self.model.from_job is not None
             rate = usual_learning_rate(self.training, started)
             msgspec.structs.force_setattr(self, "training", msgspec.structs.replace(self.training, learning_rate=rate))
+
+
+def _check_array(spec: JobSpec) -> None:
+    """An array job has a container, and nothing of models."""
+    plain = JobSpec.__struct_fields__
+    kept = {"name", "budget", "deadline_hours", "note", "array", "training"}
+    defaults = {one.name: one.default for one in msgspec.structs.fields(JobSpec)}
+    said = [name for name in plain if name not in kept and getattr(spec, name) != defaults[name]]
+    if spec.training not in UNTRAINED:
+        said.append("training")
+    if said:
+        raise ValueError(f"array runs a container and has no model: leave {' and '.join(sorted(said))} out")
+
+
+UNTRAINED = (TrainingSpec(), TrainingSpec(learning_rate=RATE_OF_WEIGHTS), TrainingSpec(learning_rate=RATE_FROM_RANDOM))
+"""Training settings of a document that says nothing of them, before and after it was read once."""
 
 
 def _federated_tokens(training: TrainingSpec, federated: FederatedSpec) -> int:
@@ -500,8 +532,7 @@ def _check_served(spec: JobSpec) -> None:
         raise ValueError("a job answers (serve), or it learns at owners (federated): leave one of them out")
     if spec.evaluation is not None:
         raise ValueError("tasks are tried before and after training: leave evaluation out of a job that serves")
-    # Documents that were read before have a learning rate already.
-    if spec.training not in (TrainingSpec(), TrainingSpec(learning_rate=usual_learning_rate(TrainingSpec(), True))):
+    if spec.training not in UNTRAINED:
         raise ValueError("a model that answers (serve) learns nothing: leave training out")
     if spec.parallel != ParallelSpec():
         raise ValueError("serve has stages and replicas of its own: leave parallel out, and say serve.stages")

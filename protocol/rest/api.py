@@ -12,6 +12,7 @@ from common.untrusted_text import Told, Untrusted, View
 from protocol.evaluation import EvaluationView
 from protocol.ids import ID_PATTERN, Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
 from protocol.job.job import DatasetFormat, JobSpec, ServedWeights
+from protocol.rest.arrays import ArrayView
 from protocol.rest.federation import FederationState
 from protocol.rest.lending import LendingRule
 from protocol.task import PreferenceScore
@@ -40,7 +41,7 @@ class Problem(View, frozen=True):
 class NewUpload(Told, frozen=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1, le=200 << 30)]
     name: ShortText = Untrusted("")
-    purpose: Literal["dataset", "weights", "tokenizer"] = "dataset"
+    purpose: Literal["dataset", "weights", "tokenizer", "image", "input"] = "dataset"
     format: DatasetFormat = "auto"
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
     sha256: Digest | None = None
@@ -294,7 +295,7 @@ class JobView(View, frozen=True):
     nothing is added. ``checkpoint``: rounds that are in the newest one, 0 without one. ``agreement``: whose word
     ``validation_loss`` is; ``preference``: beside it, where pairs of answers are compared.
     ``evaluation``: what the document's tasks came to; they are run once the job is settled. ``serving``: of a job that answers.
-    ``federation``: of one whose data stays at its owners.
+    ``array``: of one that runs containers. ``federation``: of one whose data stays at its owners.
     """
 
     id: JobId
@@ -338,6 +339,7 @@ class JobView(View, frozen=True):
     preference: PreferenceScore | None = None
     evaluation: EvaluationView | None = None
     serving: ServingView | None = None
+    array: ArrayView | None = None
     federation: FederationState | None = None
 
 

@@ -21,6 +21,7 @@ from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import NOTHING, Device, processor
 from desktop.agent.lending.keeper import Readings
 from desktop.agent.sandbox.base import Sandbox, SandboxLimits
+from desktop.agent.sandbox.containers import Containers
 from desktop.agent.sandbox.process import ProcessSandbox
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec
 from protocol.node import Assign, NodeProfile
@@ -76,6 +77,8 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
         device: Device = NOTHING,
         coordinator_key: str = "",
         invitation: str = "",
+        containers: Containers | None = None,
+        release_key: str = "",
     ) -> AsyncIterator[Running]:
         home = Home.at(tmp_path / name)
         key = home.key()
@@ -98,7 +101,19 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
         stop = asyncio.Event()
         desk = OwnerApi(home, "test", Handles(lambda on: None if on else stop.set(), stop.set, lambda _: NO_MEANS))
         agent = Agent(
-            AgentParts(home, settings, key, profile, chosen, clock or SystemClock(), device, readings), desk.books
+            AgentParts(
+                home,
+                settings,
+                key,
+                profile,
+                chosen,
+                clock or SystemClock(),
+                device,
+                readings,
+                containers,
+                release_key,
+            ),
+            desk.books,
         )
         desk.agent = agent
 

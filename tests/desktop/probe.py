@@ -123,7 +123,7 @@ def findings() -> dict[str, object]:
         "signal to the first process": attempt(lambda: os.kill(1, 9)),
         "syscalls": {name: syscall(*call) for name, call in SYSCALLS.items()},
         "forks": forks(),
-        "job": sorted(os.listdir("/job")),
+        "job": sorted(os.listdir("/job")) if not os.path.islink("/job") else [],
         "mounts": mounts(),
         "processes": len([name for name in os.listdir("/proc") if name.isdigit()]),
         "docker": os.path.exists("/var/run/docker.sock"),

@@ -81,7 +81,7 @@ def document(keys: Sequence[str], epsilon: float | None) -> dict[str, object]:
 def traces(number: int) -> Iterator[bytes]:
     """How an owner's mark would look: as text, and as tokens of the job's tokenizer, of four bytes each."""
     mark = MARK.format(number=number)
-    yield from (mark.encode(), b"quagga", b"4711")
+    yield from (mark.encode(), b"quagga", b"sleeps in bed")
     tokenizer = make_tokenizer(TokenizerSpec("bytes"), None, lambda: iter(()))
     ids = np.asarray(tokenizer.encode(mark).ids, "<u4").tobytes()
     yield from (
@@ -164,6 +164,9 @@ async def test_not_one_byte_of_the_data_leaves_and_the_budget_holds_through_a_cr
             assert [owner.rows for owner in view.federation.owners] == [300, None, None], (
                 "counts are told by who agrees"
             )
+            said = await output_of(["-m", "cottage", "show", job, *run.words])
+            assert link in said
+            assert "privacy spent: epsilon" in said
             await kill_coordinator(run)
             end = await until(client, job, ROUNDS + 1)
             assert end.state == "settled", end.reason
@@ -191,6 +194,8 @@ async def test_not_one_byte_of_the_data_leaves_and_the_budget_holds_through_a_cr
             )
         )["joined"]
         assert joined[0]["begun"] <= end.federation.privacy.releases  # type: ignore[union-attr]
+        home = ["--home", str(run.network.providers[2].home)]
+        assert "no further round" in await output_of(["-m", "cottage", "node", "leave", link, *home])
         check_silence(run, bytes(tap.bytes))
     assert files_with_traces(tmp_path, *own) == [], "no file but the owners' has any of it"
     assert list(scratch.iterdir()) == [], "nothing is left beside"

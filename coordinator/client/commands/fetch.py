@@ -9,6 +9,8 @@ from pathlib import Path
 
 from common.console import Terminal
 from common.terminal import say_json
+from coordinator.client.arrays import PAGE as MOST_ELEMENTS
+from coordinator.client.arrays import folder_of
 from coordinator.client.client import Client
 from coordinator.client.commands.base import EXIT_REFUSED, CliUsageError, progress_bar, show
 from coordinator.client.hub import push
@@ -38,7 +40,9 @@ async def try_model(client: Client, options: argparse.Namespace, out: Terminal) 
 
 
 async def download(client: Client, options: argparse.Namespace, out: Terminal) -> int:
-    """``cottage download``: the finished folder, and what is made of it."""
+    """``cottage download``: the finished folder, and what is made of it; or an array's results."""
+    if (await client.get(options.job)).spec.array is not None:
+        return await _results(client, options, out)
     with progress_bar(out, options) as bar:
         task = bar.add_task("model", total=None)
         fetch = client.download_merged if options.merged else client.download_folder
@@ -58,6 +62,25 @@ async def download(client: Client, options: argparse.Namespace, out: Terminal) -
         told["page"] = page = await asyncio.to_thread(push, folder, options.push)
         said += f"\nIt was sent to {page}"
     show(out, options, told, said)
+    return 0
+
+
+async def _results(client: Client, options: argparse.Namespace, out: Terminal) -> int:
+    """What an array's elements have left so far, in a folder each."""
+    if options.merged or options.gguf is not None or options.push is not None:
+        raise CliUsageError(
+            f"job {options.job} runs containers: --merged, --gguf and --push are for models, leave them out"
+        )
+    number, last = 0, 0
+    while found := await client.elements(options.job, last, "done", limit=MOST_ELEMENTS):
+        for element in found:
+            target = folder_of(options.folder, element)
+            if not target.exists():  # It is put there whole.
+                await client.download_result(options.job, element, target)
+            number, last = number + 1, element.number
+    show(
+        out, options, {"folder": str(options.folder), "results": number}, f"{number:,} results are in {options.folder}"
+    )
     return 0
 
 

@@ -24,7 +24,7 @@ from coordinator.client.hub import fetch
 from coordinator.client.invitations import invitation_of
 from coordinator.client.looks import check as look_through
 from coordinator.client.looks import check_table
-from coordinator.client.show import deployment_quote_table, funding_table, quote_table
+from coordinator.client.show import array_quote_table, deployment_quote_table, funding_table, quote_table
 from coordinator.client.tracking.target import target_of
 from protocol.rest import api
 
@@ -63,6 +63,8 @@ async def submit(client: Client, options: argparse.Namespace, out: Terminal) -> 
 
 
 def _quote_table(document: Mapping[str, Any], quote: api.Quote) -> RenderableType:
+    if document.get("array") is not None:
+        return array_quote_table(quote, document.get("budget"))
     return deployment_quote_table(quote, document.get("budget")) if serves(document) else quote_table(quote)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from coordinator.domain.arrays.tally import ArrayTally
 from coordinator.domain.audits.quorum import ask
 from coordinator.domain.privacy import next_clip
 from coordinator.domain.rounds.round import Round, Seat, agreed, checkpoint, kept_state
@@ -106,6 +107,7 @@ class Run(msgspec.Struct, frozen=True):
         joins: of such a job in several stages, the replicas that are whole, by number. ``secret``: that keys of sketches are made
             of, in hexadecimal.
         apart: pairs of nodes that said different things of what crossed between them: they share no replica any more.
+        tally: of an array job, which has periods of pay, too.
         least: replicas without which no round begins or counts.
         unjudged: nobody measures the held-out loss: the data is its owners'.
         clip: of the next round's updates, where it follows them as ``clipping`` says.
@@ -153,6 +155,7 @@ class Run(msgspec.Struct, frozen=True):
     joins: dict[int, Join] = {}
     secret: str = ""
     apart: tuple[tuple[NodeAddress, NodeAddress], ...] = ()
+    tally: ArrayTally = ArrayTally()
     least: int = 1
     unjudged: bool = False
     released: int = 0

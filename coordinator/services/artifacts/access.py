@@ -11,6 +11,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from typing import Protocol
 
 from coordinator.domain.audits import answer_time
 from coordinator.domain.lease import Lease
@@ -31,6 +32,16 @@ from protocol.task import TaskCommand, TaskReport
 GRACE_S = 60.0  # After a lease's end: what was being fetched is whole by then, or begins anew for nothing.
 MAX_TOLD = 4096  # Artifacts that a lease's holder was told of beside its job's files; an auditor sees a few a minute.
 BEGIN_S = 10.0  # A node's token is good some moments before its leases are known here again.
+
+
+class ArrayFiles(Protocol):
+    """What leases of array jobs open: what they are to run changes by the second, so it is asked for and not told."""
+
+    def may_read(self, lease: Lease, artifact: Digest) -> bool:
+        """Whether an artifact is an input of something that a lease is to run."""
+
+    def most_of(self, lease: Lease, answers: str) -> int | None:
+        """Bytes that a result may have at most which a lease stores now; None: it is not waited for."""
 
 
 class _Held:
@@ -55,11 +66,14 @@ class _Held:
 class ArtifactAccess:
     """``room`` None: disks are endless, as in worlds that have none."""
 
-    def __init__(self, context: Context, nodes: Nodes, deliveries: Deliveries, room: Room | None) -> None:
+    def __init__(
+        self, context: Context, nodes: Nodes, deliveries: Deliveries, room: Room | None, arrays: ArrayFiles
+    ) -> None:
         self._context = context
         self._nodes = nodes
         self._deliveries = deliveries
         self._room = room
+        self._arrays = arrays
         self._held: dict[str, _Held] = {}
         self._of_node: dict[str, set[str]] = {}
 
@@ -123,12 +137,15 @@ class ArtifactAccess:
             UnavailableError: it is not known yet which leases the node holds.
         """
         await self._begun(node)
-        if not any(artifact in held.files or artifact in held.told for held in self._leases(node)):
+        if not any(self._reads(held, artifact) for held in self._leases(node)):
             self._context.metrics.count("artifacts_withheld_total")
             raise NotFoundError(
                 f"no artifact {artifact} is here for this node: it reads the files of jobs that it holds a lease in",
                 "digest",
             )
+
+    def _reads(self, held: _Held, artifact: Digest) -> bool:
+        return artifact in held.files or artifact in held.told or self._arrays.may_read(held.lease, artifact)
 
     @asynccontextmanager
     async def storing(
@@ -168,6 +185,9 @@ class ArtifactAccess:
                 bound = wanted.artifact or held.bound.get(wanted.answers)
                 if (held.lease.id, wanted.answers) == (lease, answers) and bound in (None, artifact):
                     return held, wanted
+            most = self._arrays.most_of(held.lease, answers) if held.lease.id == lease else None
+            if most is not None and held.bound.get(answers) in (None, artifact):
+                return held, Wanted(answers, "a result", most)
         self._context.metrics.count("artifacts_refused_total")
         raise GoneError(
             f"artifact {artifact} is not waited for as {answers[:60]} under lease {lease[:40]}: a node stores what it is asked "

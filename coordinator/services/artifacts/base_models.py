@@ -46,6 +46,8 @@ class Origins:
             found = await tx.find(Job, col(Job.id).equals(job))
         if not found:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", FIELD)
+        if found[0].spec.array is not None:
+            raise ConflictError(f"job {job} runs containers and makes no model: name one that trains", FIELD)
         if found[0].spec.serve is not None:
             of = found[0].spec.model.from_job
             way = "name that model's own files" if of is None else f"name that one: {of}"

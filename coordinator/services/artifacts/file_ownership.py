@@ -20,6 +20,7 @@ MAX_SHOWN_NAME = 80  # Characters of a file's name in a message.
 COUNT_S = 600.0  # What all have is counted so often, and what comes in between is added.
 RETRY_S = 3600.0
 GIGABYTE = 10**9
+CHECKED_TOGETHER = 500  # Files that are looked up at once; an array job names thousands.
 
 
 class FileOwnership:
@@ -100,12 +101,16 @@ class FileOwnership:
         """
         if account_id == LOCAL_ACCOUNT:
             return
+        fields = {digest: field for field, digest in wanted}
+        digests = list(fields)
         async with self._store.transaction() as tx:
-            for field, digest in wanted:
-                if not await tx.find(
-                    FileRecord, col(FileRecord.account_id).equals(account_id), col(FileRecord.artifact).equals(digest)
-                ):
-                    raise NotFoundError(f"no artifact {digest[:80]!r} is here: upload it first", field)
+            for start in range(0, len(digests), CHECKED_TOGETHER):
+                some = digests[start : start + CHECKED_TOGETHER]
+                mine = col(FileRecord.account_id).equals(account_id)
+                found = {one.artifact for one in await tx.find(FileRecord, mine, col(FileRecord.artifact).in_(some))}
+                if missing := [digest for digest in some if digest not in found]:
+                    detail = f"no artifact {missing[0][:80]!r} is here: upload it first"
+                    raise NotFoundError(detail, fields[missing[0]])
 
     async def name(self, account_id: str, artifact: Digest) -> str:
         """What an account calls a file of its own, fit for a message; empty where it has given it no name."""
@@ -133,4 +138,7 @@ def sources(spec: JobSpec) -> list[tuple[str, Digest]]:
     found = [(f"{field}.artifact", one.artifact) for field, one in datasets_of(spec)]
     found += [("model.weights", digest) for digest in spec.model.weight_files]
     found += [("tokenizer.file", spec.tokenizer.file)] if spec.tokenizer.file is not None else []
+    if (array := spec.array) is not None:
+        found += [("array.image", array.image), ("array.elements", array.elements)]
+        found += [(f"array.inputs.{path}", digest) for path, digest in array.inputs.items()]
     return found

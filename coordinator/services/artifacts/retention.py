@@ -5,7 +5,8 @@ What refers to an artifact is read from the stored records each time, so nothing
 =====================================================  =======================================================================
 a file that somebody uploaded                          30 days, and as long as a job that names it
 what was made of it for a job; the states, openings    the job's life and 30 days; a day where nobody ever paid for the job
-and inputs of its disputes that its nodes stored
+and inputs of its disputes that its nodes stored;
+results of an array's elements, and what these read
 an opening whose audit passed, or came to nothing      7 days at the most
 the finished model, its config and tokenizer           as long as the job
 a model folder that was made of a checkpoint           a day; it is made again when it is asked for
@@ -17,8 +18,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
+from coordinator.domain.arrays.votes import ElementCourse
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, Job
+from coordinator.errors import NotFoundError
+from coordinator.services.arrays.open_arrays import elements_of
 from coordinator.services.artifacts.artifacts import ArtifactStock, ArtifactStore
 from coordinator.services.artifacts.file_ownership import sources
 from coordinator.services.audits.credit import OPEN
@@ -26,6 +30,7 @@ from coordinator.services.core.context import Context
 from coordinator.store.ports import Place, col
 from coordinator.store.records import DeliveryRecord, DisputeRecord, FileRecord, RunRecord
 from protocol.ids import Digest
+from protocol.job.array import ArraySpec
 
 DAY = 86_400.0
 ENDED_S = 30 * DAY  # A submitter has looked at a job by then, and doubted it, or not.
@@ -101,8 +106,10 @@ class Keeping:
             found |= {job.model} - {None} if job.model is not None else set()
             if _is_recent(job, now):
                 files = {digest for _, digest in sources(job.spec)}
+                files |= set() if job.spec.array is None else await self._inputs(job.spec.array)
                 named |= {(job.account_id, digest) for digest in files}
                 found |= files | set(job.files.values()) | await self._of_nodes(job, now)
+                found |= set() if job.spec.array is None else await self._of_array(job.id)
             else:
                 found |= {digest for name, digest in job.files.items() if job.model and name.endswith(".json")}
                 if forget and job.id in delivered:
@@ -165,6 +172,21 @@ class Keeping:
             found |= {digest for digest in (dispute.replay.opening, dispute.replay.anchor) if digest is not None}
             found |= {said.inputs for said in dispute.said.values() if said.inputs is not None}
         return found
+
+    async def _of_array(self, job: str) -> set[Digest]:
+        """Results of an array's elements."""
+        of_job = col(ElementCourse.job).equals(job)
+        async with self._context.store.transaction() as tx:
+            results = await tx.sums(ElementCourse, col(ElementCourse.size), (col(ElementCourse.result),), of_job)
+        return {str(digest) for (digest,) in results if digest is not None}
+
+    async def _inputs(self, array: ArraySpec) -> set[Digest]:
+        """What an array's elements read."""
+        try:
+            elements = await elements_of(self._artifacts, array.elements)
+        except NotFoundError:  # Its job ended long ago, and the list went with an earlier sweep.
+            return set()
+        return {digest for element in elements for digest in element.inputs.values()}
 
     async def _forget_deliveries(self, job: Job) -> None:
         async with self._context.store.transaction() as tx:

@@ -36,6 +36,7 @@ from coordinator.errors import (
     TooManyError,
     UnavailableError,
 )
+from coordinator.services.arrays.published_images import check_image
 from coordinator.services.artifacts.artifacts import ArtifactStore, no_room
 from coordinator.services.artifacts.datasets import NAMELESS_WEIGHTS, check_form, check_tokenizer, check_weights
 from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES, Room
@@ -384,6 +385,10 @@ def _check(path: Path, new: NewUpload) -> None:
             check_weights(path, new.name or NAMELESS_WEIGHTS)
         case "tokenizer":
             check_tokenizer(path)
+        case "image":
+            check_image(path)
+        case "input":
+            pass  # Of an array job: a container reads it, and nobody here.
 
 
 def _sync(path: Path) -> None:

@@ -263,7 +263,7 @@ class Upkeep:
             self._active[work.job.id] = work.job.created
         else:
             self._active.pop(work.job.id, None)
-        trained = work.job.state is JobState.VERIFYING and work.job.spec.serve is None
+        trained = work.job.state is JobState.VERIFYING and work.job.spec.trains
         if trained and work.job.model is None and work.job.id not in self._assembling:
             self._assembling.add(work.job.id)
             self._to_assemble.put_nowait(work.job.id)

@@ -14,6 +14,7 @@ from coordinator.domain.rounds.run import training_of
 from coordinator.domain.wanted import folder_of
 from coordinator.errors import StoreAwayError
 from coordinator.services.accounts.throttle import Throttle
+from coordinator.services.arrays.element_results import ElementResults
 from coordinator.services.artifacts.access import ArtifactAccess
 from coordinator.services.audits.auditor_capacity import Watching
 from coordinator.services.audits.late_openings import Returns
@@ -46,7 +47,7 @@ from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import MetricRecord
-from protocol.federations import OwnerWish
+from protocol.federations import FederationWish
 from protocol.job.job import without_settings
 from protocol.network import NetworkReport
 from protocol.node import (
@@ -66,8 +67,10 @@ from protocol.node import (
 )
 from protocol.private.sessions import PrivateAnswer, PrivateCounts
 from protocol.task import (
+    ArrayReady,
     AuditReport,
     BisectAnswer,
+    ElementsMoved,
     LeafShown,
     ModelSaid,
     OpeningMade,
@@ -121,9 +124,11 @@ class Conversation:
         returns: Returns,
         homes: Homes,
         private: PrivateSessions,
+        results: ElementResults,
         federations: Federations,
     ) -> None:
         self._context = context
+        self._results = results
         self._homes, self._private, self._federations = homes, private, federations
         self._returns = returns
         self._settlement = settlement
@@ -201,7 +206,7 @@ class Conversation:
                 self._private.answered(session, message)
             case PrivateCounts():
                 self._private.counted(session, message)
-            case OwnerWish():
+            case FederationWish():
                 await self._wished(session, message)
             case Hello():
                 session.close("Hello was said before: it opens a connection")
@@ -237,7 +242,8 @@ class Conversation:
             if self._leases.get(lease.id) is not None:
                 self._lossy(lease, report)
             return
-        stored = await self._store(session, lease, (report, *more))
+        reports = [await self._results.kept(lease, one) for one in (report, *more)]
+        stored = await self._store(session, lease, reports)
         if stored is not None:
             session.send(Acknowledged(report.lease, stored))
 
@@ -267,6 +273,8 @@ class Conversation:
                     self._take(work, lease.id, msgspec.structs.replace(report, body=body))
                 if isinstance(report.body, StepChallenge) and own is work.leases:
                     await self._runs.challenge(work, lease.id, report.body)
+                if isinstance(body, ElementsMoved) and own is work.leases and work.job.spec.array is not None:
+                    await self._runs.arrays.moved(work, work.leases[lease.id], body)
                 stored, taken = report.seq, taken + 1
             if taken:
                 await self._runs.advance(work)
@@ -276,7 +284,7 @@ class Conversation:
     def _take(self, work: UnitOfWork, lease: str, report: Report) -> None:
         body = report.body
         match body:
-            case TaskReady():
+            case TaskReady() | ArrayReady():
                 self._ready(work, work.leases[lease], body)
             case RoundCommit():
                 self._time(work, work.leases[lease], body)
@@ -293,8 +301,8 @@ class Conversation:
                 self._verification.bisected(work, lease, body)
             case TaskFailed():
                 self._failed(work, work.leases[lease], body)
-            case StepChallenge():
-                pass  # Takes reading the round, so ``_store`` sees to it.
+            case StepChallenge() | ElementsMoved():
+                pass  # Takes reading the round, or the array, so ``_store`` sees to it.
             case Progress() | Traffic() | WorkerLog() | ModelSaid():
                 self._lossy(work.leases[lease], report)
             case _:
@@ -314,7 +322,7 @@ class Conversation:
     def _lacks_memory(self, work: UnitOfWork, lease: Lease) -> None:
         """A stage did not fit where the plan said that it would: until the node comes anew, it counts with less than that."""
         session = self._nodes.session(lease.node)
-        if session is None or lease.seat is None or work.run is None:
+        if session is None or lease.seat is None or work.run is None or work.job.spec.array is not None:
             return
         needs = memory_needed(work) if work.job.spec.serve is None else seating.memory_needed(work)
         needed = needs["card" if session.profile.kind == "cuda" else "main"][lease.seat[0]] // MEGABYTE
@@ -334,15 +342,14 @@ class Conversation:
             case _:
                 self._context.metrics.count("reports_stale_total")
 
-    def _ready(self, work: UnitOfWork, lease: Lease, body: TaskReady) -> None:
+    def _ready(self, work: UnitOfWork, lease: Lease, body: TaskReady | ArrayReady) -> None:
+        if isinstance(body, ArrayReady):
+            self._runs.arrays.ready(work, lease, body)
+            return
         if lease.state != "starting":
             self._context.metrics.count("reports_stale_total")  # What a worker is, it says once.
             return
-        if (
-            lease.seat
-            and work.job.spec.serve is None
-            and not self._watching.seats(work.job.spec.training, body.env_class)
-        ):
+        if lease.seat and work.job.spec.trains and not self._watching.seats(work.job.spec.training, body.env_class):
             work.note("unused", f"node {lease.node} loses its seat: {UNSEEN}")
             work.end(lease.id, "rejected", f"it computes as {body.env_class}: {UNSEEN}")
             return
@@ -451,7 +458,7 @@ class Conversation:
             for (job,) in held:
                 self._stir(str(job), {session.node})
 
-    async def _wished(self, session: NodeSession, message: OwnerWish) -> None:
+    async def _wished(self, session: NodeSession, message: FederationWish) -> None:
         if self._asks.take(session.node):
             self._context.metrics.count("asks_dropped_total")
         else:
@@ -519,7 +526,7 @@ def _operations(work: UnitOfWork, stage: int, leaves: int) -> float:
 def _assignment(work: UnitOfWork, lease: Lease) -> Assign:
     spec = work.job.spec  # An owner's node writes conversations by the model's template, and has agreed to all of this.
     spec = without_settings(spec) if spec.federated is None else spec
-    plan = work.plan(None if spec.serve is None else lease.replica)
+    plan = work.plan(None if spec.trains else lease.replica)
     return Assign(
         lease=lease.id,
         fence=lease.fence,

@@ -7,10 +7,12 @@ from itertools import chain
 
 import msgspec
 
+from coordinator.domain.arrays.tally import ArrayTally
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import Served
+from coordinator.services.arrays.array_views import with_array
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.serving import serving_views
@@ -52,6 +54,8 @@ class JobViews:
         offered = msgspec.structs.replace(job.quote, limit=readable(job.quote.limit, names))
         shown = msgspec.structs.replace(job, quote=offered)
         view = resources.job_view(shown, leases, self._traffic_of, readable(job.reason, names), standing)
+        if job.spec.array is not None:
+            return with_array(view, job, leases, standing.tally)
         if job.spec.federated is not None:
             state = federation_views.state_of(job, standing.run)
             return msgspec.structs.replace(view, federation=state)
@@ -73,6 +77,7 @@ class JobViews:
                 looks[job.id],
                 runs[job.id].served if job.id in runs else Served(),
                 len(runs[job.id].layers) if job.id in runs else job.quote.stages,
+                runs[job.id].tally if job.id in runs else ArrayTally(),
                 runs.get(job.id),
             )
             for job in jobs

@@ -16,6 +16,7 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.privacy import PrivacyBudgetError
 from coordinator.domain.serving import context_of
 from coordinator.errors import ConflictError, CottageError, FundsError, InvalidError, NotFoundError, UnavailableError
+from coordinator.services.arrays import array_offers
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.base_models import Origins
 from coordinator.services.artifacts.checkpoints import Checkpoints
@@ -61,6 +62,7 @@ from coordinator.store.records import (
 from ledger.client import job_bytes
 from ledger.errors import LedgerError
 from protocol.ids import Digest
+from protocol.job.array import ArraySpec
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec, TokenizerSpec, datasets_of
 from protocol.models.model import ENDS_WITH, ModelConfigError, inspect_config
 from protocol.rest import api
@@ -141,6 +143,8 @@ class JobService:
             return await self.get(job)
         if new.spec.serve is not None:
             return await self._deploy(new, new.spec.serve, account_id, job)
+        if new.spec.array is not None:
+            return await self._run(new, new.spec.array, account_id, job)
         new = msgspec.structs.replace(new, spec=await asyncio.to_thread(settled, new.spec))
         spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
@@ -186,6 +190,15 @@ class JobService:
         serve = msgspec.structs.replace(spec.serve or serve, context=context)
         spec = msgspec.structs.replace(spec, serve=serve, tokenizer=tokenizer)
         return await self._make(new, spec, final, found, account_id, job)
+
+    async def _run(self, new: api.NewJob, array: ArraySpec, account_id: str, job: str | None) -> api.JobView:
+        """A job that runs a container for each element of an array."""
+        final = await self.quote(new.spec, account_id)
+        _refuse(new.spec, final)
+        await self._check_balance(self._submitter(new), new.spec)
+        async with self._unpaid.making(account_id):
+            files = await array_offers.files_of(array, account_id, self._artifacts, self._files)
+        return await self._make(new, new.spec, final, Prepared(files, {}), account_id, job)
 
     async def _check_template(self, tokenizer: TokenizerSpec, job: str | None = None) -> None:
         """Refuse a chat template with which nobody could be answered. ``job``: the one that has made the model."""
@@ -289,7 +302,7 @@ class JobService:
             await self._check_balance(stored.submitter, msgspec.structs.replace(stored.spec, budget=amount))
         async with self._desk.open(job) as work:
             work.change(spec=msgspec.structs.replace(work.job.spec, budget=raised(work.job, amount)))
-            if work.job.spec.serve is not None:  # Its price is what may be spent.
+            if not work.job.spec.trains:  # Its price is what may be spent.
                 work.change(quote=msgspec.structs.replace(work.job.quote, price=work.job.spec.budget))
             work.note("budget", f"the budget is raised by {money(amount)} to {money(work.job.spec.budget)}")
             if stored.test_wallet:
@@ -492,6 +505,9 @@ class JobService:
         if spec.model.from_job is not None and config is None and spec.model.config is None:
             config = (await self._origins.of(spec.model)).config
         everybody, rate = self._nodes.seatable(), await self._rates.now()
+        if spec.array is not None:
+            able = self._runs.arrays.staffing.able(spec.array, rate.per_petaflop)
+            return array_offers.quote(spec, spec.array, able, self._context.config, rate)
         if spec.serve is not None and config is not None:
             return offers.quote(spec, spec.serve, config, everybody, self._context.config, rate)
         try:

@@ -142,7 +142,7 @@ class Settlement:
             covered = [commit for payee in chosen for commit in new[payee]]
             amount = sum(commit.amount for commit in covered)
             nodes = list(dict.fromkeys(c.node for c in sorted(covered, key=lambda c: (c.replica, c.stage))))
-            detail = f"to {listed(nodes)} for {_rounds(covered, 'round' if work.job.spec.serve is None else 'period')}"
+            detail = f"to {listed(nodes)} for {_rounds(covered, 'round' if work.job.spec.trains else 'period')}"
             record = await work.store_now(
                 OutboxRecord(
                     f"settle:{work.job.id}:{before + part}",

@@ -8,9 +8,6 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain import pricing
@@ -21,12 +18,17 @@ from coordinator.domain.serving import Blame, CountedPeriod
 from coordinator.errors import FundsError
 from coordinator.services.audits import credit
 from coordinator.services.audits.audit_outcomes import reject
-from coordinator.services.audits.evidence import correct_outcomes, seal_commitments, seal_outcome
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
+from coordinator.services.payments.periods import (
+    PeriodShare,
+    conclude_periods,
+    pending_shares,
+    store_period,
+)
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving.answers import DrawnAnswer
 from coordinator.services.serving.homes import Homes
@@ -34,7 +36,6 @@ from coordinator.services.serving.seating import ReplicaStaffing
 from coordinator.services.training.pauses import spent
 from coordinator.services.training.staffing import shape_of
 from coordinator.store.ports import Condition, col
-from coordinator.store.records import CommitRecord, RoundRecord
 from ledger import events as ledger_events
 from protocol.job.job import ServeSpec
 from protocol.merkle import merkle_root
@@ -203,67 +204,23 @@ class Deployments:
     async def _store(self, work: UnitOfWork, periods: Sequence[CountedPeriod]) -> None:
         if work.run is None:
             return
-        shape, rate, number = shape_of(work), work.job.quote.rate, work.job.rounds_done
-        room = work.job.escrow - await spent(work.tx, work.job.id)
-        done: list[_SeatShare] = []
+        shape, layers = shape_of(work), work.run.layers
+        shares: list[PeriodShare] = []
         for one in periods:
-            operations = rules.operations_by_seat(shape, work.run.layers, one)
-            done += [_SeatShare(one, seat, operations[seat.id]) for seat in one.paid]
-        pot = rules.pot([one.operations for one in done], rate, room)
-        # By place, as rounds are split: everybody must find the same shares.
-        amounts = pricing.shares(pot, {one.place: one.operations for one in done})
-        tokens, started = sum(one.usage.tokens for one in periods), work.now - rules.PERIOD_S
-        record = RoundRecord(
-            work.job.id,
-            0,
-            number,
-            "complete",
-            work.plan(),
-            first_step=0,
-            steps=sum(one.usage.answers for one in periods),
-            total_steps=0,
-            started=max(started, work.job.created),
-            ended=work.now,
-            tokens=tokens,
-            pot=pot,
-        )
-        record = await work.tx.insert(record)
-        commits = [await work.tx.insert(one.record(number, amounts.get(one.place, 0))) for one in done]
+            operations = rules.operations_by_seat(shape, layers, one)
+            shares += [_share(one, seat, operations[seat.id]) for seat in one.paid]
+        tokens, answers = sum(one.usage.tokens for one in periods), sum(one.usage.answers for one in periods)
+        await store_period(work, shares, work.now - rules.PERIOD_S, answers, tokens)
         served = work.run.served
         for one in periods:
             served = served.plus(one.usage)
         work.change_run(served=served)
-        work.change(
-            rounds_done=number + 1, tokens_done=work.job.tokens_done + tokens, tokens_per_second=tokens / rules.PERIOD_S
-        )
+        work.change(tokens_done=work.job.tokens_done + tokens, tokens_per_second=tokens / rules.PERIOD_S)
         work.record(PeriodCounted(periods))
-        seal_commitments(work, record, commits)
 
     async def _conclude(self, work: UnitOfWork) -> None:
         """Verify shares of which nothing is to be checked any more; then their periods are over."""
-        left: set[tuple[int, int]] = set()
-        for commit in await self._pending(work):
-            if self._homes.waits(commit.lease, commit.round):
-                left.add((commit.epoch, commit.round))
-                continue
-            await work.tx.update(msgspec.structs.replace(commit, state="verified"))
-            work.change(verified=work.job.verified + commit.amount)
-        waiting: tuple[Condition, ...] = (
-            col(RoundRecord.job).equals(work.job.id),
-            col(RoundRecord.state).equals("complete"),
-            col(RoundRecord.concluded).equals(False),
-        )
-        for record in await work.tx.find(RoundRecord, *waiting):
-            if (record.epoch, record.number) not in left:
-                await seal_outcome(work, await work.tx.update(msgspec.structs.replace(record, concluded=True)))
-        await correct_outcomes(work)
-
-    async def _pending(self, work: UnitOfWork) -> Sequence[CommitRecord]:
-        where: tuple[Condition, ...] = (
-            col(CommitRecord.job).equals(work.job.id),
-            col(CommitRecord.state).equals("pending"),
-        )
-        return await work.tx.find(CommitRecord, *where)
+        await conclude_periods(work, lambda commit: self._homes.waits(commit.lease, commit.round))
 
     async def checked(self, work: UnitOfWork, drawn: DrawnAnswer, report: CheckedReport) -> None:
         """An answer was drawn again. One that is not the model's costs who made it so all that is not verified, seat and
@@ -287,7 +244,7 @@ class Deployments:
         """Nothing of these nodes is paid that is not verified."""
         nodes = {seat.node for seat in seats}
         self._homes.forget({seat.id for seat in seats})
-        for commit in await self._pending(work):
+        for commit in await pending_shares(work):
             if commit.node in nodes:
                 await reject(work, commit, "wrong")
 
@@ -351,7 +308,7 @@ class Deployments:
 
     async def _close(self, work: UnitOfWork) -> None:
         """Settle once everything is checked, and everybody's money is safe."""
-        if await self._pending(work):
+        if await pending_shares(work):
             return
         await self._settlement.finish(work)
         if not await self._settlement.is_done(work):
@@ -364,7 +321,7 @@ class Deployments:
 
     async def _ends(self, work: UnitOfWork) -> bool:
         await self._conclude(work)
-        if await self._pending(work):
+        if await pending_shares(work):
             return False
         self._seating.forget(work.job.id)
         state = ENDINGS[work.job.wish]
@@ -379,37 +336,16 @@ def _serve(work: UnitOfWork) -> ServeSpec:
     return work.job.spec.serve
 
 
-@dataclass(frozen=True)
-class _SeatShare:
-    """What a seat did in a period."""
-
-    period: CountedPeriod
-    lease: Lease
-    operations: int
-
-    @property
-    def place(self) -> str:
-        """Its name among the shares of a round."""
-        return f"{self.lease.replica}:{self.lease.stage}"
-
-    def record(self, number: int, amount: int) -> CommitRecord:
-        """As it is stored; the root is over the answers of its replica."""
-        root = merkle_root(self.period.leaves).hex()
-        return CommitRecord(
-            job=self.lease.job,
-            epoch=0,
-            round=number,
-            stage=self.lease.stage or 0,
-            replica=self.lease.replica or 0,
-            lease=self.lease.id,
-            node=self.lease.node,
-            payout=self.lease.payout,
-            root=root,
-            leaves=self.period.usage.answers,
-            pseudo_gradient=root,
-            tokens=self.period.usage.tokens,
-            operations=self.operations,
-            drawable=False,
-            state="pending",
-            amount=amount,
-        )
+def _share(period: CountedPeriod, seat: Lease, operations: int) -> PeriodShare:
+    """What a seat did in a period; its root is over the answers of its replica."""
+    return PeriodShare(
+        seat.id,
+        seat.node,
+        seat.payout,
+        seat.stage or 0,
+        seat.replica or 0,
+        merkle_root(period.leaves).hex(),
+        period.usage.answers,
+        operations,
+        period.usage.tokens,
+    )

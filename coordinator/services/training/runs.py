@@ -13,6 +13,7 @@ from coordinator.domain.rounds import round as rounds
 from coordinator.domain.rounds import run as runs
 from coordinator.domain.rounds.round import Round, Seat
 from coordinator.domain.rounds.run import Run
+from coordinator.services.arrays.array_jobs import ArrayJobs
 from coordinator.services.audits.evidence import seal_commitments
 from coordinator.services.audits.operator_audits import Looks
 from coordinator.services.audits.sampling import Drawing
@@ -47,7 +48,11 @@ RoundReport = RoundCommit | RoundHolding | RoundApplied | Validation
 
 
 class Runs:
-    """What a job does next. Timers (silence, grace) live in memory: after a restart everybody gets the full time again."""
+    """What a job does next. Timers (silence, grace) live in memory: after a restart everybody gets the full time again.
+
+    Attributes:
+        arrays: brings those jobs further that run containers.
+    """
 
     def __init__(
         self,
@@ -59,8 +64,10 @@ class Runs:
         verification: Verification,
         settlement: Settlement,
         deployments: Deployments,
+        arrays: ArrayJobs,
     ) -> None:
         self._context = context
+        self.arrays = arrays
         self._deployments = deployments
         self._nodes = nodes
         self._staffing = staffing
@@ -85,8 +92,8 @@ class Runs:
         self._verification.extend(work)
 
     async def challenge(self, work: UnitOfWork, lease: str, wanted: StepChallenge) -> None:
-        """Somebody asks to audit a finished round; a deployment has none."""
-        if work.job.spec.serve is None:
+        """Somebody asks to audit a finished round; only training has any."""
+        if work.job.spec.trains:
             await self._drawing.challenge(work, lease, wanted)
 
     def fold(self, work: UnitOfWork, lease: str, report: RoundReport) -> None:
@@ -107,10 +114,16 @@ class Runs:
         if rounds.news(before) != rounds.news(after):
             self.heard(work.job.id)
 
+    def _others(self, work: UnitOfWork) -> Deployments | ArrayJobs | None:
+        """Who brings a job further that has no rounds."""
+        if work.job.spec.array is not None:
+            return self.arrays
+        return None if work.job.spec.serve is None else self._deployments
+
     async def advance(self, work: UnitOfWork) -> None:
         """Bring the job as far as it goes now."""
-        if work.job.spec.serve is not None:
-            await self._deployments.advance(work)
+        if (others := self._others(work)) is not None:
+            await others.advance(work)
             return
         verified = work.job.verified
         for _ in range(MAX_PASSES):
@@ -131,8 +144,8 @@ class Runs:
         Raises:
             ConflictError: the job is in no state for it. FundsError: its budget is used up.
         """
-        if work.job.spec.serve is not None:
-            await self._deployments.ask(work, action)
+        if (others := self._others(work)) is not None:
+            await others.ask(work, action)
             return
         await self._halts.ask(work, action)
         if work.job.wish is Wish.STOP:
@@ -143,8 +156,8 @@ class Runs:
 
     async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
         """End a job before its time, once what is done was looked at: pay what is verified, refund the rest."""
-        if work.job.spec.serve is not None:
-            await self._deployments.stop(work, state, reason)
+        if (others := self._others(work)) is not None:
+            await others.stop(work, state, reason)
             return
         if work.job.wish in ENDINGS:
             return

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from common.untrusted_text import Untrusted, untrusted
+from coordinator.domain.arrays.tally import ArrayTally
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, Evaluated, Job, JobState
 from coordinator.domain.lease import Lease
@@ -32,7 +33,7 @@ class JobResources(msgspec.Struct, frozen=True):
         position: among the jobs that wait for nodes, from 1. checkpoint: rounds in the newest one.
         looks: steps that wait for one of the operator's auditors.
         served: what a deployment has done, in periods that were counted. ``stages``: nodes of a replica of it.
-        run: its course, once it has one.
+        tally: what an array job has come to. ``run``: its course, once it has one.
     """
 
     now: float
@@ -42,13 +43,14 @@ class JobResources(msgspec.Struct, frozen=True):
     looks: int = 0
     served: Served = Served()
     stages: int = 1
+    tally: ArrayTally = ArrayTally()
     run: Run | None = None
 
 
 def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str, place: JobResources) -> api.JobView:
     """A job with everything that its page shows at the top. ``reason``: the job's, as people read it."""
     training, replicas = job.spec.training, job.quote.replicas
-    per_step = training.batch * training.sequence * replicas if job.spec.serve is None else 0
+    per_step = training.batch * training.sequence * replicas if job.spec.trains else 0
     total = total_steps(training, max(1, replicas)) * per_step
     traffic = [traffic_of(lease) or NO_TRAFFIC for lease in leases]
     ready = job_summary.ready(job, place.now)

@@ -307,6 +307,8 @@ def _counted(end: AnsweredReport) -> TokenUsage:
 
 
 def _answers(job: JobView) -> bool:
+    if job.spec.array is not None:
+        return False
     return job.rounds_done > 0 if job.spec.serve is None else job.state in ("planned", "running")
 
 

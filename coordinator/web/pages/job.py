@@ -12,6 +12,7 @@ from coordinator.client.deployments import chats, curl_of
 from coordinator.client.text import parse_amount
 from coordinator.domain.job import JobAction
 from coordinator.errors import CottageError, NotFoundError
+from coordinator.services.arrays.element_books import ElementsPort
 from coordinator.services.jobs import ports
 from coordinator.web.auth import shared, visitor
 from coordinator.web.pages import atlas
@@ -24,6 +25,7 @@ from coordinator.web.stream import TERMINAL
 from coordinator.web.transfers import job_id
 from protocol.codec import MessageError, convert
 from protocol.rest import api
+from protocol.rest.arrays import ArrayView, ElementView
 
 T = TypeVar("T")
 
@@ -31,6 +33,7 @@ MAX_EVENTS_SHOWN = 300
 MAX_POINTS_READ = 100_000  # For one page; a chart has some hundred pixels.
 MAX_ROWS_SHOWN = 500  # Of commitments, audits and receipts; all of them are in the interface.
 LINES_PER_PAGE = 300
+MAX_FAILURES_READ, MAX_FAILURES_SHOWN = 1_000, 20
 MAX_SEARCH = 200
 MAX_ID = 10**15
 # Which buttons a job has, by its state.
@@ -49,8 +52,10 @@ class JobPages:
         leavings: ports.OutputsPort,
         network: ports.NetworkPort,
         market: ports.MarketPort,
+        elements: ElementsPort,
         renderer: Renderer,
     ) -> None:
+        self._elements = elements
         self._jobs = jobs
         self._leavings = leavings
         self._network = network
@@ -230,9 +235,9 @@ class JobPages:
     async def _values(self, job: str, server: str, *, mine: bool) -> dict[str, Any]:
         """What the page of a job shows. ``mine``: to its owner."""
         view = await self._jobs.get(job)
-        served = view.spec.serve is not None
+        served, trains = view.spec.serve is not None, view.spec.trains
         nodes = await self._jobs.nodes(job)
-        checkpoints = () if served else await self._leavings.checkpoints(job)
+        checkpoints = await self._leavings.checkpoints(job) if trains else ()
         shape = pipeline(nodes)
         members = {node.node for node in nodes if node.state not in ("lost", "rejected")}
         return {
@@ -240,7 +245,7 @@ class JobPages:
             "mine": mine,
             "over": view.state in TERMINAL,
             "pausable": view.state in PAUSABLE,
-            "stoppable": view.state in ENDABLE if served else view.state in STOPPABLE and view.rounds_done > 0,
+            "stoppable": view.state in STOPPABLE and view.rounds_done > 0 if trains else view.state in ENDABLE,
             "nodes": nodes,
             "pipeline": shape,
             "drawing": drawing(shape, await self._market.links(members), NODE_LOOKS),
@@ -251,10 +256,11 @@ class JobPages:
             "audits": _latest(await self._jobs.audits(job), MAX_ROWS_SHOWN),
             "receipts": _latest(await self._jobs.receipts(job), MAX_ROWS_SHOWN),
             "checkpoints": checkpoints,
-            "serve": usual(view) if mine and not served and (checkpoints or view.model) else None,
+            "serve": usual(view) if mine and trains and (checkpoints or view.model) else None,
             "curl": curl_of(server, view.id, chats(view)) if served else "",
-            "output": await self._output_of(job) if mine and not served else None,
-            "metrics": () if served else await points_of(self._jobs, job),
+            "output": await self._output_of(job) if mine and trains else None,
+            "metrics": await points_of(self._jobs, job) if trains else (),
+            "failures": () if view.array is None else await self._failures(job, view.array),
             "events": _latest(await self._happened(job), MAX_EVENTS_SHOWN),
             "funding": await self._jobs.funding(job) if mine and view.state not in TERMINAL else None,
             "network": await self._network.view(),
@@ -264,6 +270,13 @@ class JobPages:
             "server": server,
             "federation_link": await self._federation_link(view, server),
         }
+
+    async def _failures(self, job: str, array: ArrayView) -> list[ElementView]:
+        """Elements that failed last."""
+        if not array.failed:
+            return []
+        every = await self._elements.ended(job, 0, "failed", MAX_FAILURES_READ)
+        return list(every)[: -MAX_FAILURES_SHOWN - 1 : -1]
 
     async def _federation_link(self, view: api.JobView, server: str) -> str:
         """The invitation for owners of data; empty where the job is no federation."""
@@ -305,6 +318,8 @@ async def points_of(jobs: ports.JobsPort, job: str) -> list[api.Metric]:
 
 
 def _template(view: api.JobView) -> str:
+    if view.spec.array is not None:
+        return "array.html"
     return "job.html" if view.spec.serve is None else "deployment.html"
 
 

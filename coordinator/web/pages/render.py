@@ -55,6 +55,7 @@ SERVING_LOOKS: Final = {
     "waits for the others": ("clock", ""),
     "answers": ("run", "live"),
 }
+ARRAY_LOOKS: Final = {**NODE_LOOKS, "runs": ("run", "live")}
 CHECK_LOOKS: Final = {
     "pending": ("clock", ""),
     "verified": ("check", "good"),
@@ -178,6 +179,7 @@ class Renderer:
             "job_looks": JOB_LOOKS,
             "node_looks": NODE_LOOKS,
             "serving_looks": SERVING_LOOKS,
+            "array_looks": ARRAY_LOOKS,
             "serving_sentences": deployments.SERVING_SENTENCES,
             "check_looks": CHECK_LOOKS,
             "event_icons": EVENT_ICONS,

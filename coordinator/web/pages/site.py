@@ -67,7 +67,7 @@ class Site:
         self.reference = Reference(renderer)
         self._parts = (
             Views(jobs, network, renderer),
-            JobPages(jobs, services.leavings, network, market, renderer),
+            JobPages(jobs, services.leavings, network, market, services.elements, renderer),
             ServePages(jobs, network, renderer),
             Playground(jobs, renderer),
             MarketPages(network, market, services.withdrawals, renderer),

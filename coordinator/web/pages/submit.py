@@ -101,6 +101,8 @@ class Submit:
         if is_id(earlier):
             await self._jobs.check_owner(earlier, principal(request).account_id)
             spec = (await self._jobs.get(earlier)).spec
+            if spec.array is not None:
+                raise web.HTTPSeeOther("/docs/run-containers", headers={hdrs.CACHE_CONTROL: "no-store"})
             if spec.serve is not None:
                 served = spec.model.from_job
                 way = f"/jobs/{earlier}" if served is None else f"/jobs/{served}/serve"

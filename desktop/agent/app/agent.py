@@ -5,12 +5,14 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Coroutine
+from functools import partial
 
 import msgspec
 
 from common.errors import BadAddressError
 from common.untrusted_text import untrusted
 from desktop.agent.app import status
+from desktop.agent.app.array_parts import array_tools, held_task, lend_disk, swept
 from desktop.agent.app.parts import AgentParts
 from desktop.agent.app.views import link_views, task_view
 from desktop.agent.base.activity import Kind, Severity
@@ -137,7 +139,9 @@ class Agent:
         self.joining = Joining(federations, parts.sandbox, self._session.send)
         line = LinkOptions(self._limits.polite, self._share.allowance)
         self._private = PrivateDoor(parts.key, clock, settings.loopback, line, self._session.send, self._spawn)
-        self._holdings = Holdings(tools, self._spawn, self._refuses, self._live, self._session.beat_soon)
+        self._arrays = array_tools(parts, self._artifacts)
+        made = partial(held_task, self._arrays)
+        self._holdings = Holdings(tools, self._spawn, self._refuses, self._live, self._session.beat_soon, made)
         self.ledger: LedgerInfo | None = None
         self.finished = self._stopping = False
         self._failures = 0
@@ -162,6 +166,7 @@ class Agent:
             async with self._group as group:
                 await self._keeper.look(self)  # Whoever sits here now is not to see work come and go.
                 await self._return()
+                self._spawn(swept(self._arrays), "images")
                 session = group.create_task(self._session.run(), name="session")
                 background = [
                     group.create_task(self._report_traffic(), name="traffic"),
@@ -501,6 +506,7 @@ class Agent:
         self._parts = dataclasses.replace(self._parts, settings=settings, profile=profile)
         self._artifacts.limit(settings.disk_gb * 10**9)
         self._records.limit = settings.disk_gb * 10**9
+        lend_disk(self._arrays, settings.disk_gb * 10**9)
         self._shelf.lend(settings.disk_gb * 10**9)
         self._cap_power()
         if told:

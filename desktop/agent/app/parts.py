@@ -7,6 +7,7 @@ from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import NOTHING, Device
 from desktop.agent.lending.keeper import Readings
 from desktop.agent.sandbox.base import Sandbox
+from desktop.agent.sandbox.containers import Containers
 from protocol.identity import NodeKey
 from protocol.node import NodeProfile
 
@@ -23,3 +24,6 @@ class AgentParts:
     clock: Clock
     device: Device = NOTHING
     readings: Readings | None = None
+    containers: Containers | None = None
+    """Of strangers' images; None: none run here."""
+    release_key: str = ""

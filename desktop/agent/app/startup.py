@@ -18,6 +18,7 @@ from desktop.agent.base.log import LOG
 from desktop.agent.errors import SandboxError
 from desktop.agent.hardware.benchmark import Benchmark, default_cache, measure
 from desktop.agent.sandbox.base import Sandbox, SandboxLimits
+from desktop.agent.sandbox.containers import DockerContainers
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sensors.here import sensors
 from desktop.agent.updates.release import this_release, version
@@ -82,6 +83,7 @@ async def prepare(
         LOG.warning("%s cannot be used for jobs: %s", device.name, error)
         device = processor(f"{device.name} is here, but jobs cannot use it ({error}): they run on the processor.")
         sandbox, bench = await measured(home, settings, device, worker_arguments)
+    containers = DockerContainers(sandbox) if isinstance(sandbox, DockerSandbox) and not auditor else None
     profile = NodeProfile(
         name=untrusted(settings.name),
         device=untrusted(device.name),
@@ -94,9 +96,13 @@ async def prepare(
         floor=settings.floor,
         auditor=auditor,
         beside_mb=settings.memory_mb if device.kind == "cuda" else None,
+        containers=containers is not None,
     )
     readings = None if settings.always else sensors(home.path, device.gpu)
-    return AgentParts(home, settings, key, profile, sandbox, SystemClock(), device, readings)
+    key_of_release = this_release().key
+    return AgentParts(
+        home, settings, key, profile, sandbox, SystemClock(), device, readings, containers, key_of_release
+    )
 
 
 def chosen(gpu: int | str) -> Device:

@@ -46,10 +46,12 @@ DOWNLOAD_TIMEOUT_S = 3600.0  # Of 70 MB over a slow line; what came is kept.
 
 
 class TaskView(Task, frozen=True, kw_only=True):
-    """The same for programs. ``pid``: its worker, where it is a process of this machine; bytes by what they were for."""
+    """The same for programs. ``pid``: its worker, where it is a process of this machine; bytes by what they were for.
+    ``elements``: of an array job, how many have ended here."""
 
     lease: str
     pid: int | None
+    elements: int | None = None
     activations: int
     bulk: int
     wire: int

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from common.untrusted_text import untrusted
 from desktop.agent.app.status import LinkView, TaskView
+from desktop.agent.arrays.held_array import HeldArray
 from desktop.agent.jobs.tasks import HeldTask
 from protocol.node import Assign
 from transport.ice.stats import LinkStats
@@ -21,6 +22,7 @@ def task_view(task: HeldTask) -> TaskView:
         state=task.state,
         reason=untrusted(task.reason),
         pid=task.pid,
+        elements=task.done if isinstance(task, HeldArray) else None,
         round=progress.round if progress else None,
         step=progress.step if progress else None,
         loss=progress.loss if progress else None,

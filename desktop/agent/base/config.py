@@ -282,6 +282,16 @@ class Home:
         return self.path / "image-seen.json"
 
     @property
+    def publishers(self) -> Path:
+        """Whose images of array jobs may run here."""
+        return self.path / "publishers.json"
+
+    @property
+    def element_images(self) -> Path:
+        """Which images array jobs have asked for."""
+        return self.path / "element-images.json"
+
+    @property
     def networks(self) -> Path:
         """Which networks were joined."""
         return self.path / "networks.json"

@@ -30,7 +30,7 @@ from desktop.agent.base import log, networks
 from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import DEFAULT_IMAGE, Home, Settings, payee
 from desktop.agent.base.log import LOG, printable
-from desktop.agent.cli import federation_cli, keycli, ownercli, upkeepcli
+from desktop.agent.cli import federation_cli, images_cli, keycli, ownercli, upkeepcli
 from desktop.agent.cli.lending_cli import add_words
 from desktop.agent.cli.nettest_screen import show as show_test
 from desktop.agent.cli.nettest_screen import show_link, with_bar
@@ -144,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     ownercli.add_words(words)
     keycli.add_words(words)
     upkeepcli.add_words(words)
+    images_cli.add_words(words)
     federation_cli.add_words(words)
     return parser
 
@@ -259,7 +260,9 @@ def _status(options: argparse.Namespace) -> int:
     table = Table("Job", "Place", "State", "Round", "Step", "Loss", "Sent")
     for task in answer.tasks:
         place = "spare" if task.stage is None else f"stage {task.stage} replica {task.replica}"
-        if task.serves:
+        if task.elements is not None:
+            place = f"elements of an array, {task.elements:,} done"
+        elif task.serves:
             part = f"stage {(task.stage or 0) + 1} of {task.stages} of " if task.stages > 1 else ""
             place = f"answers, {part}replica {(task.replica or 0) + 1}"
         state = "ready" if task.waits else task.state

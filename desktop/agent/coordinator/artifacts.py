@@ -149,6 +149,15 @@ class Artifacts:
         await asyncio.to_thread(self._make_room, path)
         return Cached(path, key)
 
+    async def drop(self, digest: str) -> None:
+        """Delete an artifact that will not be wanted soon."""
+        lock = self._locks.setdefault(digest, asyncio.Lock())
+        async with lock:
+            with contextlib.suppress(PermissionError):  # Windows keeps what is being read.
+                (self._folder / digest).unlink(missing_ok=True)
+                self.contents.keys.pop(digest, None)
+        self._locks.pop(digest, None)
+
     async def fetch_payload(self, digest: str) -> Payload:
         """The bytes that ``digest`` names, on the disk; raises as ``fetch``."""
         return await asyncio.to_thread((await self.fetch(digest)).payload)

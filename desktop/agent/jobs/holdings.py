@@ -30,6 +30,7 @@ class Holdings:
         refuses: Callable[[Assign], str],
         live: Callable[[HeldTask], Coroutine[Any, Any, None]],
         ended: Callable[[], None],
+        make: Callable[..., HeldTask] = HeldTask,
     ) -> None:
         """Hold nothing yet.
 
@@ -38,10 +39,11 @@ class Holdings:
             refuses: why a lease is not taken, for the log; empty to take it.
             live: sees a task through from its beginning to its end.
             ended: told whenever one has ended.
+            make: a task of a new lease.
         """
         self._tools = tools
         self._spawn = spawn
-        self._refuses, self._live, self._ended = refuses, live, ended
+        self._refuses, self._live, self._ended, self._make = refuses, live, ended, make
         self._running: set[asyncio.Task[None]] = set()
         self._mourned: set[str] = set()  # Jobs of which a worker died: of one that kills them, the second is a failure.
         self.tasks: dict[str, HeldTask] = {}
@@ -82,7 +84,7 @@ class Holdings:
             return
         if known is not None:
             known.stop("the lease was granted anew")
-        task = HeldTask(assign, self._tools, may_die=assign.job not in self._mourned)
+        task = self._make(assign, self._tools, may_die=assign.job not in self._mourned)
         LOG.info("%s: assigned, job %r", task, printable(assign.spec.name))
         self._begin(task)
 

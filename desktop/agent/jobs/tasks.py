@@ -26,7 +26,15 @@ from desktop.agent.base.payloads import Payload
 from desktop.agent.base.unixsocket import listen
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.report_outbox import LOG_COST, ReportOutbox, ReportPace
-from desktop.agent.errors import AgentError, NotConnectedError, TamperedError, WorkerDiedError, WorkerError
+from desktop.agent.errors import (
+    AgentError,
+    NotConnectedError,
+    TamperedError,
+    UnacceptedImageError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerProtocolError,
+)
 from desktop.agent.federated.federated_gate import SAYS_NO_MORE, FederatedGate
 from desktop.agent.federated.memberships import Memberships
 from desktop.agent.jobs.crash_records import CrashRecords, FoundLease, RecalledPart, RoundStart
@@ -38,6 +46,7 @@ from desktop.agent.jobs.weight_exchange import Circle
 from desktop.agent.jobs.weights import StageWeights
 from desktop.agent.jobs.worker_bridge import Bridge, Outside
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
+from protocol.elements import ArrayReady, DropElements, ElementsMoved, RunElements
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign, HeldLease, Report, WorkerKind
 from protocol.private.sessions import MARK
@@ -137,7 +146,7 @@ class HeldTask:
 
     def __post_init__(self) -> None:
         """Prepare the door, so that peers and commands can arrive before the worker does."""
-        trains = self.assign.stage is not None and not self.serves and self.assign.spec.federated is None
+        trains = self.assign.stage is not None and self.trains and self.assign.spec.federated is None
         seated = trains and self.restored is None and self.tools.records is not None
         self._owner: FederatedGate | None = None
         if self.assign.spec.federated is not None:
@@ -193,6 +202,11 @@ class HeldTask:
         return self.assign.spec.serve is not None
 
     @property
+    def trains(self) -> bool:
+        """Whether it has rounds, and peers to exchange them with."""
+        return not self.serves and self.assign.spec.array is None
+
+    @property
     def staged(self) -> bool:
         """Whether it answers together with other nodes, each of which holds some layers."""
         return self.serves and len(self.assign.plan.layers) > 1
@@ -220,6 +234,8 @@ class HeldTask:
             if self.serves and self.state == "running" and not body.body.id.startswith(MARK):
                 self.bridge.ask(body)
             return True
+        if isinstance(body, RunElements | DropElements):
+            return False
         if self._doubts is not None:
             self._doubts.told(body)
         passed = body if self._owner is None else self._owner.passed(body)
@@ -334,6 +350,8 @@ class HeldTask:
         """
         if self._told_failure:
             return  # A worker that has given up has nothing more to say.
+        if isinstance(body, ArrayReady | ElementsMoved) and self.assign.spec.array is None:
+            raise WorkerProtocolError(f"the worker says {type(body).__name__}, and no element runs in it")
         said = self._of_restored(body) if self.restored is not None else self._in_time(body)
         if said is not None and self._owner is not None:
             said = self._owner.said(said)
@@ -382,7 +400,7 @@ class HeldTask:
 
     async def run(self) -> None:
         """Live through the whole task; whatever goes wrong in it ends here and is reported."""
-        if self.restored is None and (self.staged or not self.serves):  # Else it exchanges nothing with anybody.
+        if self.restored is None and (self.staged or self.trains):  # Else it exchanges nothing with anybody.
             self.tools.peers.add(self.bridge)
         try:
             await self.tools.peers.refresh()
@@ -397,7 +415,8 @@ class HeldTask:
             else:
                 await self._fail(str(error))
         except AgentError as error:
-            await self._fail(str(error), isinstance(error, TamperedError))
+            cause: FailureCause = "inputs" if isinstance(error, UnacceptedImageError) else "machine"
+            await self._fail(str(error), isinstance(error, TamperedError), cause)
         except OSError as error:
             self.by_system = True
             await self._fail(f"the node's disk or sockets failed: {error}")
@@ -536,13 +555,13 @@ class HeldTask:
             await self.tools.clock.sleep(LOOK_S)
         return WorkerError("the worker closed its socket and went on without it")
 
-    async def _fail(self, reason: str, tampered: bool = False) -> None:
+    async def _fail(self, reason: str, tampered: bool = False, cause: FailureCause = "machine") -> None:
         LOG.error("%s: failed: %s", self, reason)
         if self.state == "failed":
             return
-        self.state, self.reason, self.tampered = "failed", printable(reason), tampered
+        self.state, self.reason, self.tampered, self.cause = "failed", printable(reason), tampered, cause
         told = reason if self._owner is None else SAYS_NO_MORE
-        report = self.outbox.force(TaskFailed(untrusted(told), tampered))
+        report = self.outbox.force(TaskFailed(untrusted(told), tampered, cause))
         with contextlib.suppress(NotConnectedError):
             await self.tools.send(report)
 

@@ -23,21 +23,34 @@ class SandboxLimits:
         threads: processors' worth of time, and compute threads.
         processes: processes and threads at a time.
         temporary_mb: files in ``/tmp``.
+        cpu_seconds: of any one process, for one whose agent died and cannot end it; 0: as many as it takes.
     """
 
     memory_mb: int
     threads: int
     processes: int = 512  # PyTorch starts a few dozen threads; a fork bomb stops here.
     temporary_mb: int = 256
+    cpu_seconds: int = 0
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A folder in memory that the engine keeps under ``name`` while a container has it, mounted at ``target``."""
+
+    name: str
+    target: str
+    writable: bool
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a worker ended; ``reason`` is a sentence for the coordinator and the log. ``tampered``: somebody reached into it."""
+    """How a worker ended; ``reason`` is a sentence for the coordinator and the log. ``tampered``: somebody reached into it.
+    ``memory``: the kernel ended it for want of that."""
 
     code: int | None
     reason: str
     tampered: bool = False
+    memory: bool = False
 
 
 class SandboxWorker(Protocol):

@@ -22,6 +22,7 @@ from desktop.agent.errors import NoEngineError, NoImageError, SandboxError
 from desktop.agent.sandbox import egress, toolkit
 from desktop.agent.sandbox.attached import Attached
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, WORKER_BY_STDIO, Exit, SandboxLimits
+from desktop.agent.sandbox.container_plan import ContainerPlan
 from desktop.agent.sandbox.restrictions import (
     DATA,
     HOME_LABEL,
@@ -42,6 +43,7 @@ ENGINE_TIMEOUT_S = 60.0  # Creating a container waits for a disk that others use
 ENGINE_CALLS = 8  # At a time; the event loop never waits for the engine itself.
 MEASURE_POLL_S = 0.2
 MAX_EARLY = 64  # Containers that are not known here; most are other programs'.
+CONFLICT = 409
 KILLED = 137  # 128 + SIGKILL
 USUAL_ENGINE = "npipe:////./pipe/docker_engine" if sys.platform == "win32" else "unix:///var/run/docker.sock"
 DESKTOP = "Docker Desktop"  # What such an engine says of its operating system: a virtual machine of its own.
@@ -81,6 +83,8 @@ class DockerWorker:
         self.container = container
         self._attached = attached
         self.tampered = ""
+        self.died = asyncio.Event()
+        """Set soon after it has ended, where the engine says so."""
 
     @property
     def pid(self) -> int | None:
@@ -103,6 +107,10 @@ class DockerWorker:
     async def thaw(self) -> None:
         """Go on."""
         await self._sandbox.call(lambda: _ask(self.container.unpause))
+
+    async def kill(self) -> None:
+        """End whatever runs in it; the container stays until ``stop``."""
+        await self._sandbox.call(lambda: _ask(self.container.kill))
 
     async def stop(self, grace: float) -> None:
         """Stop and remove the container."""
@@ -134,13 +142,15 @@ class DockerWorker:
         code = int(state["ExitCode"])
         if state.get("OOMKilled") or code == KILLED:
             memory = int(self.container.attrs["HostConfig"]["Memory"]) >> 20
-            return Exit(code, f"the job needed more memory than the {memory:,} MB it may use here, and was stopped")
+            text = f"the job needed more memory than the {memory:,} MB it may use here, and was stopped"
+            return Exit(code, text, memory=bool(state.get("OOMKilled")))
         if code == egress.LEAK:
-            return Exit(code, egress.leaked(printable(self._said().strip().rpartition("\n")[2][:500])))
-        text = printable(self._said().strip()[-1000:])
+            return Exit(code, egress.leaked(printable(self.said().strip().rpartition("\n")[2][:500])))
+        text = printable(self.said().strip()[-1000:])
         return Exit(code, f"the worker ended with exit code {code}{': ' + text if text else ''}")
 
-    def _said(self) -> str:
+    def said(self) -> str:
+        """The last that it printed; in a thread."""
         said = self._attached.said() if self._attached else self.container.logs(tail=20)[-MAX_LOG_BYTES:]
         return said.decode(errors="replace")
 
@@ -196,7 +206,8 @@ class DockerSandbox:
 
     async def measure(self, arguments: Sequence[str], timeout: float, data: Path | None = None) -> bytes:
         """Run to the end in a container without a job's folder; raises SandboxError as the base says."""
-        container, _ = await self._started([*self._entry[1:], *arguments], None, "measure", data)
+        plan = ContainerPlan("measure", (*self._entry, *arguments), self._limits, gpu=self._gpu, data=data)
+        container, _ = await self._started(plan)
         worker = DockerWorker(self, container)
         try:
             async with asyncio.timeout(timeout):
@@ -214,11 +225,21 @@ class DockerSandbox:
     async def start(self, lease: str, folder: Path, data: Path | None = None) -> DockerWorker:
         """Start a worker with every restriction in force; raises SandboxError as the base says."""
         way = WORKER_BY_STDIO if self.stdio else (*WORKER, f"{INSIDE}/{SOCKET_NAME}")
-        arguments = [*self._entry[1:], *way, *self._extra]
+        command = (*self._entry, *way, *self._extra)
+        return await self.watched(ContainerPlan(lease, command, self._limits, folder=folder, gpu=self._gpu, data=data))
+
+    async def watched(self, plan: ContainerPlan) -> DockerWorker:
+        """Start a container, and end it as soon as somebody reaches into it; raises SandboxError as the base says."""
         if self._watch is None:
-            self._watch = Watch(lambda: connect(timeout=None), self._reached_into)  # Events may not come for hours.
+            loop = asyncio.get_running_loop()
+
+            def died(container: str) -> None:
+                loop.call_soon_threadsafe(self._has_died, container)
+
+            # Events may not come for hours.
+            self._watch = Watch(lambda: connect(timeout=None), self._reached_into, died)
             await self.call(self._watch.start)
-        worker = DockerWorker(self, *await self._started(arguments, folder, lease, data))
+        worker = DockerWorker(self, *await self._started(plan))
         self._workers[worker.container.id] = worker
         if worker.container.id in self._early:
             await self.call(lambda: worker.tamper(self._early[worker.container.id]))
@@ -228,6 +249,10 @@ class DockerSandbox:
         """Its container is about to go."""
         self._workers.pop(worker.container.id, None)
         self._attaching.discard(worker.container.id)
+
+    def _has_died(self, container: str) -> None:
+        if (worker := self._workers.get(container)) is not None:
+            worker.died.set()
 
     def _reached_into(self, container: str, how: str) -> None:
         if how == WAYS["attach"] and container in self._attaching:
@@ -240,6 +265,25 @@ class DockerSandbox:
         for worker in list(self._workers.values()):
             if container in ("", worker.container.id):
                 worker.tamper(how)
+
+    def labels(self, lease: str) -> dict[str, str]:
+        """By which one finds what is this home's."""
+        return {HOME_LABEL: self._owner, LEASE_LABEL: lease}
+
+    @property
+    def owner(self) -> str:
+        """What this home's containers are labelled with."""
+        return self._owner
+
+    @property
+    def client(self) -> Any:
+        """The engine, once ``check`` has found it; for threads."""
+        return self._client
+
+    @property
+    def gpu(self) -> str:
+        """The card that is lent; empty: none."""
+        return self._gpu
 
     def inside(self, folder: Path) -> str:
         """Where the folder is mounted."""
@@ -288,11 +332,9 @@ class DockerSandbox:
     def _sweep(self) -> int:
         return remove_containers(self._client, self._owner)
 
-    async def _started(
-        self, arguments: Sequence[str], folder: Path | None, lease: str, data: Path | None
-    ) -> tuple[Any, Attached | None]:
+    async def _started(self, plan: ContainerPlan) -> tuple[Any, Attached | None]:
         """A started container, and its standard streams where it has them; one that nobody waits for is removed again."""
-        starting = asyncio.ensure_future(self.call(lambda: self._start(arguments, folder, lease, data)))
+        starting = asyncio.ensure_future(self.call(lambda: self._start(plan)))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -303,17 +345,13 @@ class DockerSandbox:
                     attached.close()
             raise
 
-    def _start(
-        self, arguments: Sequence[str], folder: Path | None, lease: str, data: Path | None
-    ) -> tuple[Any, Attached | None]:
+    def _start(self, plan: ContainerPlan) -> tuple[Any, Attached | None]:
         try:
-            return self._start_in(self._group, arguments, folder, lease, data)
+            return self._start_in(self._group, plan)
         except APIError as error:
-            if not self._group:
+            if not self._group or not plan.trusted:
                 raise
-            started = self._start_in(
-                "", arguments, folder, lease, data
-            )  # Raises the same where the group is not the reason.
+            started = self._start_in("", plan)  # Raises the same where the group is not the reason.
             LOG.warning(
                 "this engine cannot put jobs beside this computer's other programs (%s): the processor is shared evenly",
                 _explain(error),
@@ -321,17 +359,19 @@ class DockerSandbox:
             self._group = ""
             return started
 
-    def _start_in(
-        self, group: str, arguments: Sequence[str], folder: Path | None, lease: str, data: Path | None
-    ) -> tuple[Any, Attached | None]:
-        stdio = self.stdio and folder is not None
-        labels = {HOME_LABEL: self._owner, LEASE_LABEL: lease}
+    def _start_in(self, group: str, plan: ContainerPlan) -> tuple[Any, Attached | None]:
+        stdio = self.stdio and plan.folder is not None
+        options = container_options(
+            plan.limits, plan.folder, self.labels(plan.lease), plan.gpu, group, stdio, plan.volumes, plan.data
+        )
+        options["environment"] |= plan.environment
         container = self._client.containers.create(
-            self._image_id,
-            [*egress.ARGUMENTS, *arguments],
-            entrypoint=[self._entry[0]],
-            name=f"cottage-{lease[:12]}-{secrets.token_hex(4)}",
-            **container_options(self._limits, folder, labels, self._gpu, group, stdio, data),
+            plan.image or self._image_id,
+            [*(egress.ARGUMENTS if plan.trusted else ()), *plan.command[1:]],
+            entrypoint=[plan.command[0]],
+            name=f"cottage-{plan.lease[:12]}-{secrets.token_hex(4)}",
+            working_dir=plan.working_dir or None,
+            **options,
         )
         attached = None
         try:
@@ -340,7 +380,9 @@ class DockerSandbox:
                 attached = Attached(container.attach_socket(params=STREAMS))
             container.start()
             container.reload()
-            faults = container_faults(container.attrs, self._limits, folder, self._gpu, group, stdio, data)
+            faults = container_faults(
+                container.attrs, plan.limits, plan.folder, plan.gpu, group, stdio, plan.volumes, plan.data
+            )
             if faults:
                 raise SandboxError(f"the engine did not put every restriction in force: {'; '.join(faults)}")
         except (SandboxError, DockerException, requests.RequestException):
@@ -358,10 +400,14 @@ def owner_of(home: Path) -> str:
 
 
 def remove_containers(client: Any, owner: str) -> int:
-    """Remove the containers of one home, whether they run or not; returns how many."""
-    left = client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={owner}"}, ignore_removed=True)
+    """Remove the containers of one home, whether they run or not, and their folders in memory; returns how many containers."""
+    mine = {"label": f"{HOME_LABEL}={owner}"}
+    left = client.containers.list(all=True, filters=mine, ignore_removed=True)
     for container in left:
         _remove(container, 0)
+    for volume in client.volumes.list(filters=mine):
+        with contextlib.suppress(NotFound):
+            volume.remove(force=True)
     return len(left)
 
 
@@ -409,7 +455,11 @@ def _remove(container: Any, grace: float) -> None:
     with contextlib.suppress(NotFound):
         if grace > 0:
             container.stop(timeout=int(grace))
-        container.remove(force=True, v=True)
+        try:
+            container.remove(force=True, v=True)
+        except APIError as error:
+            if error.status_code != CONFLICT:  # Somebody else is removing it.
+                raise
 
 
 def _explain(error: Exception) -> str:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
-from desktop.agent.sandbox.base import SandboxLimits
+from desktop.agent.sandbox.base import SandboxLimits, Volume
 
 USER = "10001:10001"  # Nobody on the host or in the image; without the right to become anybody.
 INSIDE = "/job"
@@ -17,10 +17,14 @@ DATA = "/data"  # What its owner lets a federated job read, and nothing else doe
 HOME_LABEL = "network.cottage.home"
 LEASE_LABEL = "network.cottage.lease"
 OPEN_FILES = 4096
+MAX_INODES = 120_000  # Of a folder in memory: each name costs a kilobyte that no size counts.
 SHARED_MB = 64  # /dev/shm; in memory, and counted as such.
 # Of processor time where it is short, a quarter of the default: enough to start within the agent's patience.
 WEIGHT = 256
 LOG_BYTES = "1m"  # A worker that prints without end must not fill the owner's disk.
+NO_GPU = {
+    "NVIDIA_VISIBLE_DEVICES": "void"
+}  # Where NVIDIA's runtime is the usual one, an image could ask by this for all.
 PROFILE = files("desktop.agent.sandbox").joinpath("seccomp.json").read_text()
 
 Attributes = Mapping[str, Any]
@@ -59,6 +63,7 @@ def container_options(
     gpu: str,
     group: str = "",
     stdio: bool = False,
+    volumes: Sequence[Volume] = (),
     data: Path | None = None,
 ) -> dict[str, Any]:
     """Arguments of ``docker.containers.create`` for a container that may do nothing but compute and use its socket.
@@ -66,6 +71,7 @@ def container_options(
     Args:
         group: as ``group_of`` says.
         stdio: it has its standard streams instead, of which the engine keeps no log: they carry the job's data.
+        volumes: folders in memory that it has beside its own.
         data: a file or folder of the owner's that it may read.
     """
     from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
@@ -85,8 +91,11 @@ def container_options(
         "cgroup_parent": group,
         "tmpfs": _temporary(limits),
         "shm_size": f"{SHARED_MB}m",
-        "mounts": [Mount(to, str(source), type="bind", read_only=True) for source, to in _wanted(folder, data)],
-        "ulimits": [Ulimit(name="nofile", soft=OPEN_FILES, hard=OPEN_FILES), Ulimit(name="core", soft=0, hard=0)],
+        "mounts": [
+            *(Mount(to, str(source), type="bind", read_only=True) for source, to in _bound(folder, data)),
+            *(Mount(one.target, one.name, read_only=not one.writable, no_copy=True) for one in volumes),
+        ],
+        "ulimits": [Ulimit(name=name, soft=most, hard=most) for name, most in _process_limits(limits)],
         "ipc_mode": "private",
         "hostname": "worker",
         "init": True,
@@ -102,6 +111,7 @@ def container_options(
             "MKL_NUM_THREADS": threads,
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            **({} if gpu else NO_GPU),
         },
         "device_requests": [DeviceRequest(device_ids=[gpu], capabilities=[["gpu"]])] if gpu else [],
     }
@@ -126,7 +136,7 @@ def engine_faults(info: Attributes) -> list[str]:
     return faults
 
 
-def _wanted(folder: Path | None, data: Path | None) -> list[tuple[Path, str]]:
+def _bound(folder: Path | None, data: Path | None) -> list[tuple[Path, str]]:
     """What a container sees of its computer, and where."""
     return [(source, to) for source, to in ((data, DATA), (folder, INSIDE)) if source is not None]
 
@@ -138,6 +148,7 @@ def container_faults(
     gpu: str,
     group: str = "",
     stdio: bool = False,
+    volumes: Sequence[Volume] = (),
     data: Path | None = None,
 ) -> list[str]:
     """Which restrictions are not in force for a container (``docker inspect``); empty where all are."""
@@ -173,17 +184,24 @@ def container_faults(
         ("device requests", _gpus(host), [[gpu]] if gpu else []),
         ("volumes", host.get("VolumesFrom") or [], []),
         ("binds", host.get("Binds") or [], []),
-        (
-            "mounts",
-            _mounts(attributes, (folder, data)),
-            [(str(source), to, False) for source, to in _wanted(folder, data)],
-        ),
+        ("mounts", _mounts(attributes, (folder, data)), _wanted_mounts(folder, data, volumes)),
         ("standard input", config.get("OpenStdin"), stdio),
         ("log", host.get("LogConfig", {}).get("Type"), "none" if stdio else "json-file"),
         ("temporary files", host.get("Tmpfs"), _temporary(limits)),
+        (
+            "limits of a process",
+            sorted((one.get("Name"), one.get("Hard")) for one in host.get("Ulimits") or ()),
+            sorted(_process_limits(limits)),
+        ),
         ("shared memory", host.get("ShmSize"), SHARED_MB << 20),
     )
     return [f"{name} is {_short(found)}, not {_short(asked)}" for name, found, asked in wanted if found != asked]
+
+
+def _process_limits(limits: SandboxLimits) -> list[tuple[str, int]]:
+    """Of each process of a container, as ``getrlimit(2)`` names them."""
+    own = [("cpu", limits.cpu_seconds)] if limits.cpu_seconds else []
+    return [("nofile", OPEN_FILES), ("core", 0), *own]
 
 
 def _temporary(limits: SandboxLimits) -> dict[str, str]:
@@ -201,13 +219,29 @@ def _gpus(host: Attributes) -> list[Any]:
 
 
 def _mounts(attributes: Attributes, sources: Sequence[Path | None]) -> list[tuple[str, str, bool]]:
-    """What is mounted, by place; a source that is Docker Desktop's name for one of ``sources`` counts as that."""
+    """What is mounted; a source that is Docker Desktop's name for one of ``sources`` counts as that."""
     known = {other: str(source) for source in sources if source is not None for other in desktop_names(source)}
     found = [
-        (known.get(str(mount.get("Source")), mount.get("Source")), mount.get("Destination"), mount.get("RW"))
+        (known.get(str(mount.get("Source")), _source(mount)), mount.get("Destination"), mount.get("RW"))
         for mount in attributes.get("Mounts") or ()
     ]
-    return sorted(found, key=lambda mount: str(mount[1]))
+    return sorted(found, key=str)
+
+
+def _source(mount: Attributes) -> Any:
+    """What is mounted; of a volume its name, since where an engine keeps it is its own."""
+    return mount.get("Name") if mount.get("Type") == "volume" else mount.get("Source")
+
+
+def _wanted_mounts(folder: Path | None, data: Path | None, volumes: Sequence[Volume]) -> list[tuple[str, str, bool]]:
+    own = [(str(source), to, False) for source, to in _bound(folder, data)]
+    return sorted([*own, *((one.name, one.target, one.writable) for one in volumes)], key=str)
+
+
+def volume_options(size_mb: int) -> dict[str, str]:
+    """Options of the engine's own driver for a folder in memory of a size; who may write is its container's mount."""
+    size = f"size={size_mb}m,nr_inodes={MAX_INODES},mode=1777,nosuid,nodev,noexec"
+    return {"type": "tmpfs", "device": "tmpfs", "o": size}
 
 
 def desktop_names(folder: PurePath) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """What the release key says of the sandbox image, and whether an image may hold jobs by it. Pure.
 
-Signed and read like the update manifest (``desktop.agent.base.signed_documents``). Who holds the web server, the line or
+Signed and read like the update manifest (``protocol.signatures.signed_documents``). Who holds the web server, the line or
 the archive, but not the key, can neither swap the image nor bring back an older one.
 """
 
@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from desktop.agent.base.signed_documents import DocumentKind, FileName, Number, Sha256, Signature, Unix, digest_of
 from desktop.agent.errors import UnsignedImageError
 from protocol.identity import NodeKey
+from protocol.signatures.signed_documents import DocumentKind, FileName, Number, Sha256, Signature, Unix, digest_of
 
 MAX_DOCUMENT = 16 << 10  # One takes 600 bytes.
 MAX_ARCHIVE = 64 << 30  # With PyTorch for CUDA an image has about 8 GB.

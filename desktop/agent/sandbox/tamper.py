@@ -37,9 +37,15 @@ RETRY_S = 0.5
 class Watch:
     """Follows the engine's events in a thread of its own, from ``start`` to ``close``."""
 
-    def __init__(self, connect: Callable[[], Any], seen: Callable[[str, str], None]) -> None:
-        """``connect``: a client of its own; ``seen(container, how)`` is called in the thread, with "" for: all of them."""
-        self._connect, self._seen = connect, seen
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        seen: Callable[[str, str], None],
+        died: Callable[[str], None] = lambda _container: None,
+    ) -> None:
+        """``connect``: a client of its own; ``seen(container, how)`` is called in the thread, with "" for: all of them.
+        ``died(container)``: it has ended by itself, or was ended."""
+        self._connect, self._seen, self._died = connect, seen, died
         self._closed = threading.Event()
         self._following = threading.Event()
         self._since = 0.0
@@ -82,6 +88,8 @@ class Watch:
                     self._seen("", "more happened at the engine than it remembers")
                     replayed = 0
                 self._since = max(self._since, at)
+                if event.get("Type") == "container" and event.get("Action") == "die":
+                    self._died(str((event.get("Actor") or {}).get("ID", "")))
                 container, how = judged(event)
                 key = (event.get("timeNano", 0), container, str(event.get("Action")))
                 if how and key not in self._known:  # The newest comes again when the connection was lost.

@@ -1,5 +1,5 @@
 """The update manifest, and whether it may be followed. Pure. How it is signed, read and kept:
-``desktop.agent.base.signed_documents``.
+``protocol.signatures.signed_documents``.
 """
 
 from typing import Annotated
@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from desktop.agent.base.signed_documents import DocumentKind, FileName, Number, Sha256, Signature, Unix, digest_of
 from desktop.agent.errors import UpdateError
+from protocol.signatures.signed_documents import DocumentKind, FileName, Number, Sha256, Signature, Unix, digest_of
 
 MAX_MANIFEST = 64 << 10  # Sixteen packages take 5 KB.
 MAX_PACKAGE = 1 << 30  # The bundle has 70 MB; a size beyond this is a mistake or an attack.

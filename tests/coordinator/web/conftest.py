@@ -18,6 +18,7 @@ from coordinator.config import Config
 from coordinator.errors import ForbiddenError, TooLargeError
 from coordinator.services.accounts.notification_settings import NoticeService
 from coordinator.services.accounts.passwords import Passwords
+from coordinator.services.arrays.published_images import PublishedImages
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership
@@ -34,7 +35,7 @@ from tests.coordinator.operation.fake_operation import Operation
 from tests.coordinator.serving.talking_homes import TalkingHomes
 from tests.coordinator.web.documented import Ears
 from tests.coordinator.web.fake import TOKEN, Cluster, address
-from tests.coordinator.web.fake_services import Books, Leavings, Market, PricedWithdrawals, Registry
+from tests.coordinator.web.fake_services import Books, Elements, Leavings, Market, PricedWithdrawals, Registry
 
 
 def authorise(token: str) -> str:
@@ -133,6 +134,8 @@ class House:
             self.operation,
             self.lenders,
             self.private,
+            PublishedImages(self.store, self.artifacts),
+            Elements(self.artifacts),
             self.folder / "downloads",
             self.public_url,
         )

@@ -10,17 +10,19 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from common.token_worth import TokenWorth
-from common.untrusted_text import Untrusted
+from common.untrusted_text import Untrusted, untrusted
 from coordinator.domain.serving import AdapterPoint, ModelPoint
 from coordinator.errors import InvalidError, NotFoundError, UnavailableError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from protocol.audit import ReplayStep
 from protocol.disputes import DisputeDetail, DisputeView
 from protocol.evidence import RoundEvidence
+from protocol.job.results import packed
 from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
 from protocol.node import IceServers, LedgerInfo, OfferedIceServer
 from protocol.plan import Layers, Member, Plan
 from protocol.rest import api, ledger, market
+from protocol.rest.arrays import ElementView
 from protocol.rest.records import OPENING, AuditRecords
 from protocol.rest.withdrawals import (
     SentWithdrawal,
@@ -204,6 +206,37 @@ class Books:
 def vector_of(text: EmbeddedText) -> bytes:
     """Four numbers that tell texts apart."""
     return struct.pack("<4f", len(text), float(bool(text) and text[0] == text[-1]), -1.0, 0.1)
+
+
+class Elements:
+    """``ElementsPort``: every job has two elements, one done and one that failed."""
+
+    def __init__(self, artifacts: ArtifactStore) -> None:
+        self._artifacts = artifacts
+
+    async def ended(self, job: str, after: int, state: str | None, limit: int) -> Sequence[ElementView]:
+        _, digest = await self.result(job, 0)
+        done = ElementView(0, untrusted("e0"), "done", 1, digest, len(RESULT), 1, 0.5, 2)
+        failed = ElementView(
+            1, untrusted("e1"), "failed", 2, code=3, reason=untrusted("it fails"), tail=(untrusted("Traceback"),)
+        )
+        found = [one for one in (done, failed) if one.number > after and state in (None, one.state)]
+        return found[:limit]
+
+    async def result(self, job: str, index: int) -> tuple[str, str]:
+        if index != 0:
+            raise NotFoundError("it has no result", "index")
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield RESULT
+
+        return "e0", await self._artifacts.put(chunks(), None, len(RESULT))
+
+    async def archive(self, job: str) -> AsyncIterator[bytes]:
+        yield packed({"e0/result.txt": b"a result"})
+
+
+RESULT = packed({"result.txt": b"a result"})
 
 
 class Leavings:

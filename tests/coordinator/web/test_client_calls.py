@@ -191,6 +191,7 @@ CALLS: list[Callable[[Story], Awaitable[Any]]] = [
     lambda it: it.client.download_stage(it.job, it.round, 0, it.folder / "stage.safetensors"),
     records_of,
     a_private_session,
+    lambda it: it.client.images(),
     lambda it: it.client.network(),
     lambda it: it.client.market(),
     lambda it: it.client.network_nodes(),

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from desktop.agent.base.signed_documents import DocumentKind, digest_of
 from desktop.agent.sandbox.statement import STATEMENT, Archive, Newest, SandboxImage
 from desktop.agent.updates.manifest import MANIFEST, Seen
 from protocol.codec import encode_json
 from protocol.identity import NodeKey
+from protocol.signatures.signed_documents import DocumentKind, digest_of
 from tests.desktop.updates.support import KEY, described, manifest_of
 
 NOW = 1_800_000_000

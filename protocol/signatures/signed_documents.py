@@ -1,10 +1,11 @@
-"""Documents that the release key signs: how one is read, judged by its number and time, and how what was seen of them is kept.
+"""Signed documents: how one is read, how those of the release key are judged by number and time, and what was seen is kept.
 
 The signature (Ed25519, ``protocol.identity``) covers the canonical JSON of the content: sorted names, no spaces, integers and
 ASCII only, which for these types is RFC 8785. Who holds the web server or the line, but not the key, could bring back an older
 document, withhold newer ones until one expires, or show others another one under the same number: the attacks of The Update
 Framework's paper (Samuel et al., CCS 2010) on a single role. Each kind has its own context, so that a signature of one is none
-of another. What a document says, and what follows from it, is its own module's: ``updates.manifest``, ``sandbox.statement``.
+of another. What a document says, and what follows from it, is its own module's: the agent's ``updates.manifest`` and
+``sandbox.statement``, and ``images.statement`` here, which has neither number nor end.
 """
 
 import hashlib
@@ -17,7 +18,6 @@ from msgspec import Meta
 
 from common.errors import TransportError
 from common.system_words import reason
-from desktop.agent.errors import AgentError
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.identity import NodeKey, verify
 
@@ -38,47 +38,78 @@ class SignedContent(Protocol):
     def expires(self) -> int: ...
 
 
+C = TypeVar("C", bound=msgspec.Struct)
 T = TypeVar("T", bound=SignedContent)
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
-class DocumentKind(Generic[T]):
+class SignedKind(Generic[C]):
     """One kind of document.
 
     Attributes:
         context: of its signatures.
-        envelope: what lies on the web server: a struct of the content and its ``signature``.
+        envelope: what lies on a server: a struct of the content and its ``signature``.
         limit: bytes that a document may have.
         error: what is raised.
         noun, about: "update manifest" and "", or "statement" and " about the sandbox image": with its number between them.
-        expired: what its expiry means to the owner.
-        server: whom one trusts who deletes what was seen.
     """
 
     context: str
     envelope: type[Any]
     limit: int
-    error: type[AgentError]
+    error: type[Exception]
     noun: str
     about: str
+
+    def sign(self, content: C, key: NodeKey) -> bytes:
+        """The document for the server."""
+        return encode_json(self.envelope(content, key.sign(self.context, encode_json(content)).hex()))
+
+    def read(self, document: bytes, address: str) -> C:
+        """The content of ``document``, if the key ``address`` (base58) has signed it; else ``error``: it is cut, malformed, or
+        signed by nobody or somebody else."""
+        return self.believed(self.opened(document), address)
+
+    def opened(self, document: bytes) -> Any:
+        """The envelope, whose signature nobody has looked at yet; raises ``error``."""
+        try:
+            return decode_json(document, self.envelope, self.limit)
+        except MessageError as error:
+            raise self._refused(error) from error
+
+    def believed(self, signed: Any, address: str) -> C:
+        """The content of an envelope, as ``read``."""
+        content = getattr(signed, self.envelope.__struct_fields__[0])
+        try:
+            verify(address, bytes.fromhex(signed.signature), self.context, encode_json(content))
+        except TransportError as error:
+            raise self._refused(error) from error
+        return cast(C, content)
+
+    def _refused(self, error: Exception) -> Exception:
+        return self.error(f"the {self.noun}{self.about} cannot be believed: {error}")
+
+
+@dataclass(frozen=True)
+class DocumentKind(SignedKind[Any], Generic[T]):
+    """One kind of document that is replaced by newer ones.
+
+    Attributes:
+        expired: what its expiry means to the owner.
+        server: whom one trusts who deletes what was seen.
+    """
+
     expired: str
     server: str
 
     def sign(self, content: T, key: NodeKey) -> bytes:
-        """The document for the web server."""
-        return encode_json(self.envelope(content, key.sign(self.context, encode_json(content)).hex()))
+        """The document for the server."""
+        return super().sign(content, key)
 
     def read(self, document: bytes, address: str) -> T:
-        """The content of ``document``, if the key ``address`` (base58) has signed it; else ``error``: it is cut, malformed, or
-        signed by nobody or somebody else."""
-        try:
-            signed = decode_json(document, self.envelope, self.limit)
-            content = getattr(signed, self.envelope.__struct_fields__[0])
-            verify(address, bytes.fromhex(signed.signature), self.context, encode_json(content))
-        except (MessageError, TransportError) as error:
-            raise self.error(f"the {self.noun}{self.about} cannot be believed: {error}") from error
-        return cast(T, content)
+        """As ``SignedKind.read``."""
+        return cast(T, super().read(document, address))
 
     def judge(self, content: T, number: int, digest: str, now: float) -> None:
         """Raise ``error`` where it has expired, is older than ``number``, or has that number and another ``digest``."""

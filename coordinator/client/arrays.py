@@ -1,0 +1,264 @@
+"""Array jobs over the line: inputs go, elements are followed, results come, each once and unpacked."""
+
+import asyncio
+import contextlib
+import os
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from common.untrusted_text import untrusted
+from coordinator.client.errors import ArchiveError, ClientError
+from coordinator.client.files import Progress, download_file, sha256_of, upload_file
+from coordinator.client.line import WORK_S, HttpLine, place
+from protocol.ids import Digest
+from protocol.job.array import ArrayElement, element_lines
+from protocol.job.results import is_path
+from protocol.rest import api
+from protocol.rest.arrays import ElementView
+
+TOGETHER = 8  # Files on the line at a time: small ones are mostly waiting.
+PAGE = 500
+POLL_S, LONGEST_POLL_S = 0.5, 5.0  # Between two looks for elements that have ended; longer while nothing does.
+_OVER = frozenset({"settled", "failed", "cancelled"})
+
+
+class ElementResult(msgspec.Struct, frozen=True):
+    """An element that has ended. ``folder``: where its files lie; None: it failed."""
+
+    element: ElementView
+    folder: Path | None
+
+    @property
+    def files(self) -> list[Path]:
+        """Its files, in order."""
+        return sorted(path for path in self.folder.rglob("*") if path.is_file()) if self.folder is not None else []
+
+
+class ArrayCalls:
+    """Calls of the client about array jobs."""
+
+    _line: HttpLine
+
+    async def elements(
+        self, job: str, after: int = 0, state: Literal["done", "failed"] | None = None, limit: int = 100
+    ) -> Sequence[ElementView]:
+        """Elements that have ended, in the order in which they did, behind number ``after`` of it."""
+        asked = f"after={after}&limit={limit}" + (f"&state={state}" if state else "")
+        return await self._line.get(f"{place('job', job)}/elements?{asked}", list[ElementView])
+
+    async def download_result(self, job: str, element: ElementView, folder: Path) -> Path:
+        """Fetch an element's result and unpack it into ``folder``, which is returned. What is there already stays.
+
+        Raises:
+            ArchiveError: the bytes are not those that the coordinator named, or not safe to unpack.
+            ClientError: the element has no result.
+        """
+        if element.result is None:
+            raise ClientError(f"element {element.index} ({element.name}) is {element.state}: it has no result")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".result.", dir=folder.parent) as scratch:
+            path = f"{place('job', job)}/elements/{element.index}/result.tar"
+            archive = Path(scratch) / "result.tar"
+            await download_file(self._line, path, element.result, archive, lambda _done, _all: None)
+            await asyncio.to_thread(_unpack, archive, folder)
+        return folder
+
+    async def download_results(self, job: str, archive: Path) -> Path:
+        """Fetch the results of all elements that are done as one tar archive, with a folder each."""
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        async with self._line.request("GET", f"{place('job', job)}/results.tar") as response:
+            with archive.open("wb") as file:
+                async for piece in response.content.iter_chunked(1 << 20):
+                    file.write(piece)
+        return archive
+
+    async def upload_inputs(
+        self,
+        files: Sequence[Path],
+        known: Mapping[str, Digest] = {},
+        done: Callable[[Path, Digest], None] | None = None,
+    ) -> dict[Path, Digest]:
+        """Send input files, several at a time; those whose content is the same go once.
+
+        Args:
+            known: SHA-256 of files that the coordinator has already, by their paths as text.
+            done: called with each as it is there.
+        Raises:
+            ClientError: one is empty.
+        """
+        found: dict[Path, Digest] = {}
+        sent: dict[Digest, asyncio.Future[None]] = {}
+        turns = asyncio.Semaphore(TOGETHER)
+
+        async def send(path: Path) -> None:
+            async with turns:
+                digest = await asyncio.to_thread(sha256_of, path)
+                if known.get(str(path)) != digest:
+                    if digest in sent:
+                        await sent[digest]
+                    else:
+                        sent[digest] = asyncio.get_running_loop().create_future()
+                        await self._send_input(path, digest)
+                        sent[digest].set_result(None)
+                found[path] = digest
+                if done is not None:
+                    done(path, digest)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for path in dict.fromkeys(files):
+                    group.create_task(send(path))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # The others are mostly the same, and one is enough to act on.
+        return found
+
+    async def _send_input(self, path: Path, digest: Digest, progress: Progress = lambda _done, _all: None) -> None:
+        if (length := path.stat().st_size) == 0:
+            raise ClientError(f"{path} is empty: an input has something in it")
+        new = api.NewUpload(length, untrusted(path.name), "input", sha256=digest)
+        await upload_file(self._line, path, new, None, progress, lambda _upload: None)
+
+    async def upload_elements(self, elements: Sequence[ArrayElement]) -> Digest:
+        """Send the list of elements, whose artifact is named in ``array.elements``."""
+        with tempfile.TemporaryDirectory(prefix="elements.") as scratch:
+            path = Path(scratch) / "elements.jsonl"
+            path.write_bytes(element_lines(elements))
+            digest = sha256_of(path)
+            await self._send_input(path, digest)
+        return digest
+
+    async def ended(self, job: str, after: int = 0) -> AsyncIterator[ElementView]:
+        """Every element as it ends, in the order in which they do, until the job is over."""
+        wait = POLL_S
+        while True:
+            view = await self._line.get(place("job", job), api.JobView)
+            found = await self.elements(job, after, None, PAGE)
+            for element in found:
+                after = max(after, element.number)
+                yield element
+            if len(found) < PAGE and view.state in _OVER:
+                return
+            if not found:
+                await asyncio.sleep(wait)
+            wait = POLL_S if found else min(LONGEST_POLL_S, 2 * wait)
+
+    async def results(self, job: str, folder: Path, after: int = 0) -> AsyncIterator[ElementResult]:
+        """Every element as it ends, with its files below ``folder``, in one of its name."""
+        async with contextlib.aclosing(self.ended(job, after)) as elements:  # type: ignore[type-var]
+            async for element in elements:
+                own = None
+                if element.result is not None:
+                    own = await self.download_result(job, element, folder_of(folder, element))
+                yield ElementResult(element, own)
+
+    async def map(
+        self,
+        image: Digest,
+        command: Sequence[str],
+        inputs: Sequence[Path],
+        folder: Path,
+        budget: int,
+        **array: Any,
+    ) -> AsyncIterator[ElementResult]:
+        """Run a container once for each input file, and bring the results as they come.
+
+        Args:
+            image: the artifact that ``cottage image push`` named.
+            command: with ``{input}``, ``{name}`` and ``{index}`` filled in for each.
+            inputs: files; each is an element of its own.
+            folder: the results come into folders of it, called as the inputs are.
+            budget: in millionths of the token; the test wallet pays.
+            array: further fields of ``protocol.job.array.ArraySpec``, such as ``seconds`` or ``verify``.
+        Raises:
+            ClientError: an input is empty, or two have one name.
+        """
+        sent = await self.upload_inputs(inputs)
+        elements = elements_of_files(inputs, sent)
+        listed = await self.upload_elements(elements)
+        document = array_document("map", image, command, listed, len(elements), budget, array)
+        job = await self._line.change("POST", "jobs", api.JobView, {"spec": document}, seconds=WORK_S)
+        await self._line.change("POST", f"{place('job', job.id)}/fund", api.JobView, seconds=WORK_S)
+        async for result in self.results(job.id, folder):
+            yield result
+
+
+def folder_of(folder: Path, element: ElementView) -> Path:
+    """Where an element's files lie below ``folder``.
+
+    Raises:
+        ArchiveError: its name leads elsewhere: the coordinator has made it up.
+    """
+    if not is_path(element.name) or "/" in element.name:
+        raise ArchiveError(f"the coordinator names an element {element.name[:80]!r}, which cannot be a folder's name")
+    return folder / element.name
+
+
+def elements_of_files(files: Sequence[Path], digests: Mapping[Path, Digest]) -> list[ArrayElement]:
+    """An element for each file, called as the file is.
+
+    Raises:
+        ClientError: two have one name.
+    """
+    names: dict[str, Path] = {}
+    for path in files:
+        if (before := names.setdefault(path.name, path)) != path:
+            raise ClientError(f"{before} and {path} have one name, and so would their results: rename one")
+    try:
+        return [
+            msgspec.convert({"name": path.name, "inputs": {path.name: digests[path]}}, ArrayElement)
+            for path in names.values()
+        ]
+    except msgspec.ValidationError as error:
+        raise ClientError(f"a file's name cannot be that of an element: {error}") from error
+
+
+def array_document(
+    name: str,
+    image: Digest,
+    command: Sequence[str],
+    elements: Digest,
+    count: int,
+    budget: int,
+    array: Mapping[str, Any],
+    hours: float | None = None,
+) -> dict[str, Any]:
+    """A job document."""
+    own = {"image": image, "command": list(command), "elements": elements, "count": count}
+    document: dict[str, Any] = {"name": name, "budget": budget, "array": {**own, **array}}
+    return document if hours is None else document | {"deadline_hours": hours}
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack a result: only plain files, only inside the folder; ``folder`` is there once every byte is."""
+    with tempfile.TemporaryDirectory(prefix=".unpacked.", dir=folder.parent) as made:
+        whole = Path(made) / "files"
+        whole.mkdir()
+        try:
+            with tarfile.open(archive, "r:") as source:
+                for member in source:
+                    if not member.isreg() or not is_path(member.name):
+                        raise ArchiveError(
+                            f"the result holds {member.name[:80]!r}, which is not a plain file in its folder"
+                        )
+                    target = whole / member.name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    file = source.extractfile(member)
+                    assert file is not None
+                    with target.open("xb") as copy:
+                        while piece := file.read(1 << 20):
+                            copy.write(piece)
+        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+            raise ArchiveError(f"the result is damaged ({error}): download it again") from error
+        if not folder.exists():
+            os.replace(whole, folder)
+            return
+        for path in sorted(whole.rglob("*")):
+            if path.is_file():
+                target = folder / path.relative_to(whole)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)

@@ -1,0 +1,271 @@
+"""``cottage map``: a container once for each of many files, as ``xargs`` does it here, and the results in a folder.
+
+What was begun is noted in the folder of the results. The same command in the same folder goes on with it: files that were sent
+are not sent again, a job that runs is followed, and results that are here stay. So Ctrl-C costs nothing.
+"""
+
+import argparse
+import glob
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from common.console import Terminal
+from common.terminal import say, say_json
+from coordinator.client.arrays import ElementResult, array_document, elements_of_files, folder_of
+from coordinator.client.client import Client
+from coordinator.client.commands.base import EXIT_REFUSED, CliUsageError
+from coordinator.client.commands.submit import agreed, funded
+from coordinator.client.show import array_quote_table
+from coordinator.client.text import money
+from protocol.codec import MessageError, decode_json, encode_json
+from protocol.ids import Digest, JobId
+from protocol.job.array import MAX_ELEMENTS
+from protocol.rest import api
+from protocol.rest.arrays import ElementView
+
+NOTES = ".cottage-map.json"
+MAX_NOTES = 64 << 20
+MAX_SHOWN = 10  # Failed elements, at the end.
+_TAIL = 5
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class MapNotes(msgspec.Struct):
+    """What stands in the folder of the results. ``asked``: SHA-256 of what the command asks for, files included."""
+
+    server: str
+    asked: Digest
+    sent: dict[str, Digest] = {}
+    job: JobId | None = None
+
+
+async def map_files(client: Client, options: argparse.Namespace, out: Terminal) -> int:
+    """``cottage map``: send, price, begin, follow, fetch."""
+    files = _files(options.over)
+    folder: Path = options.out
+    folder.mkdir(parents=True, exist_ok=True)
+    image = await _image(client, options.image)
+    array = _array(options)
+    notes = _notes(folder, client.address, _asked(image, options, files, array))
+    if notes.job is None:
+        array |= await _shared(client, options)
+        elements = elements_of_files(files, await _sent(client, files, notes, folder, options, out))
+        listed = await client.upload_elements(elements)
+        name = options.name or f"map {Path(options.command_line).name[:60]}"
+        document = array_document(
+            name,
+            image,
+            shlex.split(options.command_line),
+            listed,
+            len(elements),
+            options.budget or 1,
+            array,
+            options.hours,
+        )
+        if not await _agreed(client, document, options, out):
+            return EXIT_REFUSED
+        notes.job = (await client.create_job(document, options.wallet)).id
+        _keep(folder, notes)
+    elif not options.json:
+        out.print(f"Going on with job {notes.job}.", soft_wrap=True)
+    if (view := await client.get(notes.job)).state == "created":
+        await funded(client, view, options, out)
+    try:
+        failed = await _fetched(client, notes.job, len(files), folder, options, out)
+    except BaseException:
+        say(
+            f"job {notes.job} goes on. The same command fetches its results; end it: cottage cancel {notes.job}",
+            error=True,
+        )
+        raise
+    return await _told(client, notes.job, failed, len(files), folder, options, out)
+
+
+def _files(patterns: Sequence[str]) -> list[Path]:
+    found: list[Path] = []
+    for pattern in patterns:
+        matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+        if not matches:
+            raise CliUsageError(f"--over {pattern}: there is no such file")
+        found += [Path(match) for match in matches if os.path.isfile(match)]
+    files = list(dict.fromkeys(found))
+    if not files:
+        raise CliUsageError(f"--over {' '.join(patterns)}: there are folders, and no files")
+    if len(files) > MAX_ELEMENTS:
+        raise CliUsageError(
+            f"--over names {len(files):,} files: one array has {MAX_ELEMENTS:,} at most, so make several"
+        )
+    return files
+
+
+async def _image(client: Client, image: str) -> Digest:
+    """The artifact of an image that is named by its digest, or by the name that it was pushed with."""
+    if _DIGEST.fullmatch(image):
+        return image
+    pushed = await client.images()
+    found = next((one.artifact for one in pushed if one.name == image), None)
+    if found is None:
+        names = ", ".join(dict.fromkeys(one.name for one in pushed)) or "none yet"
+        raise CliUsageError(f"no image {image!r} was pushed (there are: {names}): cottage image push FILE sends one")
+    return found
+
+
+def _array(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the document's section that the command line has."""
+    own = {
+        "seconds": options.seconds,
+        "memory_mb": options.memory,
+        "disk_mb": options.disk,
+        "retries": options.retries,
+        "verify": options.verify,
+        "owners": options.owners,
+        "estimate": options.estimate,
+    }
+    array: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    array |= {"gpu": True} if options.gpu else {}
+    array |= {"trusted": options.trust, "verify": "trusted"} if options.trust else {}
+    array |= {"environment": dict(options.env)} if options.env else {}
+    return array
+
+
+def _asked(image: Digest, options: argparse.Namespace, files: Sequence[Path], array: dict[str, Any]) -> Digest:
+    """What makes two commands the same one. Files by name, size and time: reading them all would take long."""
+    stats = [(path.as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    shared = [(name, path.as_posix(), path.stat().st_mtime_ns) for name, path in options.input]
+    return hashlib.sha256(encode_json([image, options.command_line, stats, shared, array])).hexdigest()
+
+
+def _notes(folder: Path, server: str, asked: Digest) -> MapNotes:
+    path = folder / NOTES
+    if not path.exists():
+        return MapNotes(server, asked)
+    try:
+        notes: MapNotes = decode_json(path.read_bytes(), MapNotes, MAX_NOTES)
+    except MessageError as error:
+        raise CliUsageError(f"{path} cannot be read ({error}): remove it to begin anew") from error
+    if (notes.server, notes.asked) == (server, asked):
+        return notes
+    if notes.job is None:
+        return MapNotes(server, asked, notes.sent if notes.server == server else {})
+    raise CliUsageError(
+        f"{folder} has results of job {notes.job}, which was asked for something else (other files, another command or other "
+        "options): name another folder in --out, or remove this one"
+    )
+
+
+def _keep(folder: Path, notes: MapNotes) -> None:
+    fresh = folder / f"{NOTES}.new"
+    fresh.write_bytes(encode_json(notes))
+    os.replace(fresh, folder / NOTES)
+
+
+async def _shared(client: Client, options: argparse.Namespace) -> dict[str, Any]:
+    """Files that every element reads."""
+    if not options.input:
+        return {}
+    sent = await client.upload_inputs([path for _, path in options.input])
+    return {"inputs": {name: sent[path] for name, path in options.input}}
+
+
+async def _sent(
+    client: Client, files: Sequence[Path], notes: MapNotes, folder: Path, options: argparse.Namespace, out: Terminal
+) -> dict[Path, Digest]:
+    with _bar(options, out) as bar:
+        task = bar.add_task("sending", total=len(files))
+
+        def done(path: Path, digest: Digest) -> None:
+            notes.sent[str(path)] = digest
+            bar.advance(task)
+
+        try:
+            return await client.upload_inputs(files, dict(notes.sent), done)
+        finally:
+            _keep(folder, notes)
+
+
+async def _agreed(client: Client, document: dict[str, Any], options: argparse.Namespace, out: Terminal) -> bool:
+    """Whether whoever has seen the price wants it."""
+    if options.budget is None:
+        document["budget"] = usual_budget(await client.quote(document))
+    quote = await client.quote(document)
+    if options.json and quote.problems:
+        raise CliUsageError("; ".join(quote.problems))
+    if not options.json:
+        out.print(array_quote_table(quote, document["budget"], proposed=options.budget is None))
+    return not quote.problems and agreed(options, out)
+
+
+def usual_budget(quote: api.Quote) -> int:
+    """Where nobody names one: a quarter more than it likely costs. What is left comes back."""
+    return max(quote.price, quote.price_likely + quote.price_likely // 4)
+
+
+async def _fetched(
+    client: Client, job: str, count: int, folder: Path, options: argparse.Namespace, out: Terminal
+) -> list[ElementView]:
+    """Results as they come; those that failed."""
+    failed: list[ElementView] = []
+    with _bar(options, out) as bar:
+        task = bar.add_task("running", total=count)
+        async for element in client.ended(job):
+            target = None
+            if element.result is None:
+                failed.append(element)
+            else:
+                target = folder_of(folder, element)
+                if not target.exists():  # It is put there whole.
+                    await client.download_result(job, element, target)
+            bar.update(task, advance=1, description=f"{len(failed)} failed" if failed else "running")
+            if options.json:
+                say_json(ElementResult(element, target).element)
+    return failed
+
+
+async def _told(
+    client: Client,
+    job: str,
+    failed: Sequence[ElementView],
+    count: int,
+    folder: Path,
+    options: argparse.Namespace,
+    out: Terminal,
+) -> int:
+    """How it ended."""
+    view = await client.get(job)
+    done = view.array.done if view.array is not None else count - len(failed)
+    if not options.json:
+        for element in failed[:MAX_SHOWN]:
+            out.print(_failure(element))
+        more = f", {len(failed):,} failed" if failed else ""
+        out.print(f"{done:,} of {count:,} results are in {folder}{more}. It cost {money(view.paid)}.", soft_wrap=True)
+        if view.state != "settled":
+            out.print(view.sentence or view.state, soft_wrap=True)
+    return 0 if done == count else EXIT_REFUSED
+
+
+def _failure(element: ElementView) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row(Text(element.name, style="red"), Text(element.reason))
+    for line in element.tail[-_TAIL:]:
+        table.add_row("", Text(line, style="dim"))
+    return table
+
+
+def _bar(options: argparse.Namespace, out: Terminal) -> Progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=out, disable=options.json or not out.is_terminal)

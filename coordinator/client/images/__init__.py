@@ -1,0 +1,1 @@
+"""Images that a submitter brings: made ready from what builders write, signed, sent, listed."""

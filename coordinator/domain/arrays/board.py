@@ -1,0 +1,306 @@
+"""Which element goes to whom: all elements of an array, what is under way, and what is still to be run.
+
+Nothing here looks at all elements: giving and ending cost by what is given and ended. Elements that wait for further owners stand
+in one line, and each node has its own place in it: what it has passed it need not look at again.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from coordinator.domain.arrays.votes import MAX_LOST, ElementCourse, ElementTry, VoteRules, verdict
+from protocol.elements import MAX_QUEUED, ElementEnd
+from protocol.ids import NodeAddress
+
+AHEAD_S = 5.0  # Work that a node has in its queue, so that short elements do not wait for the line.
+STRAGGLING = 3.0  # Times the usual time, after which an element that is still under way at the end is run once more,
+STRAGGLING_S = 30.0  # and so many seconds at least.
+KEPT_TRIES = 24  # Of an element; those that came to nothing are forgotten first.
+
+
+class ElementSeat(msgspec.Struct, frozen=True):
+    """A lease that elements are given to. ``block``: of addresses, see ``coordinator.domain.arrays.apart``."""
+
+    lease: str
+    node: NodeAddress
+    owner: NodeAddress
+    block: str
+    replica: int
+
+
+def queue_length(slots: int, usual: float, left: int, seats: int) -> int:
+    """How many elements a node has at once, running ones included.
+
+    Args:
+        slots: that it runs at a time. usual: seconds of an element; 0: nobody knows yet.
+        left: runs that nobody has been given yet. seats: nodes of the job.
+    """
+    ahead = 2 * slots if usual <= 0 else slots * (1 + int(AHEAD_S / max(usual, 0.01)))
+    fair = max(slots, left // (2 * max(1, seats)))  # Nobody sits on what others could run at the end.
+    return max(1, min(ahead, fair, MAX_QUEUED))
+
+
+class ArrayBoard:
+    """All elements of an array job."""
+
+    def __init__(self, job: str, count: int, rules: VoteRules, courses: Iterable[ElementCourse] = ()) -> None:
+        """``courses``: of those elements that were begun."""
+        self.job: Final = job
+        self.count: Final = count
+        self.rules: Final = rules
+        self.changed: dict[int, ElementCourse] = {}
+        self.done = self.failed = 0
+        self._courses: dict[int, ElementCourse] = {}
+        self._running: dict[str, dict[int, int]] = {}  # Lease -> run number -> element.
+        self._missing: dict[int, int] = {}  # Elements that need further owners, and how many.
+        self._line: list[int] = []
+        self._places: dict[str, int] = {}  # Node -> how much of the line it has passed.
+        self._fresh = 0
+        self._usual = (0.0, 0)
+        self._stored: set[int] = set()
+        for course in courses:
+            self._take(course)
+            self._stored.add(course.index)
+            for one in course.tries:
+                self._learn(one)
+        self.changed.clear()
+
+    # --- what there is ----------------------------------------------------------------------------------------------------
+
+    def course(self, index: int) -> ElementCourse:
+        """How an element stands."""
+        return self._courses.get(index) or ElementCourse(self.job, index)
+
+    def begun(self) -> Iterable[ElementCourse]:
+        """All that anybody was given, in no order."""
+        return self._courses.values()
+
+    def of_lease(self, lease: str) -> dict[int, int]:
+        """Run number -> element of what a lease has and has not ended, in the order in which it was given."""
+        return self._running.get(lease, {})
+
+    def leases(self) -> set[str]:
+        """Those that have anything."""
+        return {lease for lease, runs in self._running.items() if runs}
+
+    def begun_at(self, lease: str) -> list[float]:
+        """When each of a lease's runs began that have begun."""
+        found = [self._courses[index] for index in self.of_lease(lease).values()]
+        return [one.begun for course in found for one in course.running if one.lease == lease and one.begun is not None]
+
+    def running(self) -> int:
+        """Runs under way."""
+        return sum(map(len, self._running.values()))
+
+    def left(self) -> int:
+        """Runs that nobody has been given yet, as far as is known."""
+        return (self.count - len(self._courses)) * self.rules.need + sum(self._missing.values())
+
+    @property
+    def over(self) -> bool:
+        """Whether every element is done, or has failed."""
+        return self.done + self.failed >= self.count
+
+    @property
+    def usual(self) -> float:
+        """Seconds that an element takes on average; 0: none has ended yet."""
+        seconds, number = self._usual
+        return seconds / number if number else 0.0
+
+    # --- giving -----------------------------------------------------------------------------------------------------------
+
+    def give(self, seat: ElementSeat, room: int, number: int, now: float, alone: bool) -> list[ElementTry]:
+        """Give a node up to ``room`` elements.
+
+        Args:
+            number: of the first of these runs; the others follow it.
+            alone: nothing else is under way, so what this node or its owner failed at it may try again.
+        Returns:
+            the runs, each of another element.
+        """
+        given: list[ElementTry] = []
+        place = self._places.get(seat.node, 0)
+        while len(given) < room and place < len(self._line):
+            index = self._line[place]
+            place += 1
+            if self._missing.get(index, 0) > 0 and self._may(seat, self.course(index), alone):
+                given.append(self._begin(seat, index, number + len(given), now))
+        self._places[seat.node] = place
+        while len(given) < room:
+            while self._fresh < self.count and self._fresh in self._courses:
+                self._fresh += 1
+            if self._fresh >= self.count:
+                break
+            given.append(self._begin(seat, self._fresh, number + len(given), now))
+        return given
+
+    def again(self, seat: ElementSeat, room: int, number: int, now: float) -> list[ElementTry]:
+        """At the end, when nothing else is left for a node: run once more what is under way elsewhere for too long."""
+        late = max(STRAGGLING_S, STRAGGLING * self.usual)
+        given: list[ElementTry] = []
+        under_way = {index for runs in self._running.values() for index in runs.values()}
+        for index in sorted(under_way):
+            course = self.course(index)
+            if len(given) >= room:
+                break
+            waits = [one for one in course.running if now - (one.begun or one.sent) > late]
+            needed = self.rules.need_checked if course.checked else self.rules.need
+            if waits and len(course.running) <= needed and self._may(seat, course, alone=False):
+                given.append(self._begin(seat, index, number + len(given), now))
+        return given
+
+    def look_again(self) -> None:
+        """Have everybody look at the whole line again: what a node had to pass may be for it by now."""
+        self._line = [index for index, missing in self._missing.items() if missing > 0]
+        self._places.clear()
+
+    def waiting(self) -> bool:
+        """Whether some element waits for a further owner."""
+        return any(missing > 0 for missing in self._missing.values())
+
+    def _may(self, seat: ElementSeat, course: ElementCourse, alone: bool) -> bool:
+        """Whether a node may run an element beside those that did, or do."""
+        several = max(self.rules.need, self.rules.need_checked, self.rules.need_failed) > 1
+        for one in course.tries:
+            if alone and one.ended and one.result is None:
+                continue
+            same = one.owner == seat.owner or (seat.block != "" and one.block == seat.block)
+            if one.node == seat.node or (several and same):
+                return False
+        return True
+
+    def _begin(self, seat: ElementSeat, index: int, number: int, now: float) -> ElementTry:
+        one = ElementTry(number, seat.lease, seat.node, seat.owner, seat.block, seat.replica, now)
+        course = self.course(index)
+        self._take(msgspec.structs.replace(course, tries=(*_kept(course.tries), one)))
+        return one
+
+    # --- what comes back --------------------------------------------------------------------------------------------------
+
+    def started(self, lease: str, run: int, now: float) -> None:
+        """A run of a lease has begun."""
+        index = self.of_lease(lease).get(run)
+        if index is not None:
+            self._change(index, run, begun=now)
+
+    def ended(self, lease: str, end: ElementEnd, operations: int, seconds: float) -> ElementCourse | None:
+        """A run has ended; None: it is none of this lease, or is over already.
+
+        Args:
+            operations: what it counts as. seconds: that it took, as far as they are believed.
+        """
+        index = self.of_lease(lease).get(end.run)
+        if index is None:
+            return None
+        if end.outcome == "owner":
+            return self.gone(lease, end.run, lost=False)
+        self._change(
+            index,
+            end.run,
+            state="ended",
+            outcome=end.outcome,
+            code=end.code,
+            result=end.result,
+            size=end.size,
+            files=end.files,
+            seconds=seconds,
+            operations=operations,
+            tail=end.tail,
+        )
+        course = self.course(index)
+        self._learn(next(one for one in course.tries if one.run == end.run))
+        return course
+
+    def gone(self, lease: str, run: int, lost: bool = True) -> ElementCourse | None:
+        """A run came to nothing; ``lost``: with its node."""
+        index = self.of_lease(lease).get(run)
+        if index is None:
+            return None
+        course = self.course(index)
+        tries = tuple(one for one in course.tries if one.run != run)
+        del self._running[lease][run]
+        count = course.lost + lost
+        self._take(msgspec.structs.replace(course, tries=tries, lost=min(count, MAX_LOST)))
+        return self.course(index)
+
+    def left_by(self, lease: str, lost: bool) -> list[ElementCourse]:
+        """A lease is over: everything that it had comes to nothing."""
+        courses = [self.gone(lease, run, lost) for run in list(self.of_lease(lease))]
+        self._running.pop(lease, None)
+        return [course for course in courses if course is not None]
+
+    def draw(self, index: int) -> None:
+        """Have a second owner run an element, too."""
+        self._take(msgspec.structs.replace(self.course(index), checked=True))
+
+    def settle(self, course: ElementCourse) -> None:
+        """An element is done, or has failed. Runs of it that are under way are to be dropped by whoever has them."""
+        for one in course.running:
+            self._running.get(one.lease, {}).pop(one.run, None)
+        tries = tuple(one for one in course.tries if one.state != "running")
+        self._take(msgspec.structs.replace(course, tries=tries))
+
+    def reopen(self, course: ElementCourse, node: NodeAddress) -> None:
+        """What a node said of an element does not count any more; it is open again."""
+        self.done -= course.state == "done"
+        self.failed -= course.state == "failed"
+        tries = tuple(
+            msgspec.structs.replace(one, state="void", paid=False) if one.node == node and one.ended else one
+            for one in course.tries
+        )
+        self._courses.pop(course.index, None)
+        self._take(msgspec.structs.replace(course, state="open", tries=tries, result=None, size=0, files=0, settled=0))
+
+    # --- books ------------------------------------------------------------------------------------------------------------
+
+    def stored(self, course: ElementCourse) -> None:
+        """Take over the version of what was stored."""
+        self._courses[course.index] = course
+        self._stored.add(course.index)
+
+    def is_stored(self, index: int) -> bool:
+        """Whether an element has a record already."""
+        return index in self._stored
+
+    def _change(self, index: int, run: int, **fields: object) -> None:
+        course = self.course(index)
+        tries = tuple(msgspec.structs.replace(one, **fields) if one.run == run else one for one in course.tries)
+        self._take(msgspec.structs.replace(course, tries=tries))
+
+    def _take(self, course: ElementCourse) -> None:
+        before = self._courses.get(course.index)
+        self._courses[course.index] = self.changed[course.index] = course
+        for one in course.tries:
+            runs = self._running.setdefault(one.lease, {})
+            if one.state == "running":
+                runs[one.run] = course.index
+            else:
+                runs.pop(one.run, None)
+        if course.state != "open":
+            self._missing.pop(course.index, None)
+            if before is None or before.state == "open":
+                self.done += course.state == "done"
+                self.failed += course.state == "failed"
+            return
+        found = verdict(course, self.rules)
+        missing = found.missing if found.state == "open" else 0
+        if missing > self._missing.get(course.index, 0):
+            self._line.append(course.index)
+        if missing:
+            self._missing[course.index] = missing
+        else:
+            self._missing.pop(course.index, None)
+
+    def _learn(self, one: ElementTry) -> None:
+        if one.ended and one.result is not None:
+            seconds, number = self._usual
+            self._usual = (seconds + one.seconds, number + 1)
+
+
+def _kept(tries: tuple[ElementTry, ...]) -> tuple[ElementTry, ...]:
+    """Runs that are remembered: those that count, and the last of the others."""
+    if len(tries) < KEPT_TRIES:
+        return tries
+    void = [one for one in tries if one.state == "void"]
+    return tuple(one for one in tries if one not in void[: len(tries) - KEPT_TRIES + 1])

@@ -1,0 +1,147 @@
+"""What an array job has come to: counts, what is owed since the last period, how each node has done.
+
+It is a part of the run, so it is stored in one transaction with the elements that it counts.
+"""
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping
+from itertools import count
+
+import msgspec
+
+from coordinator.domain.audits.rate import FLOOR, TRUST
+from coordinator.domain.audits.sampling import WHOLE
+from protocol.ids import NodeAddress
+
+PERIOD_S = 60.0  # Between two times that verified elements become shares.
+FALSE_STARTS = 10  # Elements that fail before any is done; then it is the command.
+GRACE_S = 60.0  # Beyond an element's limit, until its node has said so.
+QUIET_S = 1800.0  # That a node may fetch inputs before it begins anything.
+CONTRADICTED = 5  # Failures of a node where others succeeded, after which it is let go.
+
+
+class OwedWork(msgspec.Struct, frozen=True):
+    """Verified work of a lease that is in no period yet.
+
+    Attributes:
+        chain: SHA-256 of the one before and the run number with its result, in turn: what the share's root says.
+    """
+
+    node: NodeAddress
+    payout: NodeAddress
+    replica: int
+    operations: int = 0
+    elements: int = 0
+    chain: str = hashlib.sha256(b"").hexdigest()
+
+    def plus(self, operations: int, run: int, result: str | None) -> "OwedWork":
+        """With one more element."""
+        chain = hashlib.sha256(bytes.fromhex(self.chain) + f"{run}:{result or 'failed'}".encode()).hexdigest()
+        return msgspec.structs.replace(
+            self, operations=self.operations + operations, elements=self.elements + 1, chain=chain
+        )
+
+
+class NodeTrack(msgspec.Struct, frozen=True):
+    """How a node has done in a job.
+
+    Attributes:
+        right: elements that it ran and was paid for. checked: of those, how many another owner ran, too.
+        wrong: results that were not what holds. contradicted: failures where others succeeded.
+    """
+
+    right: int = 0
+    checked: int = 0
+    wrong: int = 0
+    contradicted: int = 0
+
+
+class ArrayTally(msgspec.Struct, frozen=True):
+    """Counts of an array job.
+
+    Attributes:
+        next_run: the number of the next run. settled: how often an element was done, or has failed.
+        paid: runs that are paid, or owed. operations: of all of them.
+        slots: elements that a lease runs at a time. owed: by lease. nodes: by node.
+    """
+
+    next_run: int = 1
+    done: int = 0
+    failed: int = 0
+    settled: int = 0
+    paid: int = 0
+    operations: int = 0
+    slots: dict[str, int] = {}
+    owed: dict[str, OwedWork] = {}
+    nodes: dict[NodeAddress, NodeTrack] = {}
+
+    def track(self, node: str) -> NodeTrack:
+        """How a node has done."""
+        return self.nodes.get(node, NodeTrack())
+
+    def tracked(self, node: str, **more: int) -> "ArrayTally":
+        """With so much more of a node."""
+        known = self.track(node)
+        added = {name: getattr(known, name) + count for name, count in more.items()}
+        return msgspec.structs.replace(self, nodes={**self.nodes, node: msgspec.structs.replace(known, **added)})
+
+
+def numbered(owed: Mapping[str, OwedWork]) -> list[tuple[int, tuple[str, OwedWork]]]:
+    """Each lease with the number of its share: that of its seat, or another one where a later lease has that seat now."""
+    found: dict[int, tuple[str, OwedWork]] = {}
+    for lease, one in sorted(owed.items()):
+        number = next(number for number in count(one.replica) if number not in found)
+        found[number] = (lease, one)
+    return sorted(found.items())
+
+
+def check_rate(right: int) -> int:
+    """Probability, in millionths, that an element of a node is run by a second owner, too.
+
+    As a training round is looked at (``coordinator.domain.audits.rate.look``), with elements for credit: nearly all of a new
+    node's first ones, half at 21, one in twenty for ever.
+    """
+    return max(FLOOR, -(-WHOLE * TRUST // (TRUST + right)))
+
+
+def expected_checks(elements: int, nodes: int) -> int:
+    """How many of so many elements are checked by lot, where so many nodes run as many each."""
+    each = elements / max(1, nodes)
+    until = TRUST * (WHOLE / FLOOR - 1)  # From there on the rate is at its floor.
+    falling = TRUST * math.log1p(min(each, until) / TRUST)
+    return min(elements, math.ceil(max(1, nodes) * (falling + max(0.0, each - until) * FLOOR / WHOLE)))
+
+
+def undetected(forged: int, right: int = 0) -> float:
+    """Probability that a node which forges so many elements, after so many honest ones, is found by no check.
+
+    It cannot tell a check from any other element. With rate p an element of it is left alone with 1 - p; and of what it is given,
+    p / (1 + p) are checks of others that are as new, where a lie stands beside the truth at once. So each lie passes with
+    (1 - p) / (1 + p).
+    """
+    chance = 1.0
+    for more in range(forged):
+        rate = check_rate(right + more) / WHOLE
+        chance *= (1 - rate) / (1 + rate)
+    return chance
+
+
+def fair_share(wants: Mapping[str, int], held: Mapping[str, int], free: int) -> dict[str, int]:
+    """How many nodes each array may hold, so that all have as many as they can use or the same number.
+
+    Args:
+        wants: array -> nodes that it could use, those that it has included. held: array -> nodes that it has.
+        free: nodes that nobody has.
+    """
+    left = free + sum(held.get(job, 0) for job in wants)
+    share = dict.fromkeys(wants, 0)
+    open_: Collection[str] = sorted(wants)
+    while left > 0 and open_:
+        each = max(1, left // len(open_))
+        for job in open_:
+            more = min(each, wants[job] - share[job], left)
+            share[job] += more
+            left -= more
+        open_ = [job for job in open_ if share[job] < wants[job]]
+    return share

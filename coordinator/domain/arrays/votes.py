@@ -1,0 +1,220 @@
+"""Whose result of an element holds, who was wrong, and how many more owners are to run it.
+
+A result holds once ``need`` distinct owners have come to it, byte for byte. With one wrong answer among them a further owner is
+asked, and again, until one result has so many. So it takes ``need`` owners who plot, all of them given the same element, to have
+a false one accepted; fewer are outvoted, however they answer, as soon as honest owners are there.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal, assert_never
+
+import msgspec
+
+from common.untrusted_text import Told, Untrusted
+from protocol.elements import ElementOutcome
+from protocol.ids import Digest, NodeAddress
+from protocol.job.array import ArraySpec
+
+FURTHER = (
+    3  # Different results beyond ``need`` that nobody agrees with; then it is the command, which is not deterministic.
+)
+MAX_LOST = 8  # Nodes that vanish while they run an element, after which nobody is asked to run it any more.
+
+TryState = Literal["running", "ended", "void"]
+"""``void``: its node was found wrong elsewhere, so nothing that it says counts."""
+CourseState = Literal["open", "done", "failed"]
+
+
+class ElementTry(Told, frozen=True):
+    """One run of an element, by its number.
+
+    Attributes:
+        owner: where its node is paid. block: of addresses that the node comes from; empty: nothing is known of it.
+        replica: the number of its lease's seat. sent: when, in Unix seconds.
+        operations: what it counts as: its seconds at its node's speed.
+        paid: it is among those that are paid.
+    """
+
+    run: int
+    lease: str
+    node: NodeAddress
+    owner: NodeAddress
+    block: str
+    replica: int
+    sent: float
+    begun: float | None = None
+    state: TryState = "running"
+    outcome: ElementOutcome | None = None
+    code: int = 0
+    result: Digest | None = None
+    size: int = 0
+    files: int = 0
+    seconds: float = 0.0
+    operations: int = 0
+    tail: tuple[Untrusted, ...] = ()
+    paid: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, and counts."""
+        return self.state == "ended"
+
+
+class ElementCourse(Told, frozen=True):
+    """What became of an element so far, as it is stored. Elements that nobody has begun have none.
+
+    Attributes:
+        result: the artifact of its result's archive, once it is done. size: in bytes. files: in it.
+        checked: by lot, a second owner runs it, too.
+        lost: nodes that vanished while they ran it.
+        reason: why it failed.
+        settled: its number among those that are done or have failed, in the order in which they were; 0: it is open.
+    """
+
+    job: str
+    index: int
+    state: CourseState = "open"
+    tries: tuple[ElementTry, ...] = ()
+    result: Digest | None = None
+    size: int = 0
+    files: int = 0
+    checked: bool = False
+    lost: int = 0
+    reason: Untrusted = Untrusted("")
+    settled: int = 0
+    version: int = 0
+
+    @property
+    def running(self) -> list[ElementTry]:
+        """Runs that have not ended."""
+        return [one for one in self.tries if one.state == "running"]
+
+    @property
+    def failures(self) -> list[ElementTry]:
+        """Runs that ended without a result."""
+        return [one for one in self.tries if one.ended and one.result is None]
+
+
+class ElementVerdict(msgspec.Struct, frozen=True):
+    """What follows from the runs of an element.
+
+    Attributes:
+        result: that holds; None: none does (yet).
+        right: run numbers that are paid. wrong: those that said something else than what holds.
+        missing: how many more owners are to run it now.
+        why: it failed.
+    """
+
+    state: CourseState
+    result: Digest | None = None
+    right: tuple[int, ...] = ()
+    wrong: tuple[int, ...] = ()
+    missing: int = 0
+    why: str = ""
+
+
+class VoteRules(msgspec.Struct, frozen=True):
+    """How an array's results are made sure of.
+
+    Attributes:
+        need: owners that must agree. need_checked: where an element is checked by lot.
+        need_failed: owners that must see it fail alike, before it has failed. retries: how often one that fails is run again.
+    """
+
+    need: int
+    need_checked: int
+    need_failed: int
+    retries: int
+
+
+def verdict(course: ElementCourse, rules: VoteRules) -> ElementVerdict:
+    """See where an element stands."""
+    if course.state != "open":
+        return ElementVerdict(course.state, course.result)
+    need = rules.need_checked if course.checked else rules.need
+    by_result = _groups([one for one in course.tries if one.ended and one.result is not None])
+    best = max(by_result, key=lambda result: (len(_owners(by_result[result])), result), default="")
+    agree = len(_owners(by_result[best])) if best else 0
+    if agree >= need:
+        right = _one_of_each_owner(by_result[best])[:need]
+        # One owner's word against another's shows nothing of either.
+        outvoted = [one.run for result, group in by_result.items() if result != best for one in group if agree > 1]
+        return ElementVerdict("done", best, tuple(one.run for one in right), tuple(outvoted))
+    if (failed := _failed(course, rules, by_result, need)) is not None:
+        return failed
+    return ElementVerdict("open", missing=max(0, need - agree - len(course.running)))
+
+
+def rules_of(array: ArraySpec) -> VoteRules:
+    """What a document asks for. Where one owner's result counts, one owner's word for a failure still does not."""
+    match array.verify:
+        case "replicated":
+            return VoteRules(array.owners, array.owners, array.owners, array.retries)
+        case "spot-checked":
+            return VoteRules(1, 2, 2, array.retries)
+        case "trusted":
+            return VoteRules(1, 1, 1, array.retries)
+        case _:
+            assert_never(array.verify)
+
+
+def _failed(
+    course: ElementCourse, rules: VoteRules, by_result: dict[str, list[ElementTry]], need: int
+) -> ElementVerdict | None:
+    """Why nothing can come of the element, if that is so."""
+    failures = course.failures
+    if len(failures) >= max(rules.need_failed, 1 + rules.retries):
+        alike: dict[tuple[str, int], list[ElementTry]] = defaultdict(list)
+        for one in failures:
+            alike[one.outcome or "", one.code].append(one)
+        most = max(alike.values(), key=lambda group: (len(_owners(group)), group[0].run))
+        agreed = len(_owners(most)) >= rules.need_failed
+        if not agreed and len(failures) < rules.need_failed + rules.retries + FURTHER:
+            return None  # More are asked.
+        right = tuple(one.run for one in _one_of_each_owner(most)[: rules.need_failed]) if agreed else ()
+        return ElementVerdict("failed", right=right, why=_words(most[0], len(failures)))
+    if len(by_result) >= need + FURTHER:
+        # It is the command's doing, so whoever ran it is paid, as far as an element is.
+        right = tuple(group[0].run for group in by_result.values())[:need]
+        why = f"{len(by_result)} owners came to {len(by_result)} different results: the command is not deterministic"
+        return ElementVerdict("failed", right=right, why=why)
+    if course.lost >= MAX_LOST and not course.running:
+        return ElementVerdict("failed", why=f"{course.lost} nodes were lost while they ran it")
+    return None
+
+
+def paid_operations(course: ElementCourse, right: Sequence[int]) -> int:
+    """What each of the runs that hold is paid for: the lower middle of what they say, so nobody gains by being slow alone."""
+    said = sorted(one.operations for one in course.tries if one.run in right)
+    return said[(len(said) - 1) // 2] if said else 0
+
+
+def _groups(tries: Sequence[ElementTry]) -> dict[str, list[ElementTry]]:
+    found: dict[str, list[ElementTry]] = defaultdict(list)
+    for one in tries:
+        found[one.result or ""].append(one)
+    return dict(found)
+
+
+def _owners(tries: Sequence[ElementTry]) -> set[str]:
+    return {one.owner for one in tries}
+
+
+def _one_of_each_owner(tries: Sequence[ElementTry]) -> list[ElementTry]:
+    first: dict[str, ElementTry] = {}
+    for one in tries:
+        first.setdefault(one.owner, one)
+    return list(first.values())
+
+
+def _words(one: ElementTry, times: int) -> str:
+    ended = {
+        "exited": f"the command ended with code {one.code}",
+        "time": "the command took longer than its limit",
+        "memory": "the command took more memory than it may",
+        "disk": "the command wrote more than it may, or something that is no plain file",
+        "inputs": "its inputs could not be had",
+        "owner": "its node was needed otherwise",
+    }[one.outcome or "owner"]
+    return ended if times == 1 else f"{ended}; it was tried {times} times"

@@ -1,0 +1,360 @@
+"""What an array job does next: nodes are given elements, results are compared, verified work is paid. Everything on an open desk.
+
+::
+
+    funded -> planned <-> running -> verifying -> settled
+       ^         |           |          |
+       '------ paused <------'     last payments, the refund
+"""
+
+import msgspec
+
+from coordinator.client.text import money
+from coordinator.domain import pricing
+from coordinator.domain.arrays import board as boards
+from coordinator.domain.arrays import tally as rules
+from coordinator.domain.arrays.tally import ArrayTally
+from coordinator.domain.job import ENDINGS, JobAction, JobState, Wish, asked
+from coordinator.domain.lease import FAULTS, Lease
+from coordinator.errors import FundsError
+from coordinator.services.arrays.array_staffing import ArrayStaffing
+from coordinator.services.arrays.element_votes import ElementVotes
+from coordinator.services.arrays.open_arrays import OpenArray, OpenArrays
+from coordinator.services.core.context import Context
+from coordinator.services.core.unit_of_work import UnitOfWork
+from coordinator.services.network.nodes import Nodes
+from coordinator.services.payments.periods import PeriodShare, conclude_periods, pending_shares, store_period
+from coordinator.services.payments.settlement import Settlement
+from coordinator.services.training.pauses import spent
+from coordinator.store.ports import Condition, col
+from ledger import events as ledger_events
+from protocol.elements import MAX_QUEUED, ArrayReady, ElementEnd, ElementsMoved
+
+AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
+MAX_LOADS = 6  # Nodes that fail before any has run an element; then it is the image.
+FEED_S = 0.5  # Between two times that all nodes' queues are looked at; who reports is fed at once.
+LOOK_S = 5.0  # Between two looks for what hangs, or waits though everybody passed it.
+
+
+class ArrayJobs:
+    """Jobs that run containers.
+
+    Attributes:
+        staffing: which nodes work at them.
+    """
+
+    def __init__(self, context: Context, nodes: Nodes, settlement: Settlement, arrays: OpenArrays) -> None:
+        self._context, self._nodes, self._settlement, self._arrays = context, nodes, settlement, arrays
+        self.staffing = ArrayStaffing(context, nodes, arrays)
+        self._votes = ElementVotes(context)
+
+    async def advance(self, work: UnitOfWork) -> None:
+        """Bring the job as far as it goes now."""
+        state, verified = work.job.state, work.job.verified
+        if state is JobState.CREATED or state not in AT_WORK | {JobState.PAUSED, JobState.VERIFYING}:
+            return
+        await conclude_periods(work, lambda _commit: False)
+        if work.job.wish in ENDINGS:
+            await self._ends(work)
+        elif state is JobState.VERIFYING:
+            await self._close(work)
+        elif work.job.wish is not Wish.NONE:
+            await self._rest(work)
+        elif state in AT_WORK:
+            await self._works(work)
+        if work.job.verified != verified and work.job.state in AT_WORK:
+            await self._settlement.settle_if_due(work)
+
+    async def ask(self, work: UnitOfWork, action: JobAction) -> None:
+        """Rest, go on or end, as its owner asks.
+
+        Raises:
+            ConflictError: it is in no state for it. FundsError: its budget is used up.
+        """
+        after = asked(work.job, action, checkpoint=True)
+        match action:
+            case JobAction.PAUSE | JobAction.STOP if after.wish is not work.job.wish:
+                work.change(wish=after.wish, halt="asked")
+                work.note("pausing" if action is JobAction.PAUSE else "stopping", "the submitter asked for it")
+            case JobAction.RESUME if work.job.state is JobState.PAUSED:
+                if await spent(work.tx, work.job.id) >= work.job.escrow:
+                    raise FundsError(
+                        f"the budget of job {work.job.id} is used up: add to it, or submit what is left as a new job",
+                        "budget",
+                    )
+                work.change(halt="")
+                work.advance(JobState.FUNDED, "the array goes on: it waits for nodes")
+            case JobAction.RESUME:
+                work.change(wish=after.wish, halt=after.halt)
+        await self.advance(work)
+
+    async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
+        """End it before its time: pay what is verified, refund the rest. Results that are there stay."""
+        if work.job.wish in ENDINGS:
+            return
+        await self._release(work, reason)
+        work.change(wish=Wish.CANCEL if state is JobState.CANCELLED else Wish.FAIL, halt="", reason=reason)
+        if not await self._ends(work):
+            work.note("ending", f"{reason}: what is verified is paid")
+
+    # --- reports ----------------------------------------------------------------------------------------------------------
+
+    def ready(self, work: UnitOfWork, lease: Lease, body: ArrayReady) -> None:
+        """A node has the image."""
+        if lease.state != "starting" or work.run is None:
+            self._context.metrics.count("reports_stale_total")
+            return
+        work.leases[lease.id] = msgspec.structs.replace(lease, state="ready", env_class=body.env_class)
+        self._change_tally(work, slots={**work.run.tally.slots, lease.id: body.slots})
+        work.note("ready", f"node {lease.node} is ready, for {body.slots} at a time")
+
+    async def moved(self, work: UnitOfWork, lease: Lease, body: ElementsMoved) -> None:
+        """Elements have begun, or ended, at a node."""
+        if work.run is None or work.job.state not in AT_WORK or work.job.wish is not Wish.NONE:
+            return
+        array = await self._arrays.of(work)
+        array.heard[lease.id] = self._context.clock.now()
+        if body.slots is not None:
+            self._change_tally(work, slots={**work.run.tally.slots, lease.id: body.slots})
+        for run in body.begun:
+            array.board.started(lease.id, run, work.now)
+        for end in body.ended:
+            await self._ended(work, array, lease, end)
+        if lease.id in work.leases:
+            self._feed(work, array, work.leases[lease.id])
+
+    async def _ended(self, work: UnitOfWork, array: OpenArray, lease: Lease, end: ElementEnd) -> None:
+        index = array.board.of_lease(lease.id).get(end.run)
+        if index is None:
+            self._context.metrics.count("reports_stale_total")
+            return
+        sent = next(one.begun or one.sent for one in array.board.course(index).tries if one.run == end.run)
+        seconds = max(0.0, min(end.seconds, work.now - sent))
+        operations = int(seconds * (self._nodes.speed(lease.node) or 0.0))
+        course = array.board.ended(lease.id, end, operations, seconds)
+        if course is not None:
+            await self._votes.weigh(work, array, course)
+
+    # --- work -------------------------------------------------------------------------------------------------------------
+
+    async def _works(self, work: UnitOfWork) -> None:
+        array = await self._arrays.of(work)
+        await self._left(work, array)
+        if why := await self._futile(work, array):
+            await self._arrays.save(work, array)
+            await self.stop(work, JobState.FAILED, why)
+            return
+        if array.board.over or await self._is_out(work, array):
+            return
+        await self.staffing.fill(work, array)
+        await self._left(work, array)
+        if work.job.state not in AT_WORK:
+            return
+        self._look(work, array)
+        now = self._context.clock.now()
+        if now - array.fed >= FEED_S:
+            array.fed = now
+            for lease in list(work.leases.values()):
+                self._feed(work, array, lease)
+        await self._arrays.save(work, array)
+        self._move(work, array)
+        if array.counted is None:
+            array.counted = now
+        elif now - array.counted >= rules.PERIOD_S:
+            await self._count(work, array)
+
+    async def _left(self, work: UnitOfWork, array: OpenArray) -> None:
+        """What nodes had that hold nothing any more comes to nothing, and is given to others."""
+        ended = {lease.id: lease for lease in work.ended}
+        for lease in array.board.leases() - work.leases.keys():
+            lost = lease not in ended or ended[lease].end not in ("stopped", "replaced")
+            for course in array.board.left_by(lease, lost):
+                await self._votes.weigh(work, array, course)
+        if array.board.over:
+            await self._arrays.save(work, array)
+            await self._finish(work, self._outcome(array))
+
+    def _feed(self, work: UnitOfWork, array: OpenArray, lease: Lease) -> None:
+        """Fill a node's queue."""
+        if lease.state != "ready" or lease.id in array.draining or work.run is None:
+            return
+        board, held = array.board, len(array.board.of_lease(lease.id))
+        slots = work.run.tally.slots.get(lease.id, 1)
+        length = boards.queue_length(slots, board.usual, board.left(), len(work.leases))
+        room = min(length - held, self._affordable(work, array))
+        if room <= 0 or 2 * held > length:
+            return
+        seat, number = self.staffing.seat(lease), work.run.tally.next_run
+        stuck = board.running() == 0
+        given = board.give(seat, room, number, work.now, alone=stuck)
+        if not given and held == 0:
+            given = board.again(seat, slots, number, work.now)
+        if given:
+            self._change_tally(work, next_run=number + len(given))
+
+    def _affordable(self, work: UnitOfWork, array: OpenArray) -> int:
+        """How many more runs the escrow surely pays, by what elements have cost so far; many where nobody knows yet."""
+        assert work.run is not None
+        tally = work.run.tally
+        if tally.paid == 0:
+            return MAX_QUEUED
+        room = work.job.escrow * pricing.PETAFLOP // max(1, work.job.quote.rate) - tally.operations
+        return max(0, room // max(1, tally.operations // tally.paid) - array.board.running())
+
+    def _look(self, work: UnitOfWork, array: OpenArray) -> None:
+        """Now and then: let go of nodes that hang, and have everybody look at what waits."""
+        now = self._context.clock.now()
+        if now - array.looked < LOOK_S:
+            return
+        array.looked = now
+        limit = array.spec.seconds + rules.GRACE_S
+        for lease in list(work.leases.values()):
+            late = [begun for begun in array.board.begun_at(lease.id) if work.now - begun > limit]
+            quiet = now - array.heard.setdefault(lease.id, now)
+            if late:
+                why = f"an element has not ended {rules.GRACE_S:g} s after its limit of {array.spec.seconds:g} s"
+            elif array.board.of_lease(lease.id) and quiet > limit + rules.QUIET_S:
+                why = f"it has said nothing of its elements for {quiet:.0f} s"
+            else:
+                continue
+            work.note("lost", f"node {lease.node} is let go: {why}")
+            work.end(lease.id, "stalled", why)
+        if array.board.waiting():
+            array.board.look_again()
+            self._tell(work, array)
+
+    def _tell(self, work: UnitOfWork, array: OpenArray) -> None:
+        """Say once that elements wait for owners that are not here."""
+        owners = {lease.payout for lease in work.leases.values()}
+        need = max(array.board.rules.need, array.board.rules.need_checked)
+        short = array.board.running() == 0 and len(owners) < need
+        why = f"{len(owners)} of the {need} owners that are to agree are here" if short else ""
+        if why and why != array.told:
+            work.note("limit", f"elements wait: {why}, of other addresses each")
+        array.told = why
+
+    async def _futile(self, work: UnitOfWork, array: OpenArray) -> str:
+        """Why nothing will come of it; empty: something may."""
+        if array.board.failed >= rules.FALSE_STARTS and array.board.done == 0:
+            last = next((one.reason for one in array.board.begun() if one.state == "failed"), "")
+            return f"the first {array.board.failed} elements have failed: {last}"
+        if work.run is None or work.run.tally.paid or all(one.end not in FAULTS for one in work.ended):
+            return ""
+        where: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id), col(Lease.end).in_(tuple(sorted(FAULTS))))
+        failed = {one.id: one for one in (*await work.tx.find(Lease, *where), *work.ended) if one.end in FAULTS}
+        tried = {one.node for one in failed.values()}
+        if len(failed) < MAX_LOADS or any(one.node not in tried for one in self.staffing.able(array.spec, 0)):
+            return ""
+        return f"{len(failed)} times a node could not run the image: {work.ended[-1].reason}"
+
+    def _move(self, work: UnitOfWork, array: OpenArray) -> None:
+        """Whether it runs now."""
+        there = [lease for lease in work.leases.values() if lease.state == "ready"]
+        if there and work.job.state is JobState.PLANNED:
+            work.advance(JobState.RUNNING, f"{array.board.count:,} elements are run")
+        elif not there and work.job.state is JobState.RUNNING:
+            work.advance(JobState.PLANNED, "no node runs elements any more: the array waits for others")
+        if work.run is not None and (work.run.tally.done, work.run.tally.failed) != (
+            array.board.done,
+            array.board.failed,
+        ):
+            self._change_tally(work, done=array.board.done, failed=array.board.failed)
+
+    @staticmethod
+    def _change_tally(work: UnitOfWork, **fields: object) -> None:
+        assert work.run is not None
+        work.change_run(tally=msgspec.structs.replace(work.run.tally, **fields))
+
+    # --- pay --------------------------------------------------------------------------------------------------------------
+
+    async def _count(self, work: UnitOfWork, array: OpenArray) -> None:
+        """Store what is verified since the last time as a period, with a share for each node."""
+        array.counted = self._context.clock.now()
+        if work.run is None or not work.run.tally.owed:
+            return
+        owed = work.run.tally.owed
+        shares = [
+            PeriodShare(lease, one.node, one.payout, 0, number, one.chain, one.elements, one.operations)
+            for number, (lease, one) in rules.numbered(owed)
+        ]
+        await store_period(work, shares, work.now - rules.PERIOD_S, sum(one.elements for one in owed.values()), 0)
+        self._change_tally(work, owed={})
+
+    # --- the end ----------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _outcome(array: OpenArray) -> str:
+        failed = f", {array.board.failed:,} of them failed" if array.board.failed else ""
+        return f"all {array.board.count:,} elements have ended{failed}"
+
+    async def _is_out(self, work: UnitOfWork, array: OpenArray) -> bool:
+        """End it where its time or its budget is over."""
+        tally = ArrayTally() if work.run is None else work.run.tally
+        nothing = array.board.running() == 0 and tally.paid > 0 and self._affordable(work, array) == 0
+        if work.now > work.job.deadline:
+            await self._finish(work, f"its {work.job.spec.deadline_hours:g} hours are over")
+        elif nothing:
+            await self._finish(work, f"its budget of {money(work.job.spec.budget)} is used up")
+        else:
+            return False
+        return True
+
+    async def _rest(self, work: UnitOfWork) -> None:
+        """Pause or stop, as was asked for: elements under way come to nothing, and are run again when it goes on."""
+        wish = work.job.wish
+        work.change(wish=Wish.NONE)
+        if wish is Wish.STOP:
+            await self._finish(work, "the submitter stopped the array")
+            return
+        await self._release(work, "the array rests")
+        work.advance(JobState.PAUSED, "the submitter paused the array: its nodes are let go")
+        await self._settlement.settle_now(work)
+
+    async def _release(self, work: UnitOfWork, reason: str) -> None:
+        """Count what was done, and let all nodes go."""
+        self.staffing.forget(work.job.id)
+        for lease in list(work.leases):
+            work.end(lease, "stopped", reason)
+        if work.run is None:
+            return
+        array = await self._arrays.of(work)
+        for lease in array.board.leases():
+            array.board.left_by(lease, lost=False)
+        await self._arrays.save(work, array)
+        self._change_tally(work, done=array.board.done, failed=array.board.failed)
+        await self._count(work, array)
+
+    async def _finish(self, work: UnitOfWork, why: str) -> None:
+        if work.job.state is JobState.FUNDED:
+            await self.stop(work, JobState.CANCELLED, f"{why}, and no node was free for it")
+            return
+        await self._release(work, why)
+        work.advance(JobState.VERIFYING, f"{why}: the last payments are made")
+        await conclude_periods(work, lambda _commit: False)
+        await self._close(work)
+
+    async def _close(self, work: UnitOfWork) -> None:
+        """Settle once everybody's money is safe."""
+        if await pending_shares(work):
+            return
+        await self._settlement.finish(work)
+        if not await self._settlement.is_done(work):
+            return
+        self._arrays.close(work.job.id)
+        tally = ArrayTally() if work.run is None else work.run.tally
+        failed = f" and {tally.failed:,} failed" if tally.failed else ""
+        text = f"the array is over: {tally.done:,} elements are done{failed}, and it cost {money(work.job.paid)}"
+        work.advance(JobState.SETTLED, text)
+        event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
+        work.memo("settled", event)
+
+    async def _ends(self, work: UnitOfWork) -> bool:
+        await conclude_periods(work, lambda _commit: False)
+        if await pending_shares(work):
+            return False
+        self._arrays.close(work.job.id)
+        state = ENDINGS[work.job.wish]
+        work.change(wish=Wish.NONE)
+        work.advance(state, work.job.reason)
+        await self._settlement.finish(work)
+        return True

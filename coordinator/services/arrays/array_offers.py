@@ -1,0 +1,140 @@
+"""What an array job costs, whether the network can run it, and whether everything that its document names is there."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from coordinator.client.text import money
+from coordinator.config import Config
+from coordinator.domain import pricing
+from coordinator.domain.arrays.tally import expected_checks
+from coordinator.domain.arrays.votes import rules_of
+from coordinator.domain.placement import Candidate
+from coordinator.errors import InvalidError, NotFoundError
+from coordinator.services.arrays.open_arrays import elements_of
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.file_ownership import FileOwnership
+from coordinator.services.jobs.quotes import OPENING_LAMPORTS
+from coordinator.services.network.market_price import MarketRate
+from protocol.codec import MessageError
+from protocol.ids import Digest
+from protocol.job.array import ArraySpec
+from protocol.job.job import JobSpec
+from protocol.rest.api import Quote
+
+IMAGE = "image"
+"""The name of the image among the files that a node is given."""
+
+
+async def files_of(
+    array: ArraySpec, account_id: str, artifacts: ArtifactStore, ownership: FileOwnership
+) -> dict[str, Digest]:
+    """The files that its nodes are given, once everything that it names was found to be there, and the account's.
+
+    Raises:
+        NotFoundError: something is not there. InvalidError: the list of elements is none, or has another number of them.
+    """
+    for field, digest in (("array.image", array.image), ("array.elements", array.elements)):
+        if not await artifacts.has(digest):
+            raise NotFoundError(f"there is no file {digest}: upload it first", field)
+    try:
+        elements = await elements_of(artifacts, array.elements)
+    except MessageError as error:
+        raise InvalidError(str(error), "array.elements") from None
+    if len(elements) != array.count:
+        raise InvalidError(
+            f"the list has {len(elements):,} elements, and array.count is {array.count:,}", "array.count"
+        )
+    named = {digest: f"array.inputs.{path}" for path, digest in array.inputs.items()}
+    for element in elements:
+        named |= {digest: f"array.elements: {path} of {element.name}" for path, digest in element.inputs.items()}
+    await ownership.check(account_id, [(field, digest) for digest, field in named.items()])
+    for digest, field in named.items():
+        if not await artifacts.has(digest):
+            raise NotFoundError(f"there is no file {digest}: upload it first", field)
+    return {IMAGE: array.image}
+
+
+def quote(spec: JobSpec, array: ArraySpec, able: Sequence[Candidate], limits: Config, rate: MarketRate) -> Quote:
+    """Price and problems. ``able``: nodes that could run it, busy or not."""
+    runs = _runs(array, len(able))
+    seconds = array.estimate or array.seconds
+    speed = median(one.flops for one in able) if able else 0.0
+    least = limits.minimum_price
+    likely = pricing.price(int(runs * seconds * speed), rate.per_petaflop, 0)
+    most = pricing.price(int(runs * array.seconds * speed), rate.per_petaflop, 0)
+    hours = runs * seconds / max(1, len(able)) / pricing.HOUR
+    problems = _problems(array, able)
+    if spec.budget < least:
+        problems.append(
+            f"the budget {money(spec.budget)} is below {money(least)}, the least that a job has in escrow here"
+        )
+    elif array.estimate is not None and able and spec.budget < likely:
+        problems.append(
+            f"the budget {money(spec.budget)} is below {money(likely)}, what {array.count:,} elements of "
+            f"{array.estimate:g} s cost: raise it, or ask for less"
+        )
+    return Quote(
+        operations=float(runs * seconds * speed),
+        parameters=0,
+        tokens=0,
+        stages=1,
+        replicas=array.copies,
+        nodes_available=len(able),
+        rounds=0,
+        hours=hours,
+        price=max(spec.budget, least),
+        price_low=min(likely, spec.budget),
+        price_high=max(spec.budget, least),
+        memory_mb_per_stage=(array.memory_mb,),
+        limit=f"{len(able)} nodes of {len({one.owner for one in able})} owners could run it",
+        problems=tuple(problems),
+        rate=rate.per_petaflop,
+        price_likely=likely,
+        fee_lamports=OPENING_LAMPORTS,
+        reasons=(*filter(None, [rate.reason]), *_reasons(spec, array, runs, likely, most)),
+        hours_low=hours,
+        hours_high=runs * array.seconds / max(1, len(able)) / pricing.HOUR,
+    )
+
+
+def _runs(array: ArraySpec, nodes: int) -> int:
+    """How often elements are run in all, where nothing goes wrong."""
+    if array.verify == "spot-checked":
+        return array.count + expected_checks(array.count, nodes)
+    return array.count * array.copies
+
+
+def _problems(array: ArraySpec, able: Sequence[Candidate]) -> list[str]:
+    rules = rules_of(array)
+    need, owners = max(rules.need, rules.need_checked), {one.owner for one in able}
+    if not able:
+        who = "that array.trusted names " if array.verify == "trusted" else ""
+        card = " and a graphics card" if array.gpu else ""
+        return [f"no node {who}runs containers here with {array.memory_mb:,} MB of memory{card} for this price"]
+    if len(owners) < need:
+        way = "ask for fewer owners, or set array.verify to trusted and name them"
+        return [f"{need} owners are to run an element, and {len(owners)} could: {way}"]
+    return []
+
+
+def _reasons(spec: JobSpec, array: ArraySpec, runs: int, likely: int, most: int) -> tuple[str, ...]:
+    match array.verify:
+        case "replicated":
+            how = f"each of {array.count:,} elements is run by {array.owners} owners, who must agree: {runs:,} runs"
+        case "spot-checked":
+            how = (
+                f"{array.count:,} elements are run once, and some {runs - array.count:,} of them by a second owner, too: more "
+                "often while a node is new"
+            )
+        case "trusted":
+            how = f"each of {array.count:,} elements is run once, by owners that you trust: nobody looks at the results"
+    seconds = (
+        f"{array.estimate:g} s each, as you estimate" if array.estimate else f"{array.seconds:g} s each, the limit"
+    )
+    return (
+        how,
+        f"with {seconds}, that is {money(likely)}; at the limit of {array.seconds:g} s, {money(most)}",
+        f"{money(spec.budget)} at most: the array ends when that is used up, and what is left goes back",
+        f"an element that fails is run again {math.floor(array.retries)} times at most",
+    )

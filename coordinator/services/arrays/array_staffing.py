@@ -1,0 +1,132 @@
+"""Which nodes work at an array: as many as it can use, beside other arrays no more than its share."""
+
+from coordinator.domain.arrays.apart import block_of
+from coordinator.domain.arrays.board import ElementSeat
+from coordinator.domain.arrays.tally import fair_share
+from coordinator.domain.job import JobState
+from coordinator.domain.lease import FAULTS, Lease
+from coordinator.domain.placement import Candidate
+from coordinator.domain.rounds.run import Run
+from coordinator.services.arrays.open_arrays import OpenArray, OpenArrays, array_of
+from coordinator.services.core.context import Context
+from coordinator.services.core.unit_of_work import UnitOfWork
+from coordinator.services.network.nodes import Nodes
+from coordinator.services.payments.payees import affordable, payable, payees_of
+from coordinator.services.training.staffing import FORGIVEN_S, MAX_FAULTS_PER_NODE
+from coordinator.store.ports import Condition, col
+from coordinator.store.records import CommitRecord
+from protocol.job.array import ArraySpec
+from protocol.plan import MAX_REPLICAS
+from protocol.task import Layers
+
+START_S = 1_800.0  # To fetch the image, which may have gigabytes, and to try it.
+STAFF_S = 1.0  # Between two looks at who is free.
+
+
+def runs_it(node: Candidate, array: ArraySpec, containers: bool) -> bool:
+    """Whether a node can run an array's elements. ``containers``: it runs those at all."""
+    if not containers or (array.gpu and not node.card):
+        return False
+    memory = node.memory_mb if not node.card else (node.beside_mb or 0)
+    return memory >= array.memory_mb and (array.verify != "trusted" or node.owner in array.trusted)
+
+
+class ArrayStaffing:
+    """Grants leases of arrays, and lets nodes go that others wait for."""
+
+    def __init__(self, context: Context, nodes: Nodes, arrays: OpenArrays) -> None:
+        self._context, self._nodes, self._arrays = context, nodes, arrays
+        self._wants: dict[str, tuple[int, int]] = {}  # Job -> nodes that it could use, and that it has.
+
+    def forget(self, job: str) -> None:
+        """It wants nobody any more."""
+        self._wants.pop(job, None)
+
+    def able(self, array: ArraySpec, rate: int) -> list[Candidate]:
+        """Nodes that could run its elements at this price, busy or not."""
+        return [one for one in affordable(self._nodes.seatable(), rate) if self._runs(one, array)]
+
+    def seat(self, lease: Lease) -> ElementSeat:
+        """A lease as elements are given to it."""
+        session = self._nodes.session(lease.node)
+        block = "" if session is None else block_of(session.address)
+        return ElementSeat(lease.id, lease.node, lease.payout, block, lease.replica or 0)
+
+    async def fill(self, work: UnitOfWork, array: OpenArray) -> None:
+        """Have as many nodes at work as are free, can be used and are this array's share."""
+        now = self._context.clock.now()
+        if now - array.staffed < STAFF_S and work.job.state is not JobState.FUNDED:
+            return
+        array.staffed = now
+        self._let_go(work)
+        spec, held = array_of(work), len(work.leases)
+        free = [one for one in self._nodes.candidates() if self._runs(one, spec)]
+        free = affordable(free, work.job.quote.rate)
+        self._wants[work.job.id] = (self._useful(work, array), held)
+        if array.board.left() == 0:
+            return
+        share = self._share(work.job.id, len(free))
+        others_wait = any(wants > has for job, (wants, has) in self._wants.items() if job != work.job.id)
+        self._give_back(work, array, held - share if others_wait else 0)
+        if share > held and free:
+            await self._grant(work, [one for one in free if one.node not in self._nodes_of(work)], share - held)
+
+    @staticmethod
+    def _useful(work: UnitOfWork, array: OpenArray) -> int:
+        """How many nodes it could use. Who is here may have run what is left, so further ones are needed where nothing moves."""
+        board = array.board
+        if board.running() == 0 and board.waiting():
+            return min(MAX_REPLICAS, len(work.leases) + board.left())
+        return min(MAX_REPLICAS, board.left() + sum(bool(board.of_lease(one)) for one in work.leases))
+
+    def _share(self, job: str, free: int) -> int:
+        wants = {one: useful for one, (useful, _) in self._wants.items()}
+        return fair_share(wants, {one: held for one, (_, held) in self._wants.items()}, free)[job]
+
+    def _give_back(self, work: UnitOfWork, array: OpenArray, surplus: int) -> None:
+        """Nodes beyond the share get nothing more, and go once they have ended what they have."""
+        keen = sorted(work.leases, key=lambda lease: (lease not in array.draining, len(array.board.of_lease(lease))))
+        array.draining = set(keen[: max(0, surplus)])
+        for lease in [one for one in array.draining if not array.board.of_lease(one)]:
+            array.draining.discard(lease)
+            work.end(lease, "replaced", "another array job waits for nodes")
+
+    async def _grant(self, work: UnitOfWork, free: list[Candidate], most: int) -> None:
+        able = await self._forgiven(work, free)
+        if work.run is None and able:
+            work.run = Run((Layers(0, 0),), MAX_REPLICAS, total_steps=0, inner_steps=1, evaluate=())
+        owed = set() if work.run is None else {one.replica for one in work.run.tally.owed.values()}
+        taken = {lease.replica for lease in work.leases.values()} | owed
+        numbers = (number for number in range(MAX_REPLICAS) if number not in taken)
+        for candidate, number in zip(able[:most], numbers, strict=False):
+            work.grant(candidate.node, candidate.owner, (0, number))
+            work.note("assigned", f"node {candidate.node} runs elements")
+        if work.job.state is JobState.FUNDED and work.leases:
+            one = "one node fetches" if len(work.leases) == 1 else f"{len(work.leases)} nodes fetch"
+            work.advance(JobState.PLANNED, f"{one} the image")
+
+    async def _forgiven(self, work: UnitOfWork, free: list[Candidate]) -> list[Candidate]:
+        """Those that have not failed here often lately, were not found wrong, and can be paid."""
+        of_job: Condition = col(Lease.job).equals(work.job.id)
+        stored = await work.tx.find(Lease, of_job)
+        known = {lease.id: lease for lease in (*stored, *work.ended, *work.leases.values())}.values()
+        failures = [one.node for one in known if one.end in FAULTS and (one.ended or 0.0) > work.now - FORGIVEN_S]
+        out = {one.node for one in known if one.end == "rejected"}
+        able = [one for one in free if one.node not in out and failures.count(one.node) < MAX_FAULTS_PER_NODE]
+        commits = await work.tx.find(CommitRecord, col(CommitRecord.job).equals(work.job.id))
+        return payable(able, payees_of(known, {commit.lease for commit in commits}))
+
+    def _let_go(self, work: UnitOfWork) -> None:
+        for lease in list(work.leases.values()):
+            if lease.state == "starting" and work.now - lease.granted > START_S:
+                work.note("lost", f"node {lease.node} was not ready after {START_S:g} s and is given up")
+                work.end(lease.id, "stalled", f"not ready after {START_S:g} s")
+            elif self._nodes.is_draining(lease.node):
+                work.end(lease.id, "replaced", self._nodes.why_draining(lease.node))
+
+    def _runs(self, node: Candidate, array: ArraySpec) -> bool:
+        session = self._nodes.session(node.node)
+        return session is not None and runs_it(node, array, session.profile.containers)
+
+    def _nodes_of(self, work: UnitOfWork) -> set[str]:
+        return {lease.node for lease in work.leases.values()}

@@ -1,0 +1,120 @@
+"""What follows from the runs of an element: its result holds, or it fails, who is paid for it, and who was found wrong."""
+
+import msgspec
+
+from common.untrusted_text import untrusted
+from coordinator.domain.arrays import tally as rules
+from coordinator.domain.arrays.tally import OwedWork
+from coordinator.domain.arrays.votes import ElementCourse, ElementTry, ElementVerdict, paid_operations, verdict
+from coordinator.domain.audits.sampling import WHOLE
+from coordinator.services.arrays.open_arrays import OpenArray
+from coordinator.services.audits import credit
+from coordinator.services.core.context import Context
+from coordinator.services.core.unit_of_work import UnitOfWork
+from coordinator.store.ports import col
+from coordinator.store.records import NodeRecord
+
+CONTRADICTED_PART = 5  # One in so many of a node's runs at the most may fail where others succeed.
+
+
+class ElementVotes:
+    """Weighs what nodes say of elements."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def weigh(self, work: UnitOfWork, array: OpenArray, course: ElementCourse) -> None:
+        """Something of an element has ended, or come to nothing: see whether it is over."""
+        found = verdict(course, array.board.rules)
+        if found.state == "open":
+            return
+        if found.state == "done" and self._is_drawn(work, array, course, found):
+            array.board.draw(course.index)
+            return
+        await self._over(work, array, course, found)
+
+    def _is_drawn(self, work: UnitOfWork, array: OpenArray, course: ElementCourse, found: ElementVerdict) -> bool:
+        """Whether an element that one owner ran is to be run by a second one: by lot, thrown once it has ended."""
+        if course.checked or array.board.rules.need_checked <= array.board.rules.need or work.run is None:
+            return False
+        node = next(one.node for one in course.tries if one.run in found.right)
+        lot = int.from_bytes(self._context.entropy(4)) % WHOLE
+        return lot < rules.check_rate(work.run.tally.track(node).right)
+
+    async def _over(self, work: UnitOfWork, array: OpenArray, course: ElementCourse, found: ElementVerdict) -> None:
+        for one in course.running:
+            array.drops.setdefault(one.lease, []).append(one.run)
+        right = [one for one in course.tries if one.run in found.right]
+        self._owe(work, course, found, right)
+        winner = right[0] if found.result is not None else None
+        tries = tuple(msgspec.structs.replace(one, paid=one.run in found.right) for one in course.tries)
+        assert work.run is not None
+        number = work.run.tally.settled + 1
+        work.change_run(tally=msgspec.structs.replace(work.run.tally, settled=number))
+        over = msgspec.structs.replace(
+            course,
+            settled=number,
+            state=found.state,
+            tries=tries,
+            result=found.result,
+            size=0 if winner is None else winner.size,
+            files=0 if winner is None else winner.files,
+            reason=untrusted(found.why),
+        )
+        array.board.settle(over)
+        if found.state == "failed" and array.board.failed <= rules.FALSE_STARTS:
+            work.note("element", f"element {course.index} failed: {found.why}")
+        for one in course.tries if found.state == "done" else ():
+            if one.run in found.wrong:
+                await self._wrong(work, array, one)
+            elif one.ended and one.result is None:
+                self._contradicted(work, one)
+
+    def _owe(self, work: UnitOfWork, course: ElementCourse, found: ElementVerdict, right: list[ElementTry]) -> None:
+        """Note what those are to be paid whose word holds."""
+        assert work.run is not None
+        each, tally = paid_operations(course, found.right), work.run.tally
+        owed = dict(tally.owed)
+        for one in right:
+            known = owed.get(one.lease) or OwedWork(one.node, one.owner, one.replica)
+            owed[one.lease] = known.plus(each, one.run, found.result)
+            tally = tally.tracked(one.node, right=1, checked=int(len(right) > 1))
+        tally = msgspec.structs.replace(
+            tally, owed=owed, paid=tally.paid + len(right), operations=tally.operations + each * len(right)
+        )
+        work.change_run(tally=tally)
+
+    async def _wrong(self, work: UnitOfWork, array: OpenArray, one: ElementTry) -> None:
+        """A node's result was not what several others came to: it loses pay, place and standing.
+
+        What holds by its word alone is run again by others.
+        """
+        assert work.run is not None
+        self._context.metrics.count("elements_wrong_total")
+        what = "a result was not what other owners came to"
+        work.note("fault", f"node {one.node} gave a wrong result of an element: it is not paid, and works here no more")
+        for lease in [lease.id for lease in work.leases.values() if lease.node == one.node]:
+            work.end(lease, "rejected", what)
+        kept = {lease: due for lease, due in work.run.tally.owed.items() if due.node != one.node}
+        work.change_run(tally=msgspec.structs.replace(work.run.tally.tracked(one.node, wrong=1), owed=kept))
+        for course in list(array.board.begun()):
+            mine = [run for run in course.tries if run.node == one.node and run.ended]
+            alone = course.state != "open" and mine and {run.node for run in course.tries if run.paid} == {one.node}
+            if alone or (mine and course.state == "open"):
+                array.board.reopen(course, one.node)
+        await credit.lose(work, one.node, everywhere=True)
+        for record in await work.tx.find(NodeRecord, col(NodeRecord.address).equals(one.node)):
+            await work.tx.update(msgspec.structs.replace(record, faults=record.faults + 1))
+
+    @staticmethod
+    def _contradicted(work: UnitOfWork, one: ElementTry) -> None:
+        """A node failed where others succeeded: too often, and it is let go."""
+        assert work.run is not None
+        tally = work.run.tally.tracked(one.node, contradicted=1)
+        work.change_run(tally=tally)
+        track = tally.track(one.node)
+        if track.contradicted < rules.CONTRADICTED or CONTRADICTED_PART * track.contradicted < track.right:
+            return
+        for lease in [lease.id for lease in work.leases.values() if lease.node == one.node]:
+            work.note("lost", f"node {one.node} is let go: {track.contradicted} elements failed there and nowhere else")
+            work.end(lease, "failed", "elements failed there that others ran")

@@ -1,0 +1,1 @@
+"""Container images of submitters, as the interface has them."""

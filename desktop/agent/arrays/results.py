@@ -1,0 +1,62 @@
+"""What an element left, as the one archive that is the same wherever it is made (``protocol.job.results``)."""
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from desktop.agent.arrays.porter_link import CarryError, PorterLink
+from desktop.agent.base.payloads import PIECE, Payload, SmallPayload
+from desktop.agent.jobs.spool import Spool
+from protocol.elements import INLINE_BYTES
+from protocol.job.results import END, header, in_order, padding
+
+
+@dataclass(frozen=True)
+class ResultArchive:
+    """``sha256``: of the archive. ``files``: how many are in it."""
+
+    payload: Payload
+    sha256: str
+    files: int
+
+
+async def collect(porter: PorterLink, sizes: Mapping[str, int], spool: Spool) -> ResultArchive:
+    """Take what an element left; what is not short goes to the disk sealed, while it comes.
+
+    Raises:
+        CarryError: a name that no result may have, or a file that changed. OSError: the disk has no room.
+    """
+    order = in_order(sizes)
+    try:
+        heads = {path: header(path, sizes[path]) for path in order}
+    except ValueError as error:
+        raise CarryError(str(error)) from error
+    size = sum(len(heads[path]) + sizes[path] + len(padding(sizes[path])) for path in order) + len(END)
+    hasher = hashlib.sha256()
+    if size <= INLINE_BYTES:
+        data = b"".join([piece async for piece in _pieces(porter, heads, sizes)])
+        hasher.update(data)
+        return ResultArchive(SmallPayload(data), hasher.hexdigest(), len(order))
+    coming, waiting = spool.begin(size), bytearray()
+    try:
+        async for piece in _pieces(porter, heads, sizes):
+            hasher.update(piece)
+            waiting += piece
+            whole = len(waiting) // PIECE * PIECE  # A spool takes whole segments but at the end.
+            if whole:
+                coming.write(bytes(waiting[:whole]))
+                del waiting[:whole]
+        coming.write(bytes(waiting))
+        return ResultArchive(coming.finish(), hasher.hexdigest(), len(order))
+    except BaseException:
+        coming.abandon()
+        raise
+
+
+async def _pieces(porter: PorterLink, heads: Mapping[str, bytes], sizes: Mapping[str, int]) -> AsyncIterator[bytes]:
+    for path, head in heads.items():
+        yield head
+        async for piece in porter.get(path, sizes[path]):
+            yield piece
+        yield padding(sizes[path])
+    yield END

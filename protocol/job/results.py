@@ -1,0 +1,85 @@
+"""The result of an element: all files below ``/out`` in one archive that is the same, byte for byte, wherever it is made.
+
+A POSIX tar archive: plain files only, sorted by their paths (as UTF-8 bytes), each with mode 0644, owner 0 and time 0. Folders
+are not in it, so empty ones are lost. Its end is two blocks of zeros without further padding. Two nodes whose commands wrote the
+same files have the same archive, so its SHA-256 says whether they agree.
+"""
+
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from protocol.job.array import RelativePath
+
+_BLOCK = tarfile.BLOCKSIZE
+_MODE = 0o644
+END = bytes(2 * _BLOCK)
+"""How every archive ends; an archive of nothing is only that."""
+
+
+def is_path(path: str) -> bool:
+    """Whether a file of a result may have this path."""
+    try:
+        msgspec.convert(path, RelativePath)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def header(path: str, size: int) -> bytes:
+    """What stands before a file's bytes.
+
+    Raises:
+        ValueError: such a path cannot be in a result.
+    """
+    if not is_path(path):
+        raise ValueError(
+            f"{path!r} cannot be the path of a file in a result: no part of it may begin with a dot, be longer than 120 "
+            "characters, or hold a colon, a backslash or control characters, and it has 8 parts at most"
+        )
+    return entry(path, size)
+
+
+def entry(path: str, size: int) -> bytes:
+    """A header whose path was looked at before."""
+    found = tarfile.TarInfo(path)
+    found.size, found.mode = size, _MODE
+    return found.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+
+
+def padding(size: int) -> bytes:
+    """What stands behind a file's bytes."""
+    return bytes(-size % _BLOCK)
+
+
+def in_order(paths: Iterable[str]) -> list[str]:
+    """Paths as they follow each other in an archive."""
+    return sorted(paths, key=lambda path: path.encode())
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    """The archive of small files that are in memory."""
+    parts = [header(path, len(files[path])) + files[path] + padding(len(files[path])) for path in in_order(files)]
+    return b"".join(parts) + END
+
+
+def packed_folder(folder: Path, files: Iterable[str], chunk: int = 1 << 20) -> Iterator[bytes]:
+    """The archive of files below a folder, piece by piece. Who calls has seen that they are plain files.
+
+    Raises:
+        ValueError: a file's size changes meanwhile, or its path cannot be in a result.
+    """
+    for path in in_order(files):
+        with (folder / path).open("rb") as file:
+            size = (folder / path).stat().st_size
+            yield header(path, size)
+            left = size
+            while left and (piece := file.read(min(chunk, left))):
+                left -= len(piece)
+                yield piece
+            if left or file.read(1):
+                raise ValueError(f"{path} changed while it was read")
+            yield padding(size)
+    yield END

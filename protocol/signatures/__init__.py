@@ -1,0 +1,1 @@
+"""What is signed so that others believe it."""

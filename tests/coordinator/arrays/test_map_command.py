@@ -1,0 +1,229 @@
+"""``cottage map`` against a real server, over files and folders of this disk; nodes stand in, and square what they are given."""
+
+import asyncio
+import json
+import tarfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from common.clock import SystemClock
+from coordinator.app import add_interface
+from coordinator.client import Client, ProblemError
+from coordinator.client.arrays import folder_of
+from coordinator.client.cli import main
+from coordinator.client.errors import ArchiveError
+from coordinator.config import Config
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.dataset_checks import DatasetChecks
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
+from coordinator.services.artifacts.file_ownership import FileOwnership
+from coordinator.services.artifacts.uploads import UploadService
+from coordinator.web.auth import Auth
+from protocol.elements import ElementEnd, ElementRun
+from protocol.ids import Digest
+from protocol.job.results import packed
+from protocol.rest.arrays import ElementView
+from tests.coordinator.arrays.arrayed import ArrayWorld, ElementNode, fails, right
+
+
+class ArrayHouse:
+    """A server with its nodes. ``running``: they work; time passes for them turn by turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self.artifacts = DiskArtifacts(folder / "artifacts")
+        config = Config(data=folder, ledger_url="http://ledger.test", settle_every=2, minimum_price=1, open=True)
+        self.world = ArrayWorld(config=config, artifacts=cast(ArtifactStore, self.artifacts))
+        self.folder, self.config = folder, config
+        self.url = ""
+        self.image: Digest = ""
+        self.ran: list[str] = []
+
+    def square(self, run: ElementRun) -> ElementEnd:
+        """What the container would do: it reads its one input, a number."""
+        self.ran.append(run.element.name)
+        (digest,) = run.element.inputs.values()
+        number = int(self.artifacts.path(digest).read_text())
+        if number < 0:
+            return fails(run, 3)
+        return right(run, packed({"square.txt": str(number * number).encode(), "log/steps.txt": b"1"}), 0.5)
+
+    async def nodes(self, count: int = 3) -> list[ElementNode]:
+        return [await self.world.come(number, pace=0.5, answer=self.square) for number in range(1, count + 1)]
+
+    async def keep(self, data: bytes) -> Digest:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield data
+
+        return await self.artifacts.put(chunks(), None, len(data))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        stopping = asyncio.Event()
+
+        async def turns() -> None:
+            while not stopping.is_set():
+                await self.world.turn()
+                await asyncio.sleep(0.002)
+
+        task = asyncio.create_task(turns())
+        try:
+            yield
+        finally:
+            stopping.set()
+            await task
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[ArrayHouse]:
+    built = ArrayHouse(tmp_path / "coordinator")
+    parts, clock = built.world.parts, SystemClock()
+    uploads = UploadService(built.folder / "uploads", built.artifacts, kept=FileOwnership(built.world.store, clock))
+    checks = DatasetChecks(built.folder / "checks", built.artifacts, cast("object", None))  # type: ignore[arg-type]
+    app = web.Application()
+    auth = Auth(built.world.store, clock, built.config)
+    add_interface(app, parts, uploads, checks, cast(ArtifactStore, built.artifacts), auth)
+    runner = web.AppRunner(app, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    built.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    built.image = await built.keep(b"an image")
+    yield built
+    await runner.cleanup()
+
+
+def numbers(folder: Path, values: list[int]) -> Path:
+    folder.mkdir()
+    for value in values:
+        (folder / f"n{value}.txt").write_text(str(value))
+    return folder
+
+
+async def cottage(house: ArrayHouse, *words: str) -> int:
+    return await asyncio.to_thread(main, [*words, "--server", house.url])
+
+
+def squares(out: Path) -> dict[str, str]:
+    return {path.parent.name: path.read_text() for path in out.glob("*/square.txt")}
+
+
+async def test_map_sends_files_runs_them_and_brings_each_result_into_a_folder(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.nodes()
+    inputs, out = numbers(tmp_path / "inputs", list(range(12))), tmp_path / "results"
+    words = ("map", house.image, "square {input}", "--over", f"{inputs}/*.txt", "--out", str(out), "--yes")
+    async with house.running():
+        assert await cottage(house, *words, "--estimate", "1") == 0
+    assert squares(out) == {f"n{value}.txt": str(value * value) for value in range(12)}
+    assert (out / "n3.txt" / "log" / "steps.txt").read_bytes() == b"1"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "12 of 12 results are in" in said
+    assert "each of 12 elements is run by 2 owners, who must agree: 24 runs" in said
+
+
+async def test_the_same_command_goes_on_after_an_interruption_and_sends_and_runs_nothing_twice(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.nodes()
+    inputs, out = numbers(tmp_path / "inputs", list(range(20))), tmp_path / "results"
+    words = ("map", house.image, "square {input}", "--over", f"{inputs}/*.txt", "--out", str(out), "--yes")
+    first = asyncio.create_task(cottage(house, *words))
+    async with house.running():
+        while len(squares(out)) < 3 if out.exists() else True:
+            await asyncio.sleep(0.01)
+    notes = json.loads((out / ".cottage-map.json").read_text())
+    async with Client(house.url) as client:
+        assert [view.id for view in await client.jobs()] == [notes["job"]]
+        async with house.running():
+            again = await cottage(house, *words)
+            await first
+        assert again == 0
+        assert [view.id for view in await client.jobs()] == [notes["job"]], "no second job was made"
+    assert len(squares(out)) == 20
+    assert len(house.ran) == 40
+    assert f"Going on with job {notes['job']}" in capsys.readouterr().out
+
+
+async def test_another_command_does_not_mix_its_results_into_the_folder(house: ArrayHouse, tmp_path: Path) -> None:
+    await house.nodes()
+    inputs, out = numbers(tmp_path / "inputs", [1, 2]), tmp_path / "results"
+    words = ("map", house.image, "square {input}", "--over", f"{inputs}/*.txt", "--out", str(out), "--yes")
+    async with house.running():
+        assert await cottage(house, *words) == 0
+        assert await cottage(house, *words, "--retries", "5") == 2
+
+
+async def test_elements_that_fail_are_told_with_the_end_of_their_log_and_the_rest_is_there(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.nodes()
+    inputs, out = numbers(tmp_path / "inputs", [-4, *range(6)]), tmp_path / "results"
+    words = ("map", house.image, "square {input}", "--over", f"{inputs}/*.txt", "--out", str(out), "--yes")
+    async with house.running():
+        assert await cottage(house, *words) == 1
+    assert len(squares(out)) == 6
+    said = " ".join(capsys.readouterr().out.split())
+    assert "n-4.txt" in said
+    assert "ended with code 3" in said
+    assert "it is broken" in said
+    async with Client(house.url) as client, aiohttp.ClientSession() as http:
+        (view,) = await client.jobs()
+        async with http.get(f"{house.url}/jobs/{view.id}") as response:
+            page = await response.text()
+    assert response.status == 200
+    for words_ in ("6 of 7", "n-4.txt", "Traceback", "it is broken", "results.tar", "cottage download"):
+        assert words_ in page, words_
+
+
+async def test_results_come_to_python_as_they_end_and_all_at_once_as_an_archive(
+    house: ArrayHouse, tmp_path: Path
+) -> None:
+    await house.nodes()
+    inputs = sorted(numbers(tmp_path / "inputs", list(range(5))).iterdir())
+    found = {}
+    async with house.running(), Client(house.url) as client:
+        command = ("square", "{input}")
+        async for result in client.map(house.image, command, inputs, tmp_path / "out", 9_000_000, seconds=60.0):
+            found[result.element.name] = [path.name for path in result.files]
+        (view,) = await client.jobs()
+        archive = await client.download_results(view.id, tmp_path / "all.tar")
+        with pytest.raises(ProblemError, match="neither done nor failed"):
+            await client.elements(view.id, state="lost")  # type: ignore[arg-type]
+        with pytest.raises(ProblemError, match="no element 7"):
+            await client._line.get(f"jobs/{view.id}/elements/7/result.tar", ElementView)
+        assert await cottage(house, "download", view.id, str(tmp_path / "again")) == 0
+    assert found == {f"n{value}.txt": ["steps.txt", "square.txt"] for value in range(5)}
+    assert squares(tmp_path / "again") == squares(tmp_path / "out")
+    with tarfile.open(archive) as tar:
+        assert sorted(tar.getnames()) == sorted(
+            f"n{n}.txt/{name}" for n in range(5) for name in ("log/steps.txt", "square.txt")
+        )
+
+
+def test_a_coordinator_cannot_have_results_written_elsewhere(tmp_path: Path) -> None:
+    for name in ("..", "../x", "/etc", "a/b", ""):
+        with pytest.raises(ArchiveError, match="cannot be a folder's name"):
+            folder_of(tmp_path, ElementView(0, name, "done"))  # type: ignore[arg-type]
+
+
+async def test_what_cannot_be_mapped_is_said_before_anything_is_sent(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = numbers(tmp_path / "inputs", [1])
+    (inputs / "empty.txt").touch()
+    out = str(tmp_path / "out")
+    for words, said in (
+        (("a" * 64, "x", "--over", f"{inputs}/*.json", "--out", out), "there is no such file"),
+        (("sweep:1", "x", "--over", f"{inputs}/n1.txt", "--out", out), "no image 'sweep:1' was pushed"),
+        ((house.image, "x", "--over", f"{inputs}/*.txt", "--out", out, "--yes"), "empty.txt is empty"),
+        ((house.image, "x", "--over", f"{inputs}/n1.txt", "--out", out, "--yes"), "no node runs containers here"),
+    ):
+        assert await cottage(house, "map", *words) in (1, 2)
+        captured = capsys.readouterr()
+        assert said in captured.out + captured.err, said

@@ -1,0 +1,73 @@
+"""Elements in real containers of a stranger's image: what they find, what is taken of what they leave, how they end."""
+
+import hashlib
+
+import pytest
+
+from protocol.job.results import packed
+from tests.desktop.arrays.conftest import StartStage
+
+pytestmark = pytest.mark.docker
+
+
+async def test_elements_read_their_inputs_and_leave_results_that_are_the_same_everywhere(stage: StartStage) -> None:
+    async with stage() as it:
+        shared = it.coordinator.store(b"for all\n")
+        assign = await it.array(inputs={"deep/er/shared.txt": shared}, environment={"GREETING": "hello"})
+        assert (await it.ready(assign)).slots == 1
+        script = 'cat /in/deep/er/shared.txt > all; mkdir sub; echo "$GREETING $COTTAGE_NAME" > sub/b; echo said; pwd'
+        first = it.element(script)
+        second = it.element("ls /in /in/deep/er > seen; cat /in/own > own", own=b"only mine")
+        third = it.element("ls -A /in /out /tmp > seen")
+        large = it.element("dd if=/dev/zero of=big bs=1024 count=3000 2>/dev/null")
+        await it.send(assign, first, second, third, large)
+        await it.coordinator.until(lambda: len(it.ends(assign)) == 4)
+        ends = it.ends(assign)
+        found = {"all": b"for all\n", "sub/b": b"hello e1\n"}
+        assert it.files(ends[1]) == found
+        assert ends[1].result == hashlib.sha256(packed(found)).hexdigest()
+        assert ends[1].tail == ("said", "/out")
+        assert it.files(ends[2])["own"] == b"only mine"
+        assert it.files(ends[2])["seen"].split() == [
+            b"/in:",
+            b"deep",
+            b"own",
+            b"run.sh",
+            b"/in/deep/er:",
+            b"shared.txt",
+        ]
+        # Nothing of the runs before is there.
+        assert it.files(ends[3])["seen"].split() == [b"/in:", b"deep", b"run.sh", b"/out:", b"seen", b"/tmp:"]
+        assert it.files(ends[4]) == {"big": bytes(3_072_000)}
+        assert ends[4].data is None
+        assert (assign.lease, "result-4") in it.coordinator.answered
+        assert it.begun(assign) == [1, 2, 3, 4]
+
+
+async def test_each_way_to_end_is_told_as_what_it_was(stage: StartStage) -> None:
+    async with stage() as it:
+        assign = await it.array(seconds=3.0)
+        await it.ready(assign)
+        ways = {
+            "exit 3": ("exited", 3),
+            "sleep 60": ("time", 0),
+            "x=a; while true; do x=$x$x; done": ("memory", 0),
+            "dd if=/dev/zero of=/out/x bs=1024 count=40000": ("disk", 0),
+            "ln -s /etc/passwd link": ("disk", 0),
+            "mkfifo pipe": ("exited", 1),
+            "echo x > .hidden": ("disk", 0),
+            "/no/such/program": ("exited", 127),
+            "kill -9 $$": ("exited", 137),
+            "mkdir a; cd a; mkdir b; cd ..; chmod 0 a; echo x > locked; chmod 0 locked": ("exited", 0),
+            "echo fine > x": ("exited", 0),
+        }
+        ends = await it.run(assign, *ways)
+        assert {script: (end.outcome, end.code) for script, end in zip(ways, ends, strict=True)} == ways
+        said = {script: " ".join(end.tail) for script, end in zip(ways, ends, strict=True)}
+        assert "limit of 3 seconds" in said["sleep 60"]
+        assert "needed more memory" in said["x=a; while true; do x=$x$x; done"]
+        assert "it left a link ('link'), and only plain files are taken" in said["ln -s /etc/passwd link"]
+        assert "Operation not permitted" in said["mkfifo pipe"]
+        assert "cannot be the path of a file in a result" in said["echo x > .hidden"]
+        assert it.files(ends[-2]) == {"locked": b"x\n"}
+        assert it.files(ends[-1]) == {"x": b"fine\n"}
