@@ -50,7 +50,7 @@ from desktop.agent.jobs.weight_exchange import WeightExchange
 from desktop.agent.lending.keeper import LendingChange, LendingKeeper, LendingView
 from desktop.agent.lending.policy import Decision, State
 from ledger.money import show
-from protocol.federations import FederationTold
+from protocol.federated.federations import FederationTold
 from protocol.network import NetworkReport
 from protocol.node import (
     Accounts,
