@@ -35,7 +35,7 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import Told, Untrusted
-from protocol.federations import FederationTold, FederationWish
+from protocol.federated.federations import FederationTold, FederationWish
 from protocol.ids import (
     Count,
     Digest,

@@ -14,7 +14,7 @@ from coordinator.services.training.federations import CHANGED
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, RoundRecord, RunRecord
 from protocol.codec import decode
-from protocol.federations import FederationTold, FederationWish, terms_digest
+from protocol.federated.federations import FederationTold, FederationWish, terms_digest
 from protocol.job.federated import FederatedSpec, PrivacySpec
 from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec, TrainingSpec
 from protocol.node import CoordinatorMessage

@@ -49,7 +49,7 @@ from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import MetricRecord
-from protocol.federations import FederationWish
+from protocol.federated.federations import FederationWish
 from protocol.job.job import without_settings
 from protocol.network import NetworkReport
 from protocol.node import (

@@ -7,7 +7,7 @@ from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import NodeSession
 from coordinator.services.training.runs import Runs
 from coordinator.store.ports import col
-from protocol.federations import FederationTold, FederationWish, terms_digest
+from protocol.federated.federations import FederationTold, FederationWish, terms_digest
 from protocol.ids import NodeAddress
 
 NOT_HERE = (

@@ -17,7 +17,7 @@ from desktop.agent.federated import federation_words
 from desktop.agent.federated.memberships import NO_FILE, JoinedFederation, Memberships
 from desktop.agent.sandbox.base import Sandbox
 from protocol.codec import MessageError, decode_json, encode_json
-from protocol.federations import FederationTold, FederationWish, OwnDataReport, terms_digest
+from protocol.federated.federations import FederationTold, FederationWish, OwnDataReport, terms_digest
 from protocol.ids import Digest, JobId
 from protocol.job.job import DatasetFormat, DatasetSpec
 from protocol.job.privacy_sum import keeps_to_budget
