@@ -393,8 +393,8 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[Untrusted, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
     model: ModelSpec = ModelSpec()
-    budget: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 0
-    """Every document says it; no money is no budget."""
+    budget: Annotated[int, Meta(ge=1, le=2**63 - 1)] = msgspec.field(default_factory=int)
+    """Every document says it: without it nothing is paid, and so the document is refused."""
     dataset: DatasetSpec | None = None
     tokenizer: TokenizerSpec = TokenizerSpec()
     training: TrainingSpec = TrainingSpec()
