@@ -35,7 +35,7 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import Told, Untrusted
-from protocol.federations import FederationTold, OwnerWish
+from protocol.federated.federations import FederationTold, FederationWish
 from protocol.ids import (
     Count,
     Digest,
@@ -207,7 +207,7 @@ NodeMessage = (
     | RecordsReturned
     | PrivateAnswer
     | PrivateCounts
-    | OwnerWish
+    | FederationWish
 )
 
 

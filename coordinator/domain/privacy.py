@@ -27,17 +27,17 @@ from coordinator.errors import InvalidError
 from protocol.job.federated import LEAST_NOISE
 
 MOST_RELEASES = 10_000_000
-LITTLE_PRIVATE = 50.0
+LITTLE_PRIVATE = 20.0
 """Epsilon from which on the bound by Renyi divergences will do."""
 _COARSE, _FINE = 1e-3, 1e-4  # Between the privacy losses that are told apart: beyond an epsilon of 1, and below.
-_TOLERANCE = 1e-6  # Relative, of a noise that is looked for.
+_TOLERANCE = 1e-5  # Relative, of a noise that is looked for.
 
 
 class PrivacyBudgetError(InvalidError):
     """No noise, or no round at all, keeps to a budget."""
 
 
-class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PrivateRelease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What left in ``count`` rounds alike.
 
     ``noise``: standard deviation on the sum of all updates, in clipping norms. ``sampling``: how likely an owner (or an example)
@@ -55,11 +55,11 @@ class PrivacyBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epsilon: Annotated[float, Meta(gt=0, le=10_000)]
     delta: Annotated[float, Meta(gt=0, le=0.01)]
 
-    def allows(self, spent: Iterable[Release], release: Release) -> bool:
+    def allows(self, spent: Iterable[PrivateRelease], release: PrivateRelease) -> bool:
         """Whether a further release keeps to it."""
         return epsilon([*spent, release], self.delta) <= self.epsilon
 
-    def rounds(self, noise: float, sampling: float = 1.0, spent: Iterable[Release] = ()) -> int:
+    def rounds(self, noise: float, sampling: float = 1.0, spent: Iterable[PrivateRelease] = ()) -> int:
         """How many further rounds of such a noise it has room for, ``MOST_RELEASES`` at most.
 
         Raises:
@@ -73,7 +73,7 @@ class PrivacyBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _release(noise, sampling, 1)
         return _most(fits, MOST_RELEASES)
 
-    def noise(self, rounds: int, sampling: float = 1.0, spent: Iterable[Release] = ()) -> float:
+    def noise(self, rounds: int, sampling: float = 1.0, spent: Iterable[PrivateRelease] = ()) -> float:
         """The least noise with which so many further rounds keep to it, never less than it has to be.
 
         Raises:
@@ -98,7 +98,7 @@ class PrivacyBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return high
 
 
-def epsilon(releases: Iterable[Release], delta: float) -> float:
+def epsilon(releases: Iterable[PrivateRelease], delta: float) -> float:
     """What all releases together spend, in nats; 0 of none.
 
     The same for every order and grouping of the same releases: those that are alike are counted together.
@@ -129,9 +129,9 @@ def next_clip(clip: float, unclipped: Sequence[float], quantile: float, rate: fl
     return clip * math.exp(-rate * (share - quantile))
 
 
-def _release(noise: float, sampling: float, count: int) -> Release:
+def _release(noise: float, sampling: float, count: int) -> PrivateRelease:
     try:
-        return msgspec.convert({"noise": noise, "sampling": sampling, "count": count}, Release)
+        return msgspec.convert({"noise": noise, "sampling": sampling, "count": count}, PrivateRelease)
     except msgspec.ValidationError as error:
         raise PrivacyBudgetError(
             f"{count} rounds with noise {noise:g} and sampling {sampling:g}: {error}. Noise below {LEAST_NOISE} hides nothing"

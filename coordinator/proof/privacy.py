@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from coordinator.domain.privacy import Release, epsilon
+from coordinator.domain.privacy import PrivateRelease, epsilon
 from coordinator.proof.case import ProofFinding, Published, Verdict
 from protocol.rest.federation import PrivacySpent
 
@@ -28,7 +28,7 @@ def check(said: Published) -> Iterator[ProofFinding]:
     yield _found("privacy count", "pass" if rising else "fail", detail, used)
     last = counts[-1] if counts else 0
     own = (
-        epsilon([Release(federated.privacy.noise_multiplier or 0.0, count=claim.releases)], claim.delta)
+        epsilon([PrivateRelease(federated.privacy.noise_multiplier or 0.0, count=claim.releases)], claim.delta)
         if claim.releases
         else 0.0
     )

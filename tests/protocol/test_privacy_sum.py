@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from coordinator.domain.privacy import PrivacyBudget, Release, epsilon
+from coordinator.domain.privacy import PrivacyBudget, PrivateRelease, epsilon
 from protocol.job.federated import PrivacySpec
 from protocol.job.privacy_sum import gaussian_delta, keeps_to_budget
 
@@ -13,7 +13,7 @@ from protocol.job.privacy_sum import gaussian_delta, keeps_to_budget
 @pytest.mark.parametrize("rounds", [1, 7, 200])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
 def test_both_sums_are_one_number(noise: float, rounds: int, delta: float) -> None:
-    there = epsilon([Release(noise, count=rounds)], delta)
+    there = epsilon([PrivateRelease(noise, count=rounds)], delta)
     assert math.isclose(gaussian_delta(noise, rounds, there), delta, rel_tol=1e-4)
 
 

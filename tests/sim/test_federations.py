@@ -9,12 +9,12 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease
-from coordinator.domain.privacy import PrivacyBudget, Release, epsilon
+from coordinator.domain.privacy import PrivacyBudget, PrivateRelease, epsilon
 from coordinator.services.training.federations import CHANGED
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, RoundRecord, RunRecord
 from protocol.codec import decode
-from protocol.federations import FederationTold, OwnerWish, terms_digest
+from protocol.federated.federations import FederationTold, FederationWish, terms_digest
 from protocol.job.federated import FederatedSpec, PrivacySpec
 from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec, TrainingSpec
 from protocol.node import CoordinatorMessage
@@ -38,7 +38,7 @@ def document(nodes: Sequence[SimNode], privacy: PrivacySpec | None, rounds: int 
     )
 
 
-async def wish(world: World, node: SimNode, asked: OwnerWish) -> FederationTold:
+async def wish(world: World, node: SimNode, asked: FederationWish) -> FederationTold:
     """What a node hears; the world stands still meanwhile."""
     parts = world.parts
     assert parts is not None
@@ -55,9 +55,9 @@ async def wish(world: World, node: SimNode, asked: OwnerWish) -> FederationTold:
 
 async def join(world: World, job: str, nodes: Sequence[SimNode]) -> None:
     for node in nodes:
-        spec = (await wish(world, node, OwnerWish(job, "look"))).spec
+        spec = (await wish(world, node, FederationWish(job, "look"))).spec
         assert spec is not None
-        told = await wish(world, node, OwnerWish(job, "join", terms_digest(spec)))
+        told = await wish(world, node, FederationWish(job, "join", terms_digest(spec)))
         assert told.joined, told.problem
 
 
@@ -89,7 +89,7 @@ async def test_only_owners_who_have_joined_take_seats_and_the_model_comes_of_the
         await world.turn()
     assert (await read(world, StoredJob, job))[0].state is JobState.FUNDED
     assert any("0 of 3 owners have joined" in event.text for event in await read(world, EventRecord, job))
-    stranger = await wish(world, world.nodes[4], OwnerWish(job, "look"))
+    stranger = await wish(world, world.nodes[4], FederationWish(job, "look"))
     assert stranger.spec is None
     assert world.nodes[4].key.address in stranger.problem
     await join(world, job, owners)
@@ -106,13 +106,13 @@ async def test_terms_that_are_not_those_that_were_looked_at_are_joined_by_nobody
     world = calm(2, nodes=3)
     await gather_nodes(world)
     job = await submit(world, 1, 3, document(world.nodes, PrivacySpec(epsilon=4.0)))
-    seen = (await wish(world, world.nodes[0], OwnerWish(job, "look"))).spec
+    seen = (await wish(world, world.nodes[0], FederationWish(job, "look"))).spec
     assert seen is not None
     assert seen.federated is not None
     assert seen.federated.privacy is not None
     weaker = msgspec.structs.replace(seen.federated.privacy, epsilon=40.0)
     other = msgspec.structs.replace(seen, federated=msgspec.structs.replace(seen.federated, privacy=weaker))
-    told = await wish(world, world.nodes[0], OwnerWish(job, "join", terms_digest(other)))
+    told = await wish(world, world.nodes[0], FederationWish(job, "join", terms_digest(other)))
     assert (told.joined, told.problem) == (False, CHANGED)
 
 
@@ -125,7 +125,7 @@ async def test_an_owner_who_leaves_gets_no_seat_again_and_too_few_wait() -> None
         await world.turn()
         if (await read(world, StoredJob, job))[0].rounds_done >= 2:
             break
-    told = await wish(world, world.nodes[1], OwnerWish(job, "leave"))
+    told = await wish(world, world.nodes[1], FederationWish(job, "leave"))
     assert not told.joined
     done = (await read(world, StoredJob, job))[0].rounds_done
     for _ in range(3_000):
@@ -170,8 +170,8 @@ async def test_no_crash_and_no_loss_spends_more_than_the_budget(seed: int) -> No
     settled = end.spec.federated.privacy
     assert settled.noise_multiplier is not None
     assert len(rounds) == end.released <= (settled.most_rounds or 0)
-    spent = epsilon([Release(settled.noise_multiplier, count=end.released)], budget.delta)
-    more = epsilon([Release(settled.noise_multiplier, count=(settled.most_rounds or 0) + 1)], budget.delta)
+    spent = epsilon([PrivateRelease(settled.noise_multiplier, count=end.released)], budget.delta)
+    more = epsilon([PrivateRelease(settled.noise_multiplier, count=(settled.most_rounds or 0) + 1)], budget.delta)
     assert spent <= budget.epsilon < more
     if end.state is JobState.SETTLED:
         assert end.model is not None

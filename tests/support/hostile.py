@@ -28,8 +28,8 @@ def _acts(char: str) -> bool:
     return unicodedata.category(char)[0] == "C" or char in "\u2028\u2029\u115f\u1160\u3164\uffa0"
 
 
-CHOSEN: dict[type[msgspec.Struct], dict[str, Any]] = {JobSpec: {"serve": None}}
-"""What cannot be with all the rest: a job learns, or it serves."""
+CHOSEN: dict[type[msgspec.Struct], dict[str, Any]] = {JobSpec: {"serve": None, "federated": None, "array": None}}
+"""What cannot be with all the rest: a job learns from a dataset, or at owners, or it serves."""
 
 
 def hostile(kind: Any, text: str, name: str = "") -> Any:

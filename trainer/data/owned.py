@@ -12,7 +12,7 @@ import msgspec
 
 from common.encrypted_files import SealedFile
 from common.untrusted_text import untrusted
-from protocol.federations import MAX_FINDINGS, OwnDataReport
+from protocol.federated.federations import MAX_FINDINGS, OwnDataReport
 from protocol.job.end_tokens import ends_of
 from protocol.job.job import DatasetSpec, JobSpec, TokenizerSpec
 from protocol.rest.dataset import CheckRequest, DatasetReport, Severity

@@ -49,7 +49,7 @@ from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import MetricRecord
-from protocol.federations import OwnerWish
+from protocol.federated.federations import FederationWish
 from protocol.job.job import without_settings
 from protocol.network import NetworkReport
 from protocol.node import (
@@ -208,7 +208,7 @@ class Conversation:
                 self._private.answered(session, message)
             case PrivateCounts():
                 self._private.counted(session, message)
-            case OwnerWish():
+            case FederationWish():
                 await self._wished(session, message)
             case Hello():
                 session.close("Hello was said before: it opens a connection")
@@ -461,7 +461,7 @@ class Conversation:
             for (job,) in held:
                 self._stir(str(job), {session.node})
 
-    async def _wished(self, session: NodeSession, message: OwnerWish) -> None:
+    async def _wished(self, session: NodeSession, message: FederationWish) -> None:
         if self._asks.take(session.node):
             self._context.metrics.count("asks_dropped_total")
         else:

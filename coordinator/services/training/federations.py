@@ -7,7 +7,7 @@ from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import NodeSession
 from coordinator.services.training.runs import Runs
 from coordinator.store.ports import col
-from protocol.federations import FederationTold, OwnerWish, terms_digest
+from protocol.federated.federations import FederationTold, FederationWish, terms_digest
 from protocol.ids import NodeAddress
 
 NOT_HERE = (
@@ -24,7 +24,7 @@ class Federations:
         self._desk = desk
         self._runs = runs
 
-    async def wish(self, session: NodeSession, asked: OwnerWish) -> None:
+    async def wish(self, session: NodeSession, asked: FederationWish) -> None:
         """Grant what can be granted, and say how the job stands."""
         node = session.node
         if not await self._invites(asked.job, node):
@@ -48,7 +48,7 @@ class Federations:
         federated = found[0].spec.federated if found else None
         return federated is not None and node in federated.owners
 
-    def _join(self, work: UnitOfWork, node: NodeAddress, asked: OwnerWish) -> str:
+    def _join(self, work: UnitOfWork, node: NodeAddress, asked: FederationWish) -> str:
         """Returns why it cannot, or nothing; joining again changes what is told of the data."""
         if work.job.state not in LIVE:
             return f"the federation is over: it is {work.job.state}"

@@ -7,11 +7,11 @@ import msgspec
 from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.domain.audits import trust
-from coordinator.domain.job import ENDINGS, Job, JobAction, JobState, Wish
+from coordinator.domain.job import ENDINGS, JobAction, JobState, Wish
 from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.rounds import round as rounds
 from coordinator.domain.rounds import run as runs
-from coordinator.domain.rounds.round import Round, Seat
+from coordinator.domain.rounds.round import Round
 from coordinator.domain.rounds.run import Run
 from coordinator.services.arrays.array_jobs import ArrayJobs
 from coordinator.services.audits.evidence import seal_commitments
@@ -26,6 +26,7 @@ from coordinator.services.payments.escrows import closing, owed, payable_work
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving.deployments import Deployments
 from coordinator.services.training import federating
+from coordinator.services.training.commitments import commit_of
 from coordinator.services.training.endings import Endings
 from coordinator.services.training.job_faults import blamed_files, diverged, too_many_faults
 from coordinator.services.training.pauses import Halts, fraction_of, paced
@@ -456,7 +457,7 @@ class Runs:
             state = "void" if lease not in shares else "rejected" if self._nodes.is_banned(seat.node) else "pending"
             anchor = None if seat.state or seat.kept else anchors.get(seat.stage)
             share = shares.get(lease, 0)
-            made = _commit(work.job, over, seat, payout, parameters[seat.stage], tokens, state, share, anchor)
+            made = commit_of(work.job, over, seat, payout, parameters[seat.stage], tokens, state, share, anchor)
             unpaid = "" if state == "pending" else why if state == "void" else "expelled"
             stored.append(await work.tx.insert(msgspec.structs.replace(made, why=unpaid)))
         return stored
@@ -565,43 +566,3 @@ def _begin_anew(work: UnitOfWork, leases: Collection[str]) -> None:
         work.audits[audit.id] = trust.sent_away(audit)
     for lease in leases:
         work.end(lease, "replaced", "begins anew")
-
-
-def _commit(
-    job: Job,
-    over: Round,
-    seat: Seat,
-    payout: str,
-    parameters: int,
-    tokens: int,
-    state: str,
-    share: int,
-    anchor: Digest | None,
-) -> CommitRecord:
-    assert seat.commit is not None
-    return msgspec.convert(
-        {
-            "job": job.id,
-            "epoch": over.epoch,
-            "round": over.number,
-            "stage": seat.stage,
-            "replica": seat.replica,
-            "lease": seat.lease,
-            "node": seat.node,
-            "payout": payout,
-            "root": seat.commit.root,
-            "leaves": seat.commit.leaves,
-            "pseudo_gradient": seat.commit.pseudo_gradient,
-            "tokens": tokens,
-            "operations": pricing.operations(parameters, tokens, job.spec.training.forward_passes),
-            "drawable": state != "void",
-            "state": state,
-            "amount": share if state == "pending" else 0,
-            "anchor": anchor,
-            "carried": seat.commit.carried,
-            "local": seat.local,
-            "outer": seat.outer,
-            "parameters": seat.parameters,
-        },
-        CommitRecord,
-    )

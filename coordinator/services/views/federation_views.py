@@ -1,7 +1,7 @@
 """What is shown of a federated job."""
 
 from coordinator.domain.job import Job
-from coordinator.domain.privacy import Release, epsilon
+from coordinator.domain.privacy import PrivateRelease, epsilon
 from coordinator.domain.rounds.run import Run
 from protocol.rest.federation import FederationOwner, FederationState, PrivacySpent
 
@@ -25,7 +25,7 @@ def spent(job: Job, run: Run | None = None) -> PrivacySpent | None:
     privacy = None if job.spec.federated is None else job.spec.federated.privacy
     if privacy is None or privacy.noise_multiplier is None:
         return None
-    releases = [Release(privacy.noise_multiplier, count=job.released)] if job.released else []
+    releases = [PrivateRelease(privacy.noise_multiplier, count=job.released)] if job.released else []
     return PrivacySpent(
         privacy.unit,
         epsilon(releases, privacy.delta),

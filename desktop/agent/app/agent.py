@@ -50,7 +50,7 @@ from desktop.agent.jobs.weight_exchange import WeightExchange
 from desktop.agent.lending.keeper import LendingChange, LendingKeeper, LendingView
 from desktop.agent.lending.policy import Decision, State
 from ledger.money import show
-from protocol.federations import FederationTold
+from protocol.federated.federations import FederationTold
 from protocol.network import NetworkReport
 from protocol.node import (
     Accounts,
@@ -144,15 +144,12 @@ class Agent:
         self._holdings = Holdings(tools, self._spawn, self._refuses, self._live, self._session.beat_soon, made)
         self.ledger: LedgerInfo | None = None
         self.finished = self._stopping = False
-        self._failures = 0
-        self._testing = False
+        self._failures, self._testing = 0, False
         self.cap = PowerCap(parts.device.gpu, lambda: tuple(self._holdings.tasks.values()), clock)
         self._gave_up: GaveUpError | None = None
-        self._stop = asyncio.Event()
-        self._group = asyncio.TaskGroup()
+        self._stop, self._group = asyncio.Event(), asyncio.TaskGroup()
         self._worth = WorthWatch(settings.coordinator, clock)
-        self._wallet_changed = asyncio.Event()
-        self._started = clock.now()
+        self._wallet_changed, self._started = asyncio.Event(), clock.now()
 
     async def work(self, stop: asyncio.Event) -> None:
         """Lend until ``stop`` is set; then say goodbye and leave nothing behind.
@@ -487,11 +484,7 @@ class Agent:
                 self._books.earnings.record_wallet(self._parts.settings.payout, held, self._parts.clock.time())
 
     async def claim(self) -> None:
-        """Ask the coordinator to pay what has been earned, though it be little.
-
-        Raises:
-            NotConnectedError: there is no connection now.
-        """
+        """Ask the coordinator to pay what has been earned, though it be little; raises NotConnectedError."""
         await self._session.send(Claim())
 
     # --- the owner's settings -------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from protocol.federations import FederationTold, OwnDataReport
+from protocol.federated.federations import FederationTold, OwnDataReport
 from protocol.job.federated import FederatedSpec, PrivacySpec
 from protocol.job.job import JobSpec
 

@@ -17,7 +17,7 @@ from desktop.agent.federated import federation_words
 from desktop.agent.federated.memberships import NO_FILE, JoinedFederation, Memberships
 from desktop.agent.sandbox.base import Sandbox
 from protocol.codec import MessageError, decode_json, encode_json
-from protocol.federations import FederationTold, OwnDataReport, OwnerWish, terms_digest
+from protocol.federated.federations import FederationTold, FederationWish, OwnDataReport, terms_digest
 from protocol.ids import Digest, JobId
 from protocol.job.job import DatasetFormat, DatasetSpec
 from protocol.job.privacy_sum import keeps_to_budget
@@ -80,7 +80,7 @@ class Joining:
     """Asks the coordinator, and keeps what came of it."""
 
     def __init__(
-        self, federations: Memberships, sandbox: Sandbox, send: Callable[[OwnerWish], Awaitable[None]]
+        self, federations: Memberships, sandbox: Sandbox, send: Callable[[FederationWish], Awaitable[None]]
     ) -> None:
         """``send``: to the coordinator; raises NotConnectedError."""
         self._federations = federations
@@ -100,7 +100,7 @@ class Joining:
 
     async def look(self, order: LookOrder, settings: Settings) -> FederationView:
         """What a federation asks for; raises SettingsError, NotConnectedError."""
-        said = await self._ask(OwnerWish(_job_of(order.invitation, settings), "look"))
+        said = await self._ask(FederationWish(_job_of(order.invitation, settings), "look"))
         return self._view(said)
 
     async def join(self, order: JoinOrder, coordinator: str) -> FederationView:
@@ -110,7 +110,7 @@ class Joining:
             SettingsError: the data cannot be used, or the terms are others or promise too much.
             NotConnectedError: the coordinator does not answer.
         """
-        said = await self._ask(OwnerWish(order.job, "look"))
+        said = await self._ask(FederationWish(order.job, "look"))
         spec = said.spec
         if spec is None or spec.federated is None or terms_digest(spec) != order.terms:
             raise SettingsError(said.problem or "the federation asks for something else by now: look at it once more")
@@ -133,7 +133,7 @@ class Joining:
         )
         self._federations.add(joined)  # Before the coordinator knows: a seat may come at once.
         rows = report.usable if order.tell_rows else None
-        said = await self._ask(OwnerWish(order.job, "join", order.terms, rows))
+        said = await self._ask(FederationWish(order.job, "join", order.terms, rows))
         if not said.joined:
             self._federations.leave(order.job)
             raise SettingsError(said.problem or "the coordinator has not let this node join")
@@ -146,10 +146,10 @@ class Joining:
                 f"this node has not joined a federation {order.job}: `cottage node federations` lists them"
             )
         self._federations.leave(order.job)
-        await self._ask(OwnerWish(order.job, "leave"))
+        await self._ask(FederationWish(order.job, "leave"))
         return self.view()
 
-    async def _ask(self, wish: OwnerWish) -> FederationTold:
+    async def _ask(self, wish: FederationWish) -> FederationTold:
         async with self._turn:
             waiting = self._asked[wish.job] = asyncio.get_running_loop().create_future()
             try:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from common.untrusted_text import View
 from desktop.agent.errors import SettingsError
 from protocol.codec import MessageError, decode_json, encode_json
-from protocol.federations import terms_digest
+from protocol.federated.federations import terms_digest
 from protocol.ids import Count, Digest, JobId
 from protocol.job.job import DatasetSpec, JobSpec
 

@@ -11,7 +11,7 @@ from desktop.agent.federated.federated_gate import SAYS_NO_MORE, USED_UP, Federa
 from desktop.agent.federated.memberships import JoinedFederation, Memberships
 from protocol.artifacts import audit_answer, state_answer
 from protocol.audit import OpenStep
-from protocol.federations import terms_digest
+from protocol.federated.federations import terms_digest
 from protocol.job.federated import FederatedSpec, PrivacySpec
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
 from protocol.node import Assign

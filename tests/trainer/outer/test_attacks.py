@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coordinator.domain.privacy import Release, epsilon
+from coordinator.domain.privacy import PrivateRelease, epsilon
 from tests.trainer.learning import ALONE, NOBODY
 from tests.trainer.small import VOCABULARY, config_of, training
 from trainer.outer import Layout, OuterMethod, OuterState, outer_method
@@ -28,7 +28,7 @@ from trainer.stage.stage import Stage
 from trainer.stage.steps import accumulate
 
 DELTA = 1e-5
-TRIALS = 400
+TRIALS = 240
 SPEC = training(pseudo_gradient="int8", outer="averaging", outer_momentum=0.0, batch=4, micro_batches=1)
 
 
@@ -146,7 +146,7 @@ def test_with_noise_no_attack_does_better_than_the_bound(view: str) -> None:
     most = bound(noise, distance)
     assert advantage <= most + 3.5 * error
     assert advantage >= most / 2 - 3.5 * error
-    spent = epsilon([Release(noise)], DELTA)
+    spent = epsilon([PrivateRelease(noise)], DELTA)
     assert bound(noise, 1.0) <= (math.exp(spent) - 1 + 2 * DELTA) / (
         math.exp(spent) + 1
     )  # What epsilon itself promises.

@@ -1,7 +1,7 @@
 """How an owner's node and the coordinator speak of a federated job, over the node's own connection, which proves its key.
 
 node                       coordinator
-  OwnerWish           ->                      look at it; join, to exactly the terms that were looked at; leave
+  FederationWish           ->                      look at it; join, to exactly the terms that were looked at; leave
                       <-    FederationTold    what is asked, and how it stands; or why this node has no part in it
 """
 
@@ -21,7 +21,7 @@ from protocol.rest.dataset import Finding
 MAX_FINDINGS = 200  # The worst come first.
 
 
-class OwnerWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="owner_wish"):
+class FederationWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="owner_wish"):
     """What an owner wants of a federated job.
 
     Attributes:

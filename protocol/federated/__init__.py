@@ -1,0 +1,1 @@
+"""Federations: what owners' nodes and the coordinator say to each other."""
