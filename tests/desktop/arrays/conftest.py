@@ -108,7 +108,7 @@ class Stage:
         mine = {"label": f"network.cottage.home={self.sandbox.owner}"}
         client = self.sandbox.client
         return (
-            [one.name for one in client.containers.list(all=True, filters=mine)],
+            [one.name for one in client.containers.list(all=True, filters=mine, ignore_removed=True)],
             [one.name for one in client.volumes.list(filters=mine)],
         )
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.docker
 def containers(it: Stage) -> list[docker.models.containers.Container]:
     """The container of the run that is under way."""
     mine = {"label": f"network.cottage.home={it.sandbox.owner}"}
-    found = it.sandbox.client.containers.list(filters=mine)
+    found = it.sandbox.client.containers.list(filters=mine, ignore_removed=True)
     return [
         one
         for one in found
@@ -87,7 +87,11 @@ async def test_who_reaches_in_ends_the_lease_and_it_is_told(stage: StartStage, w
         if whose == "the porter's":
             mine = {"label": f"network.cottage.home={it.sandbox.owner}"}
             others = {one.id for one in found}
-            found = [one for one in it.sandbox.client.containers.list(filters=mine) if one.id not in others]
+            found = [
+                one
+                for one in it.sandbox.client.containers.list(filters=mine, ignore_removed=True)
+                if one.id not in others
+            ]
         with contextlib.suppress(APIError):  # It may be dead before the command has begun.
             await asyncio.to_thread(found[0].exec_run, ["true"])
         await it.coordinator.until(lambda: it.coordinator.bodies(TaskFailed, assign.lease))
@@ -130,7 +134,7 @@ async def test_what_a_killed_agent_left_is_removed_by_the_next(stage: StartStage
         again = DockerSandbox(SandboxLimits(1024, 1), IMAGE, owner=other)
         await again.check()
         mine = {"label": f"network.cottage.home={again.owner}"}
-        assert [one.status for one in again.client.containers.list(filters=mine)] == ["running"]
+        assert [one.status for one in again.client.containers.list(filters=mine, ignore_removed=True)] == ["running"]
         assert len(again.client.volumes.list(filters=mine)) == 2
         assert await again.sweep() == 1
         assert not again.client.containers.list(all=True, filters=mine)

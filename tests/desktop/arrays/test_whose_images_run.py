@@ -96,7 +96,7 @@ async def test_an_image_that_nobody_accepts_any_more_leaves_the_engine(stage: St
         assert await images.images.sweep() == 0  # A job has it.
         it.coordinator.gone.append(assign.lease)
         await it.coordinator.until(lambda: not it.running.agent.held())
-        await it.coordinator.until(lambda: it.left() == ([], []))
+        await it.coordinator.until(lambda: it.left() == ([], []) and not images.images._used[it.image])
         assert await images.images.sweep() == 1
         assert await images.containers.held() == {}
 
