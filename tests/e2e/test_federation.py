@@ -85,7 +85,7 @@ def document(keys: Sequence[str], epsilon: float | None) -> dict[str, object]:
         "budget": 1,
         "tokenizer": {"kind": "bytes"},
         "training": {"sequence": 32, "batch": 4, "micro_batches": 2, "inner_steps": 6},
-        "federated": {"owners": list(keys), "rounds": ROUNDS, "least_owners": 2, "privacy": privacy},
+        "federated": {"owners": list(keys), "rounds": ROUNDS, "least_owners": OWNERS, "privacy": privacy},
     }
 
 
