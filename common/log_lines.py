@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from common import tracing
 from common.untrusted_text import untrusted, untrusted_lines
 
 
@@ -39,13 +40,18 @@ def about(**subjects: str) -> Iterator[None]:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, perhaps ``error`` and subjects."""
+    """One JSON object a line: ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, perhaps ``error`` and subjects.
+
+    ``trace``: the number of the trace that it was said in, where traces are sent.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """The whole record."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields = {"time": time.replace("+00:00", "Z"), "level": record.levelname, "logger": record.name}
         fields |= {"message": untrusted(record.getMessage()), **_SUBJECTS.get()}
+        if trace := tracing.trace_here():
+            fields["trace"] = trace
         if record.exc_info:
             fields["error"] = untrusted_lines(self.formatException(record.exc_info))
         return msgspec.json.encode(fields).decode()

@@ -11,7 +11,7 @@ from typing import Any, TextIO, get_args
 
 import configargparse
 
-from common import gc_tuning
+from common import gc_tuning, tracing
 from common.errors import BadAddressError, IceConfigError, KeyFileError, UrlError
 from common.log_lines import JsonLines, log_to
 from common.options import decimal, host, network, port, whole
@@ -72,9 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = _config(options)
         if options.check_config:
+            tracing.start("cottage-coordinator")
             say("The settings can be used.")
             return 0
         asyncio.run(_run(config, options.ready_file))
+    except tracing.TracingError as error:
+        say(f"cottage serve: traces: {error}", error=True)
+        return EXIT_USAGE
     except SettingError as error:
         complain("cottage serve", error)
         return EXIT_USAGE
@@ -93,6 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _run(config: Config, ready_file: Path | None) -> None:
     stopping = asyncio.Event()
     on_end(stopping.set)
+    try:
+        tracing.start("cottage-coordinator")
+    except tracing.TracingError as error:  # The variable may be there for other programs; --check-config refuses it.
+        logging.getLogger("coordinator").warning("no traces are sent: %s", error)
 
     def ready(url: str) -> None:
         gc_tuning.settle()
@@ -102,7 +110,10 @@ async def _run(config: Config, ready_file: Path | None) -> None:
             draft.write_text(url)
             os.replace(draft, ready_file)
 
-    await serve(config, ready, stopping)
+    try:
+        await serve(config, ready, stopping)
+    finally:
+        tracing.finish()
 
 
 def _config(options: argparse.Namespace) -> Config:

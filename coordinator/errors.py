@@ -120,6 +120,15 @@ class StoreAwayError(UnavailableError):
         self.cause = cause
 
 
+class StoreBusyError(StoreAwayError):
+    """More requests wait for the database than may. ``cause``: how many."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.detail = "the coordinator has too many requests now: nothing was changed, try again in a moment"
+        self.args = (self.detail,)
+
+
 class FilesAwayError(StoreAwayError):
     """``cause``: what the bucket's server or its client said, for the operator alone."""
 

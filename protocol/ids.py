@@ -18,6 +18,9 @@ LeaseId = Annotated[str, Meta(pattern=ID_PATTERN)]
 InvitationCode = Annotated[str, Meta(max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]*$")]
 """What lets a machine in that was invited; empty: it has none."""
 
+TraceParent = Annotated[str, Meta(max_length=55, pattern=r"^(00-[0-9a-f]{32}-[0-9a-f]{16}-0[01])?$")]
+"""Of what a message is a part (W3C Trace Context, traceparent); empty: nobody follows it."""
+
 AuditId = Annotated[str, Meta(pattern=ID_PATTERN)]
 UploadId = Annotated[str, Meta(pattern=ID_PATTERN)]
 

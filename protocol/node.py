@@ -49,6 +49,7 @@ from protocol.ids import (
     ReplicaIndex,
     ShortText,
     StageIndex,
+    TraceParent,
 )
 from protocol.job.job import JobSpec
 from protocol.network import MAX_PEERS_MEASURED, MAX_RELAYS, NetworkReport
@@ -112,7 +113,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """``signature``: by the node key over context "cottage-hello" and (challenge nonce, coordinator host as in the Challenge).
 
     ``nonce``: 32 bytes that nobody could foresee, for the coordinator to sign; empty: it need not say who it is.
-    ``invitation``: the code of one that lets this node in, where it has one.
+    ``invitation``: the code of one that lets this node in, where it has one. ``traces``: it sends spans somewhere, and wants
+    to know what its commands are part of.
     """
 
     protocol: Annotated[int, Meta(ge=1, le=10_000)]
@@ -123,6 +125,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     leases: Annotated[tuple[HeldLease, ...], Meta(max_length=MAX_LEASES)] = ()
     nonce: Annotated[bytes, Meta(max_length=32)] = b""
     invitation: InvitationCode = ""
+    traces: bool = False
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="heartbeat"):
@@ -132,13 +135,14 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="he
     accepting: bool = True
 
 
-class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="report"):
     """``seq`` 0: lossy (Progress, Traffic), never acknowledged. Otherwise grows by one for each report of a lease."""
 
     lease: LeaseId
     fence: Fence
     seq: Count
     body: TaskReport
+    trace: TraceParent = ""
 
 
 class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="signal"):
@@ -287,10 +291,11 @@ class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="assig
     files: Annotated[dict[Mark, Digest], Meta(max_length=32)]
 
 
-class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="command"):
+class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="command"):
     lease: LeaseId
     fence: Fence
     body: TaskCommand
+    trace: TraceParent = ""
 
 
 class Acknowledged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="acknowledged"):

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from common.encrypted_files import KEY_BYTES
 from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
-from protocol.ids import Count, JobId, Mark, ReplicaIndex, RoundIndex, StageIndex, StepIndex
+from protocol.ids import Count, JobId, Mark, ReplicaIndex, RoundIndex, StageIndex, StepIndex, TraceParent
 from protocol.job.job import DatasetSpec, JobSpec
 from protocol.task import Plan, TaskCommand, TaskReport
 
@@ -71,13 +71,22 @@ class PeerSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pee
     naive: Count = 0
 
 
+class WorkTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a worker took for a command, in Unix seconds. ``trace``: as the command had it."""
+
+    trace: TraceParent
+    began: Annotated[float, Meta(ge=0, lt=1e12)]
+    ended: Annotated[float, Meta(ge=0, lt=1e12)]
+
+
 class WorkerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
     """The payload, if any, is an artifact, which the agent stores with the coordinator under its SHA-256. That of a
     ``RoundApplied`` is the stage's new state, which the agent keeps for peers and stores only where ``checkpoint`` names it, and
-    from byte ``split`` on the optimizer's moments, which it keeps too."""
+    from byte ``split`` on the optimizer's moments, which it keeps too. ``took``: where the command is part of a trace."""
 
     body: TaskReport
     split: Count = 0
+    took: WorkTime | None = None
 
 
 class RecordPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="record"):
@@ -178,6 +187,7 @@ class WorkerCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
     body: TaskCommand
     split: Count = 0
+    trace: TraceParent = ""
 
 
 AgentMessage = Setup | PeerDeliver | WorkerCommand | RestoredPart | RecordKept | RecordReturned

@@ -2,12 +2,13 @@
 
 Both stages are worker processes of this machine, with a thread each. The line between them is one of homes: every payload waits
 for those before it at ``--mbit`` and comes ``--trip`` / 2 later; this process holds it back, no kernel does. Everything runs one
-after the other, ``--runs`` times, and of each figure the median counts.
+after the other, ``--runs`` times, and of each figure the median counts, and of ratios that of each round's.
 
     python -m benchmarks.serving.stages --model FOLDER [--tokens 48] [--runs 3] [--trip 0.05] [--mbit 20] [--llama build/rpc/bin]
 
 ``whole``, ``single`` and ``repeats``: tokens a second of one answer, behind the first. ``bound``: if nothing but a round trip and
-the whole model's computing took time. ``repeats``: of a text that repeats itself, where drafts come true. ``cache``: memory that
+the whole model's computing took time. ``first``: seconds to the first piece of text of new words; ``known_first``: of the same
+words once more. ``repeats``: of a text that repeats itself, where drafts come true. ``cache``: memory that
 both workers grew by while 16 answers were under way, beside the pages that their tokens lie in. ``--llama``: a folder with
 ``llama-server`` and ``rpc-server`` of llama.cpp, which hold the same layers with the same line between them; where they are not
 there, their rows are left out. Writes build/bench/stages.json.
@@ -21,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,21 @@ from protocol.worker import (
 from trainer.serve.stages.pages import PAGE, pages_of
 
 STREAMS = 16
+TIMER_S = 0.001  # How exact a loop's timers are.
 Rows = dict[str, list[float]]
 SPEC = JobSpec("moo", ModelSpec(from_job="ab" * 16), 1000, serve=ServeSpec(context=2048))
 FREE, GREEDY = Sampling(seed=1), Sampling(temperature=0)
 REPEATED = (
     "The old keeper climbed the stairs and counted the ships that went by. One night he saw a light on the shore. "
 )
+
+
+async def until(due: float) -> None:
+    """Wait until then by the loop's clock, to less than the millisecond that its timers are exact to."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(max(0.0, due - loop.time() - TIMER_S))
+    while loop.time() < due:  # noqa: ASYNC110 - for less than a millisecond
+        await asyncio.sleep(0)
 
 
 @dataclass
@@ -153,7 +163,7 @@ class Workers:
     async def _carry(self, stage: int, arriving: "asyncio.Queue[tuple[float, PeerSend, bytes]]") -> None:
         while True:
             due, message, payload = await arriving.get()
-            await asyncio.sleep(due - asyncio.get_running_loop().time())
+            await until(due)
             await self._write(message.stage, PeerDeliver(stage, message.replica, message.name), payload)
 
     def _hear(self, stage: int, message: WorkerReport) -> None:
@@ -210,10 +220,11 @@ async def cache_memory(workers: Workers, prompt: str, each: int, tokens: int) ->
     _, _, answering = await workers.answer([f"{number}. {prompt * 2}" for number in range(STREAMS)], tokens, FREE)
     after = workers.resident()
 
-    def pages(found: Answering) -> int:
-        return sum(pages_of(found.prompts[one] + found.tokens[one]) for one in found.tokens)
+    def pages(found: Answering, count: Callable[[int], int] = pages_of) -> int:
+        return sum(count(found.prompts[one] + found.tokens[one]) for one in found.tokens)
 
-    planned = (pages(answering) - pages(one)) * PAGE * each
+    # The first one's full pages are kept for what begins as it did, which none of these does.
+    planned = (pages(answering) - pages(one) + pages(one, lambda tokens: (tokens - 1) // PAGE)) * PAGE * each
     return {"grown_mb": (after - before) / 1e6, "planned_mb": planned / 1e6, "ratio": (after - before) / planned}
 
 
@@ -245,6 +256,11 @@ def going_on(first: float, rate: float, tokens: int) -> float:
     return (tokens - 1) / (tokens / rate - first)
 
 
+def median_of(found: Sequence[float], beside: Sequence[float]) -> float:
+    """Of the ratios of what was measured right after each other: what else a machine does meets both."""
+    return statistics.median(one / other for one, other in zip(found, beside, strict=True))
+
+
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     plain = Plain(options.model, 1)
@@ -260,14 +276,17 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
 
     heads = config.num_key_value_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    each = 2 * config.num_hidden_layers * heads * size * 4
+    # Keys and values, and halves with a scale of what crosses: sent by one stage, and got by the other.
+    each = 2 * config.num_hidden_layers * heads * size * 4 + 2 * (2 * config.hidden_size + 4)
     async with two_stages(options, config) as workers:
         cache = await cache_memory(workers, REPEATED * 6, each, 8)  # While no page was ever used.
         for run in range(options.runs + 1):  # The first one warms all up.
-            whole_first, whole = await served.answer(prompts, options.tokens)
+            new = [f"{run}. {prompts[0]}"]  # Nothing of it is kept from before.
+            whole_first, whole = await served.answer(new, options.tokens)
             whole = going_on(whole_first, whole, options.tokens)
-            first, single, _ = await workers.answer(prompts, options.tokens, FREE)
+            first, single, _ = await workers.answer(new, options.tokens, FREE)
             single = going_on(first, single, options.tokens)
+            known, _, _ = await workers.answer(new, 2, FREE)
             behind, again, _ = await workers.answer(repeated, options.tokens, GREEDY)
             again = going_on(behind, again, options.tokens)
             _, whole_many = await served.answer(several, options.tokens)
@@ -276,22 +295,25 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
             generate_many = await asyncio.to_thread(plain.answer, several, options.tokens)
             if run:
                 note(whole=whole, single=single, repeats=again, whole_16=whole_many, stages_16=many)
-                note(whole_first=whole_first, first=first, generate=generate, generate_16=generate_many)
+                note(whole_first=whole_first, first=first, known_first=known)
+                note(generate=generate, generate_16=generate_many)
     await served.end()
     rows |= await of_llama(options, config, prompts, several)
     medians = {name: statistics.median(values) for name, values in rows.items()}
-    bound = 1 / (options.trip + 1 / medians["whole"])
+    bounds = [1 / (options.trip + 1 / whole) for whole in rows["whole"]]
     ratios = {
-        "single_of_bound": medians["single"] / bound,
+        "single_of_bound": median_of(rows["single"], bounds),
         "repeats_of_single": medians["repeats"] / medians["single"],
-        "stages_of_whole_16": medians["stages_16"] / medians["whole_16"],
+        "stages_of_whole_16": median_of(rows["stages_16"], rows["whole_16"]),
         "stages_of_generate_16": medians["stages_16"] / medians["generate_16"],
-        "first_beside_whole_and_trip": medians["first"] / (medians["whole_first"] + options.trip),
+        "first_beside_whole_and_trip": median_of(rows["first"], [one + options.trip for one in rows["whole_first"]]),
+        "first_of_known_words": medians["known_first"] / medians["first"],
         "cache": cache["ratio"],
     }
     if "llama" in medians:
         ratios["single_of_llama"] = medians["single"] / medians["llama"]
         ratios["stages_of_llama_16"] = medians["stages_16"] / medians["llama_16"]
+    bound = statistics.median(bounds)
     return {"trip_s": options.trip, "mbit": options.mbit, "bound": bound, **medians, "cache": cache, "ratios": ratios}
 
 

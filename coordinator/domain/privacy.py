@@ -27,10 +27,10 @@ from coordinator.errors import InvalidError
 from protocol.job.federated import LEAST_NOISE
 
 MOST_RELEASES = 10_000_000
-LITTLE_PRIVATE = 50.0
+LITTLE_PRIVATE = 20.0
 """Epsilon from which on the bound by Renyi divergences will do."""
 _COARSE, _FINE = 1e-3, 1e-4  # Between the privacy losses that are told apart: beyond an epsilon of 1, and below.
-_TOLERANCE = 1e-6  # Relative, of a noise that is looked for.
+_TOLERANCE = 1e-5  # Relative, of a noise that is looked for.
 
 
 class PrivacyBudgetError(InvalidError):

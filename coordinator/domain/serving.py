@@ -38,7 +38,7 @@ REST_S = 60.0  # For so long answers under way go on when a pause or a stop is a
 MAX_WAITING = 64  # Requests of a model that wait for a node.
 CHECK_FIRST, CHECK_EVERY = 3, 10  # The first answers of a node are checked, then one in so many, by lot.
 PROBE_S = 120.0  # A node that nobody has asked for so long is asked whether it answers: only then it was ready.
-_FLOAT32 = 4
+_FLOAT16, _FLOAT32 = 2, 4
 _LOADING = 1.25  # The model with what reading it takes for a moment.
 _BASE_BYTES = 900 << 20  # Python, PyTorch, transformers.
 _CARD_BYTES = 600 << 20
@@ -226,7 +226,8 @@ def needed(held: HeldModel, layers: Sequence[Layers]) -> Needed:
 
 def stage_needed(held: HeldModel, layers: int, is_first: bool, is_last: bool) -> Needed:
     """The same of one stage with so many layers; the first has the embedding too, the last the head: a copy each where they are
-    tied, one where it is the same stage in float32. Of the whole model's cache it has what belongs to its layers."""
+    tied, one where it is the same stage in float32. Of the whole model's cache it has what belongs to its layers, and beside it
+    what crosses its boundaries, as halves with a scale."""
     shape, context = held.shape, held.context
     if held.weights == "float32":
         copies = shape.tied_parameters * (is_first and is_last)
@@ -239,7 +240,9 @@ def stage_needed(held: HeldModel, layers: int, is_first: bool, is_last: bool) ->
         loading = int(weights * _LOADING) + _FLOAT32 * largest
         weights += _FLOAT32 * shape.largest_matrix
     token = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
-    cache = max(context * token, min(CACHE_BYTES, _CACHED_ANSWERS * context * token)) * layers // shape.layers
+    tokens = max(context, min(CACHE_BYTES // token, _CACHED_ANSWERS * context))
+    sides = (not is_first) + (not is_last)
+    cache = tokens * (token * layers // shape.layers + sides * (_FLOAT16 * shape.hidden + _FLOAT32))
     return {
         "main": (loading + cache + _BASE_BYTES,),
         "card": (weights + cache + _CARD_BYTES,),

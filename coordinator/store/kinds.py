@@ -41,7 +41,10 @@ from coordinator.store.records import (
 
 @dataclass(frozen=True)
 class RecordKind:
-    """``numbered``: ``id`` is given by the store. ``nested``: fields kept as JSON text."""
+    """``numbered``: ``id`` is given by the store. ``nested``: fields kept as JSON text.
+
+    ``recurs``: the same rows are read again and again as they are, by each report of a job: what they were read as is kept.
+    """
 
     name: str
     key: tuple[str, ...]
@@ -49,6 +52,7 @@ class RecordKind:
     nested: frozenset[str] = frozenset()
     unique: str | None = None
     numbered: bool = False
+    recurs: bool = False
 
     def key_of(self, record: msgspec.Struct) -> tuple[object, ...]:
         """The record's key."""
@@ -85,6 +89,7 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
         ("id",),
         ("round", "id"),
         frozenset({"plan", "tried", "owners", "verdicts", "outer", "sides", "apart"}),
+        recurs=True,
     ),
     DisputeRecord: RecordKind("disputes", ("id",), ("began", "id"), frozenset({"dispute"})),
     OutboxRecord: RecordKind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),

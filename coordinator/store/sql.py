@@ -37,18 +37,21 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
+from common import tracing
 from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
 from coordinator.store import tables
 from coordinator.store.faults import UNUSABLE, answering, unusable
 from coordinator.store.kinds import KINDS, RecordKind
 from coordinator.store.ownership import Ownership
 from coordinator.store.ports import Column, Condition, Operator, Place, R, Scalar, Transaction, fields_of
+from coordinator.store.turns import Turns
 
 T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_MS = 10_000  # Another process (a backup, say) may hold the file for as long before a write gives up.
 FEW = 16  # Values of one condition that have a place each; a statement for each number of more would fill the memory.
+KEPT_ROWS = 1_024  # Some 5 kB each; a job has a hundred audits that wait, seldom more.
 SYNCHRONOUS = "FULL"  # What was committed survives a power cut, for 7 ms of a commit.
 
 
@@ -58,7 +61,7 @@ class SqlStore:
     def __init__(self, engine: AsyncEngine, ownership: Ownership | None = None) -> None:
         self._engine = engine
         self._ownership = ownership
-        self._turn = asyncio.Lock()  # SQLite has one writer: waiting here is fairer than its busy loop.
+        self._turns = Turns()  # SQLite has one writer: waiting here is fairer than its busy loop.
         # A statement of SQLite's that is broken off takes its connection along, which keeps the lock of the file for ever.
         self._do = _whole if engine.dialect.name == "sqlite" else _cut_short
 
@@ -92,8 +95,15 @@ class SqlStore:
         Raises:
             StoreAwayError: the database does not answer. Where that was at the end, nobody knows whether it had committed.
         """
-        async with answering():
-            await self._turn.acquire()
+        with tracing.span("transaction", db_system_name=self._engine.dialect.name):
+            async with self._transaction() as transaction:
+                yield transaction
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        with tracing.span("wait for the database"):
+            await self._turns.take()
+        away: StoreAwayError | None = None
         try:
             connection = self._engine.connect()
             try:
@@ -107,8 +117,11 @@ class SqlStore:
                     await self._do(connection.commit())
             finally:
                 await _whole(_let_go(connection))
+        except StoreAwayError as error:
+            away = error
+            raise
         finally:
-            self._turn.release()
+            self._turns.give(away)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -389,8 +402,18 @@ def _encode(how: RecordKind, record: msgspec.Struct) -> dict[str, Any]:
 
 
 def _decode(kind: type[R], how: RecordKind, row: RowMapping) -> R:
+    values = tuple(row[field] for field in kind.__struct_fields__)
+    return cast(R, _kept(kind, values) if how.recurs else _decoded(kind, values))
+
+
+def _decoded(kind: type[msgspec.Struct], values: tuple[Any, ...]) -> msgspec.Struct:
+    nested, fields = KINDS[kind].nested, kind.__struct_fields__
     plain = {
-        field: msgspec.json.decode(row[field]) if field in how.nested else row[field]
-        for field in kind.__struct_fields__
+        field: msgspec.json.decode(value) if field in nested else value
+        for field, value in zip(fields, values, strict=True)
     }
     return msgspec.convert(plain, kind, str_keys=True)
+
+
+# By all that stands in the row: what was changed, or changed and taken back, is another row. Records are never changed in place.
+_kept = lru_cache(KEPT_ROWS)(_decoded)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from aiohttp import WSMsgType, web
 
+from common import tracing
 from common.clock import within
 from common.log_lines import about
 from common.untrusted_text import untrusted
@@ -173,7 +174,8 @@ class NodeSocket:
     async def _talk(self, place: "_Place", socket: web.WebSocketResponse, outgoing: _Outgoing) -> None:
         session: NodeSession | None = None
         try:
-            entered = await self._greet(place, socket, outgoing)
+            with tracing.span("node connects", ""):
+                entered = await self._greet(place, socket, outgoing)
             place.greeting.close()
             if entered is not None:
                 session, hello = entered

@@ -24,6 +24,7 @@ from protocol.job.job import ServedWeights
 from trainer.errors import WeightsError
 from trainer.malloc_trim import trim
 from trainer.memory import lacks_memory
+from trainer.serve.few_rows import quicken
 from trainer.serve.quantizing import ServedWeightsConfig
 from trainer.stage.quantized import matrices
 
@@ -107,7 +108,9 @@ def load(
         trim()  # Of what was float32 for a moment, half stays with the process otherwise.
     text = config.get_text_config()
     ends = _ends(model.generation_config, tokenizer)
-    return LoadedModel(tokenizer, int(text.vocab_size), ends, model.to(device), text)
+    loaded = LoadedModel(tokenizer, int(text.vocab_size), ends, model.to(device), text)
+    quicken(loaded.model)
+    return loaded
 
 
 def load_tokens(folder: Path) -> ModelTokens:

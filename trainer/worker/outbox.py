@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from protocol.task import TaskReport
 from protocol.worker import WorkerMessage, WorkerReport
+from trainer.worker.work_times import WorkTimes
 
 MAX_OUTGOING_BYTES = (
     256 << 20
@@ -23,6 +24,7 @@ class WorkerOutbox:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hand over to a consumer on ``loop``."""
         self._loop = loop
+        self.times = WorkTimes()
         self._room = threading.Condition()
         self._queue: deque[tuple[WorkerMessage, Payload, Future[None] | None]] = deque()
         self._leaving: Future[None] | None = None
@@ -49,11 +51,11 @@ class WorkerOutbox:
 
     def report(self, body: TaskReport, payload: bytes | memoryview = b"") -> None:
         """Queue a report; nobody may change its payload any more."""
-        self.put(WorkerReport(body, 0), payload)
+        self.put(WorkerReport(body, took=self.times.of(body)), payload)
 
     def show(self, body: TaskReport, pieces: Sequence[memoryview], left: Future[None]) -> None:
         """Queue a report with pieces of memory that nobody changes until they have ``left``."""
-        self.put(WorkerReport(body, 0), *pieces, left=left)
+        self.put(WorkerReport(body, took=self.times.of(body)), *pieces, left=left)
 
     async def get(self) -> tuple[WorkerMessage, Payload] | None:
         """The next message, in order; ``None`` when closed and empty. Whoever asks has done with the last one."""

@@ -199,10 +199,12 @@ class Worker:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Sort frames until the agent stops the task or goes away."""
+        assert self._outbox is not None
         returning = RecordReceiver(self._inbox)
         try:
             while True:
                 message, length = await read_head(reader, AgentMessage)
+                self._outbox.times.told(message)
                 if isinstance(message, WorkerCommand) and isinstance(message.body, BeginRound):
                     self._inbox.order(message.body, await read_buffer(reader, length), message.split)
                     continue
@@ -258,7 +260,8 @@ class Worker:
     def _compute(self) -> None:
         """Obey orders one after the other, until closed."""
         while (order := self._inbox.next_order()) is not None:
-            if self._member is not None:
+            if self._member is not None and self._outbox is not None:
+                self._outbox.times.begins(order[0])
                 self._member.obey(*order)
 
     def _anchor(self, digest: str) -> Tensor | None:

@@ -224,6 +224,14 @@ class Audit(Told, frozen=True):
         """Whether nothing more will happen to it."""
         return self.state in ("passed", "failed", "void")
 
+    @property
+    def holders(self) -> set[str]:
+        """The leases of which something may be asked about it now."""
+        asked = {self.lease} if self.unopened else set()
+        if self.state == "replaying" and self.auditor_lease is not None:
+            asked.add(self.auditor_lease)
+        return asked | {side.lease for side in self.sides if self.state == "opening"}
+
     def command_for(self, lease: str, anew: bool = False) -> TaskCommand | None:
         """What the holder of ``lease`` must have been told about this audit.
 

@@ -212,12 +212,12 @@ def _wanted(work: UnitOfWork, lease: Lease, commands: Sequence[TaskCommand]) -> 
     """What is awaited of a lease's holder."""
     openings = [
         Wanted(audit_answer(audit.id), "an opening", most_bytes(work, audit), audit.made)
-        for audit in work.audits.values()
+        for audit in work.audits_with(lease.id)
         if audit.unopened and lease.id == audit.lease
     ]
     openings += [
         Wanted(anchor_answer(audit.id), "an anchor", _most(work, lease, "a state"), audit.anchor)
-        for audit in work.audits.values()
+        for audit in work.audits_with(lease.id)
         if audit.state == "replaying" and audit.anchor_in == "auditor" and lease.id == audit.auditor_lease
     ]
     others = [

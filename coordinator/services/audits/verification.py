@@ -149,9 +149,13 @@ class Verification:
         await self._boundaries.advance(work)
         replaying = any(audit.state == "replaying" for audit in work.audits.values())
         ready = await self._auditors(work) if replaying else []
+        looking = Counter(audit.auditor_lease for audit in work.audits.values() if audit.looking)
         for audit in sorted(work.audits.values(), key=lambda audit: (audit.looks, audit.began, audit.id)):
-            waits = audit.over or audit.id in work.disputes
-            work.audits[audit.id] = audit if waits else await self._step(work, audit, ready)
+            if audit.over or audit.id in work.disputes:
+                continue
+            looking[audit.auditor_lease] -= audit.looking
+            after = work.audits[audit.id] = await self._step(work, audit, ready, looking)
+            looking[after.auditor_lease] += after.looking
         await self._penalties.of_accusers(work)
         await self._penalties.of_tampering(work)
         for audit in [a for a in work.audits.values() if a.over]:
@@ -168,7 +172,10 @@ class Verification:
         work.record(SharesMayBeDue())
         await self.advance(work)
 
-    async def _step(self, work: UnitOfWork, audit: Audit, ready: Sequence[AuditorCandidate]) -> Audit:
+    async def _step(
+        self, work: UnitOfWork, audit: Audit, ready: Sequence[AuditorCandidate], looking: Counter[str | None]
+    ) -> Audit:
+        """One audit. ``looking``: how many looks of others each auditor has."""
         config = self._context.config
         if audit.canary and work.job.state is JobState.VERIFYING:
             return msgspec.structs.replace(audit, state="void", detail="the job ended")  # Nobody is kept for a test.
@@ -180,7 +187,7 @@ class Verification:
         ):
             audit = trust.auditor_gone(audit, work.now + config.audit_patience_seconds)
         if audit.state == "replaying" and audit.auditor is None:
-            auditor = await self._choose(work, audit, ready)
+            auditor = await self._choose(work, audit, ready, looking)
             if auditor is not None:
                 times = LONGEST if auditor.operator else 1.0  # It does nothing else, and nobody could do it for it.
                 assigned = trust.assigned(audit, auditor, work.now + times * config.audit_seconds)
@@ -208,10 +215,9 @@ class Verification:
         return trust.prover_gone(audit) if lost else audit
 
     async def _choose(
-        self, work: UnitOfWork, audit: Audit, ready: Sequence[AuditorCandidate]
+        self, work: UnitOfWork, audit: Audit, ready: Sequence[AuditorCandidate], looking: Counter[str | None]
     ) -> AuditorCandidate | None:
         """Who is asked next, of those who are here; the operator's have few steps at a time, those that wait longest."""
-        looking = Counter(other.auditor_lease for other in work.audits.values() if other.looking)
         free = [auditor for auditor in ready if looking[auditor.lease] < AT_ONCE]
         chosen = auditors.choose_auditor(audit, free)
         if chosen is None or chosen.operator:

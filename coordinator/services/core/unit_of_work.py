@@ -72,6 +72,7 @@ class UnitOfWork:
         self.disputes: dict[str, DisputeRecord] = {}
         self.ended_disputes: list[DisputeRecord] = []
         self.disputed: set[str] = set()
+        self._looked_up: tuple[list[Audit], dict[str, list[Audit]]] = ([], {})
         self._context = context
         self._events: list[EventRecord] = []
         self._outbox: list[OutboxRecord] = []
@@ -237,9 +238,21 @@ class UnitOfWork:
 
     def openings(self, lease: str, anew: bool = False) -> tuple[TaskCommand, ...]:
         """What the holder of a lease must have been asked, by now, about audits; ``anew``: by another worker than before."""
-        told = [command for audit in self.audits.values() if (command := audit.command_for(lease, anew)) is not None]
-        told += [asked for audit in self.audits.values() if (asked := audit.question_for(lease)) is not None]
+        audits = self.audits_with(lease)
+        told = [command for audit in audits if (command := audit.command_for(lease, anew)) is not None]
+        told += [asked for audit in audits if (asked := audit.question_for(lease)) is not None]
         return tuple(told)
+
+    def audits_with(self, lease: str) -> list[Audit]:
+        """Open audits about which the holder of a lease may be asked now; looked up once for all leases."""
+        now = list(self.audits.values())
+        if now != self._looked_up[0]:
+            found: dict[str, list[Audit]] = {}
+            for audit in now:
+                for holder in audit.holders:
+                    found.setdefault(holder, []).append(audit)
+            self._looked_up = now, found
+        return self._looked_up[1].get(lease, [])
 
     @property
     def events(self) -> tuple[EventRecord, ...]:

@@ -5,6 +5,7 @@ from typing import TypeGuard, assert_never
 
 import msgspec
 
+from common import tracing
 from coordinator.domain import placement
 from coordinator.domain.job import LIVE, JobState
 from coordinator.domain.lease import TAKES_ANY, Lease
@@ -33,6 +34,7 @@ from coordinator.services.core.domain_events import (
 )
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.logs import JobLogs
+from coordinator.services.core.trace_parts import parent_of
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import FOUND_FALSE, Nodes, NodeSession
@@ -243,7 +245,8 @@ class Conversation:
                 self._lossy(lease, report)
             return
         reports = [await self._results.kept(lease, one) for one in (report, *more)]
-        stored = await self._store(session, lease, reports)
+        with tracing.span(f"report {type(report.body).__name__}", parent_of(lease.job, report), job=lease.job):
+            stored = await self._store(session, lease, reports)
         if stored is not None:
             session.send(Acknowledged(report.lease, stored))
 
@@ -502,6 +505,9 @@ class Conversation:
 
     def _remember_round(self, work: UnitOfWork) -> None:
         current = work.run.round if work.run is not None and work.job.state is JobState.RUNNING else None
+        before, _ = self._rounds.get(work.job.id, (None, 0))
+        if before is not None and (current is None or (before.epoch, before.number) != (current.epoch, current.number)):
+            tracing.end_round(work.job.id, before.epoch, before.number, before.started, work.now)
         if current is None:
             self._rounds.pop(work.job.id, None)
         else:

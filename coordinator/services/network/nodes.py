@@ -22,6 +22,7 @@ from coordinator.domain.rounds.speed import believed, observed
 from coordinator.errors import ForbiddenError
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
+from coordinator.services.core.trace_parts import trace_of
 from coordinator.services.network.admission import Crowd, CrowdedError
 from coordinator.services.network.lenders import LOOK_S, Lenders
 from coordinator.services.payments.chain import ChainPort
@@ -94,7 +95,7 @@ class NodeSession:
         began: when it was opened, in Unix seconds. ``address``: where it comes from; empty: not said.
         rounds: of its work that were verified since its last fault.
         operator: it is one of the operator's own auditors: it needs no stake, and never gets a seat.
-        begun: its leases have been looked up since it came.
+        begun: its leases have been looked up since it came. ``traces``: it wants to know what commands are part of.
         unhandled: messages of the node that have arrived and wait for their turn here.
         stake: what of it can be taken, as last seen (``stakes``); ``stake_known``: it was seen since the node came.
     """
@@ -114,6 +115,7 @@ class NodeSession:
         self.begun = asyncio.Event()
         self.operator = False
         self.accepting = True
+        self.traces = hello.traces
         self.unhandled = 0
         self.send = send
         self.close = close
@@ -137,7 +139,7 @@ class NodeSession:
             digest = hashlib.sha256(encode(command)).digest()
             fresh.add(digest)
             if digest not in told:
-                self.send(Command(lease.id, lease.fence, command))
+                self.send(Command(lease.id, lease.fence, command, trace_of(lease.job, command) if self.traces else ""))
         self._told[lease.id] = fresh  # What no longer applies need not be remembered.
 
     def account(self, earned: JobEarned) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from common import tracing
 from coordinator.client.text import money
 from coordinator.domain.job import Job, JobState
 from coordinator.services.core.context import Context
@@ -102,7 +103,9 @@ class Lanes:
         async with gate:
             for row in rows:
                 try:
-                    if not await self._carry(row):
+                    with tracing.span(f"ledger {row.kind}", "", job=row.job):
+                        done = await self._carry(row)
+                    if not done:
                         break
                 except (LedgerUnavailableError, LedgerAnswerError) as error:
                     self._unanswered(error)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from common import tracing
 from common.untrusted_text import untrusted
 from coordinator.domain import pricing
 from coordinator.domain.job import LIVE
@@ -118,6 +119,7 @@ class Settlement:
         )
         return await work.tx.find(CommitRecord, *where)
 
+    @tracing.traced("settle")
     async def _settle(self, work: UnitOfWork, commits: Sequence[CommitRecord]) -> None:
         """Queue cumulative payouts to everybody who has something new, and mark what they cover."""
         if not commits:

@@ -19,7 +19,7 @@ from typing import get_args
 import msgspec
 from rich.table import Table
 
-from common import gc_tuning
+from common import gc_tuning, tracing
 from common.console import Terminal
 from common.options import whole
 from common.terminal import complain, complain_of_no_answer, say, say_json
@@ -219,7 +219,12 @@ def _run(options: argparse.Namespace) -> int:
 
         told = Home(home.path, trial=options.trial)
         gc_tuning.settle()
+        try:
+            tracing.start("cottage-node")
+        except tracing.TracingError as error:  # The variable may be there for other programs.
+            LOG.warning("no traces are sent: %s", error)
         after = asyncio.run(service.serve(told, options.worker_argument, stays=options.stay))
+        tracing.finish()
     if after.kind == "unit":
         if not (why := AtLogin.of(home).take_over()):
             return 0

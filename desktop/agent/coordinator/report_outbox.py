@@ -64,8 +64,8 @@ class ReportOutbox:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, body: TaskReport) -> Report:
-        """Number a report and keep it.
+    def add(self, body: TaskReport, trace: str = "") -> Report:
+        """Number a report and keep it. ``trace``: what it is part of.
 
         Raises:
             WorkerProtocolError: ``MAX_UNACKNOWLEDGED`` wait already.
@@ -74,11 +74,11 @@ class ReportOutbox:
             raise WorkerProtocolError(
                 f"{MAX_UNACKNOWLEDGED} reports wait to be acknowledged: the worker reports too much"
             )
-        return self.force(body)
+        return self.force(body, trace)
 
-    def force(self, body: TaskReport) -> Report:
+    def force(self, body: TaskReport, trace: str = "") -> Report:
         """Number and keep the last report of a task, however many wait."""
-        report = Report(self.lease.lease, self.lease.fence, self._next, body)
+        report = Report(self.lease.lease, self.lease.fence, self._next, body, trace)
         self._next += 1
         self._kept.append(report)
         return report

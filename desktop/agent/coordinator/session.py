@@ -15,6 +15,7 @@ from typing import Protocol
 
 import aiohttp
 
+from common import tracing
 from common.clock import Clock, backoff, within
 from common.errors import IdentityError
 from common.http_sessions import ProxyError, open_session, through, why
@@ -267,7 +268,9 @@ class CoordinatorSession:
         signature = self._self.key.sign(HELLO_CONTEXT, challenge.nonce, challenge.host.encode())
         nonce = secrets.token_bytes(32) if self._coordinator_key else b""
         me, held = self._self, self._listener.held()
-        hello = Hello(PROTOCOL, me.key.address, me.payout, signature, me.profile, held, nonce, self._invitation)
+        hello = Hello(
+            PROTOCOL, me.key.address, me.payout, signature, me.profile, held, nonce, self._invitation, tracing.is_on()
+        )
         await socket.send_bytes(encode(hello))
         answer = await self._next(socket)
         match answer:

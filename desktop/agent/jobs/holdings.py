@@ -122,6 +122,7 @@ class Holdings:
         if isinstance(command.body, StopTask):
             task.stop(printable(command.body.reason) or "the coordinator ended it")
             return True
+        task.bridge.traces.told(command.body, command.trace)
         taken = task.command(command.body)
         if not taken:
             LOG.warning("%s: the worker reads no commands", task)

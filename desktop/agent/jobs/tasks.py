@@ -369,7 +369,7 @@ class HeldTask:
             self.state, self.reason, self.cause = "failed", printable(body.reason), body.cause
         if isinstance(body, TaskReady):
             LOG.info("%s: the worker is ready (%s parameters)", self, f"{body.parameters:,}")
-        report = self.outbox.add(body) if reliable else self.outbox.lossy(body)
+        report = self.outbox.add(body, self.bridge.traces.said(body)) if reliable else self.outbox.lossy(body)
         with contextlib.suppress(NotConnectedError):  # Sent again after the reconnect, if it is reliable.
             await self.tools.send(report)
         if isinstance(body, TaskFailed):

@@ -17,6 +17,9 @@ from desktop.agent.errors import ArtifactError
 from desktop.agent.jobs.weight_exchange import Circle
 from desktop.agent.jobs.weight_gathering import Gathering
 from desktop.agent.jobs.weight_layout import TensorRun, WeightLayout
+from protocol.audit import ReplayStep
+from protocol.job.job import JobSpec
+from protocol.models.model import starts_tied
 from protocol.models.weights import MAX_INDEX_BYTES, WeightIndex, belongs, spans, weights_name
 from protocol.task import Layers, Plan
 
@@ -128,3 +131,8 @@ class StageWeights:
         if any(not tensor.begin <= tensor.end or tensor.file >= len(index.files) for tensor in index.tensors.values()):
             raise ArtifactError("the index of the weights names places that cannot be")
         return index
+
+
+def asks_for_weights(audit: ReplayStep, spec: JobSpec) -> bool:
+    """Whether an audit needs what the job began with: in its first round, and always where some of it is frozen."""
+    return audit.first_step == 0 or spec.training.lora is not None or starts_tied(spec.model)

@@ -19,16 +19,16 @@ from desktop.agent.errors import ArtifactError, PeerStateError, UnwantedError, W
 from desktop.agent.jobs.crash_records import RecalledPart, RoundStart, RoundStarts
 from desktop.agent.jobs.handed_over import HandedOver
 from desktop.agent.jobs.model_words import ModelReports
+from desktop.agent.jobs.round_traces import RoundTraces
 from desktop.agent.jobs.routing import Plans, RoutingVerdict
 from desktop.agent.jobs.spool import Spool, digest_of
-from desktop.agent.jobs.weights import StageWeights
+from desktop.agent.jobs.weights import StageWeights, asks_for_weights
 from protocol.artifacts import anchor_answer, audit_answer, inputs_answer, state_answer
 from protocol.audit import InputsAnswer
 from protocol.codec import MessageError, encode
-from protocol.job.job import JobSpec
 from protocol.models.config_values import ModelConfigError
 from protocol.models.handed_bytes import HandedBytes, handed_bytes
-from protocol.models.model import ModelShape, starts_tied
+from protocol.models.model import ModelShape
 from protocol.node import Assign
 from protocol.serving import RefusedReport
 from protocol.task import (
@@ -157,6 +157,7 @@ class Bridge:
     def __post_init__(self) -> None:
         """Prepare the queues."""
         self.plans = Plans(self.assign.plan, ring=self.assign.spec.serve is not None)
+        self.traces = RoundTraces(self.assign.job, self.assign.stage)
         self._commands: asyncio.Queue[TaskCommand] = asyncio.Queue(MAX_COMMANDS)
         self._to_worker: asyncio.Queue[tuple[AgentMessage, Parts, int]] = asyncio.Queue()
         self._early: deque[tuple[str, PeerHeader, bytes]] = deque()
@@ -330,7 +331,7 @@ class Bridge:
         """A command with the opening that it is about."""
         match body:
             case (ReplayStep() as replay) | ReplayAcross(replay=replay):
-                if self.weights is not None and _asks_for_weights(replay, self.assign.spec):
+                if self.weights is not None and asks_for_weights(replay, self.assign.spec):
                     await self.weights.lay_out(replay.plan, replay.stage)
                 await self._put_opened(body, replay)
             case ReplayOuter(opening=opening):
@@ -343,7 +344,7 @@ class Bridge:
         if dispute == self._dispute:
             self._put_command(body)
             return
-        if self.weights is not None and _asks_for_weights(replay, self.assign.spec):
+        if self.weights is not None and asks_for_weights(replay, self.assign.spec):
             await self.weights.lay_out(replay.plan, replay.stage)
         await self._put_opened(body, replay)
         self._dispute = dispute
@@ -356,7 +357,8 @@ class Bridge:
         self._put_command(body, *parts)
 
     def _put_command(self, body: TaskCommand, *parts: Payload) -> None:
-        self._to_worker.put_nowait((WorkerCommand(body, parts[0].size if len(parts) > 1 else 0), parts, 0))
+        split = parts[0].size if len(parts) > 1 else 0
+        self._to_worker.put_nowait((WorkerCommand(body, split, self.traces.handed(body)), parts, 0))
 
     async def _state_for(self, begin: BeginRound) -> Parts | None:
         """The state that a round begins from, and the seat's moments; None where a newer round began meanwhile."""
@@ -433,7 +435,8 @@ class Bridge:
                 case WorkerReport(body=ModelSaid() as words):
                     _see_nothing_comes(length)
                     await self.words.put(words)
-                case WorkerReport(body=body):
+                case WorkerReport(body=body, took=took):
+                    self.traces.worked(body, took)
                     parts = await self._handed.take(reader, message, length)
                     assert parts is not None
                     await self._take_report(body, parts if length else (), group)
@@ -593,8 +596,3 @@ def _see_nothing_comes(length: int) -> None:
 def _check_name(named: str | None, digest: str) -> None:
     if named != digest:
         raise WorkerProtocolError(f"the worker names the artifact {named}, but its bytes are {digest}")
-
-
-def _asks_for_weights(audit: ReplayStep, spec: JobSpec) -> bool:
-    """Whether an audit needs what the job began with: in its first round, and always where some of it is frozen."""
-    return audit.first_step == 0 or spec.training.lora is not None or starts_tied(spec.model)

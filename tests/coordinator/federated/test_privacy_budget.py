@@ -56,13 +56,14 @@ def library(schedule: list[PrivateRelease], delta: float, accountant: dp_account
     return float(accountant.get_epsilon(delta))
 
 
-def test_fifty_random_schedules_come_to_what_the_librarys_accountants_say() -> None:
+@pytest.mark.parametrize("count", [16, pytest.param(50, marks=pytest.mark.long)])
+def test_random_schedules_come_to_what_the_librarys_accountants_say(count: int) -> None:
     compared = 0
-    for schedule in schedules():
+    for schedule in schedules()[:count]:
         ours = epsilon(schedule, DELTA)
         renyi = library(schedule, DELTA, dp_accounting.rdp.RdpAccountant())
         assert ours <= renyi * (1 + 1e-9)
-        if renyi <= 50:
+        if renyi <= 20:
             interval = 1e-3 if renyi > 1 else 1e-4
             accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=interval)
             losses = library(schedule, DELTA, accountant)
@@ -70,7 +71,7 @@ def test_fifty_random_schedules_come_to_what_the_librarys_accountants_say() -> N
             compared += 1
         elif any(release.sampling < 1 for release in schedule):
             assert ours == pytest.approx(renyi, rel=1e-9)
-    assert compared >= 15
+    assert compared >= count // 4
 
 
 def test_without_sampling_epsilon_is_that_of_the_gaussian_mechanism_itself() -> None:
@@ -104,12 +105,12 @@ def test_every_further_release_spends(whole: list[PrivateRelease], further: Priv
 
 
 def test_more_noise_fewer_rounds_and_rarer_sampling_spend_less() -> None:
-    for sampling in (0.05, 0.4, 1.0):
-        noises = [epsilon([PrivateRelease(noise, sampling, 50)], DELTA) for noise in (0.8, 1.0, 2.0, 5.0, 30.0)]
-        counts = [epsilon([PrivateRelease(2.0, sampling, count)], DELTA) for count in (1, 2, 10, 50, 51, 400)]
+    for sampling in (0.3, 1.0):
+        noises = [epsilon([PrivateRelease(noise, sampling, 50)], DELTA) for noise in (0.9, 2.0, 30.0)]
+        counts = [epsilon([PrivateRelease(2.0, sampling, count)], DELTA) for count in (1, 10, 11, 200)]
         assert noises == sorted(noises, reverse=True)
         assert counts == sorted(counts)
-    shares = [epsilon([PrivateRelease(1.5, sampling, 50)], DELTA) for sampling in (0.01, 0.1, 0.4, 0.9, 1.0)]
+    shares = [epsilon([PrivateRelease(1.5, sampling, 50)], DELTA) for sampling in (0.01, 0.3, 0.9, 1.0)]
     assert shares == sorted(shares)
 
 
@@ -133,7 +134,7 @@ def test_a_budget_has_room_for_exactly_so_many_rounds(most: float, sampling: flo
     assert epsilon(full, DELTA) <= most
 
 
-@pytest.mark.parametrize(("rounds", "sampling"), list(itertools.product([1, 30, 500], [1.0, 0.1])))
+@pytest.mark.parametrize(("rounds", "sampling"), [*itertools.product([1, 30, 500], [1.0]), (30, 0.1)])
 def test_the_noise_that_is_found_is_the_least_that_keeps_the_budget(rounds: int, sampling: float) -> None:
     budget = PrivacyBudget(4.0, DELTA)
     noise = budget.noise(rounds, sampling)

@@ -28,7 +28,7 @@ from trainer.stage.stage import Stage
 from trainer.stage.steps import accumulate
 
 DELTA = 1e-5
-TRIALS = 400
+TRIALS = 240
 SPEC = training(pseudo_gradient="int8", outer="averaging", outer_momentum=0.0, batch=4, micro_batches=1)
 
 

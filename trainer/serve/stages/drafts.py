@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from trainer.serve.stages.passes import DRAFTS
 
 GRAMS = (4, 3, 2)  # Tokens that must be alike; longer ones are better grounds.
+FIRST_GUESS = 3  # Drafts before any was tried: a pass of four rows costs a processor little more than one of two.
 
 
 class DraftedAnswer:
@@ -17,7 +18,7 @@ class DraftedAnswer:
         """``tokens``: of the prompt, and of the answer where it has begun."""
         self.tokens: list[int] = []
         self._seen: dict[tuple[int, ...], int] = {}
-        self._most, self._shortest = DRAFTS, GRAMS[-1]
+        self._most, self._shortest = min(FIRST_GUESS, DRAFTS), GRAMS[-1]
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:

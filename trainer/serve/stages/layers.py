@@ -10,7 +10,7 @@ from torch import Tensor
 from protocol.codec import MessageError
 from protocol.serving import SketchReport
 from trainer.serve.adapters import adapted, rows_of
-from trainer.serve.stages.pages import LayerCache, NoPagesError
+from trainer.serve.stages.pages import PAGE, CrossedStates, LayerCache, NoPagesError
 from trainer.serve.stages.passes import MAX_CHANGED, OpenedRequest, PassHeader
 from trainer.serve.stages.share import CacheSize, ModelShare
 from trainer.serve.stages.sketches import SketchBook, sketch_vectors
@@ -51,6 +51,8 @@ class StageLayers:
         ends: tuple[tuple[Side, bool], ...] = ("got", cut.is_first), ("sent", cut.is_last)
         self._sides = [side for side, is_the_model_s in ends if not is_the_model_s]
         self.requests: dict[int, StageRequest] = {}
+        self._kept: set[int] = set()
+        self._crossed = {side: CrossedStates(size.pages, shape.hidden, share.device) for side in self._sides}
         self.key = b""
         self.passes = self.opened = 0
 
@@ -59,6 +61,7 @@ class StageLayers:
         for one in self.requests.values():
             self._tell(one, None)
         self.requests.clear()
+        self._kept.clear()
         self.cache.clear()
 
     @torch.inference_mode()
@@ -72,14 +75,7 @@ class StageLayers:
         """
         if header.reset:
             self.forget()
-        for closed in header.closed:
-            one = self.requests.pop(closed.number, None)
-            if one is None:
-                raise MessageError(f"request {closed.number} is closed, and was not open")
-            self.cache.tables.release(closed.number)
-            self._tell(one, closed.length)
-        for opened in header.opened:
-            self._open(opened)
+        self._change(header)
         if not header.rows:
             return None
         self._check(header)
@@ -88,22 +84,55 @@ class StageLayers:
         except NoPagesError as error:
             raise MessageError(str(error)) from error
         inputs = inputs.to(self._share.device)
-        self._note("got", header, inputs)
+        self._note("got", header, inputs, places.written)
         parts = [(self.requests[row.number].opened.adapter, row.count) for row in header.rows]
         with adapted(rows_of(parts, self._share.device)):
             out = self._share.run(inputs, places)
-        self._note("sent", header, out)
+        self._note("sent", header, out, places.written)
         self.passes += 1
         return out
 
+    def _change(self, header: PassHeader) -> None:
+        """Close, open and drop; pages go last, for those that are opened may share them."""
+        for closed in header.closed:
+            one = self.requests.pop(closed.number, None)
+            if one is None:
+                raise MessageError(f"request {closed.number} is closed, and was not open")
+            self._tell(one, closed.length)
+            if closed.kept:
+                self._kept.add(closed.number)
+        for opened in header.opened:
+            self._open(opened)
+        for closed in header.closed:
+            self.cache.tables.release(closed.number, closed.kept)
+        for number in header.dropped:
+            if number not in self._kept:
+                raise MessageError(f"request {number} is dropped, and was not kept")
+            self._kept.remove(number)
+            self.cache.tables.release(number)
+
     def _open(self, opened: OpenedRequest) -> None:
-        if opened.number in self.requests or len(self.requests) >= MAX_CHANGED:
+        if opened.number in self.requests or opened.number in self._kept or len(self.requests) >= MAX_CHANGED:
             raise MessageError(f"request {opened.number} is open already, or one too many")
         if opened.adapter > self._share.adapters:
             raise MessageError(f"request {opened.number} is of adapter {opened.adapter}, of {self._share.adapters}")
         vectors = sketch_vectors(opened.id, self._share.shape.hidden, self.key).to(self._share.device)
         self.opened += 1
-        self.requests[opened.number] = StageRequest(opened, vectors, {side: SketchBook() for side in self._sides})
+        one = StageRequest(opened, vectors, {side: SketchBook() for side in self._sides})
+        if opened.shared:
+            self._begin_behind(one, opened)
+        self.requests[opened.number] = one
+
+    def _begin_behind(self, one: StageRequest, opened: OpenedRequest) -> None:
+        """Begin behind the pages of another request; what crossed there is sketched once more, with this request's vectors."""
+        try:
+            self.cache.tables.share(opened.number, opened.like, opened.shared)
+        except NoPagesError as error:
+            raise MessageError(str(error)) from error
+        one.computed = opened.shared * PAGE
+        lie = self.cache.places_of(opened.number, one.computed)
+        for side, book in one.books.items():
+            book.note(0, (self._crossed[side].read(lie) @ one.vectors).cpu())
 
     def _check(self, header: PassHeader) -> None:
         seen: set[int] = set()
@@ -118,10 +147,11 @@ class StageLayers:
             one.computed = row.first + row.count
             seen.add(row.number)
 
-    def _note(self, side: Side, header: PassHeader, states: Tensor) -> None:
-        """Sketch what crosses a boundary, where there is one at this side."""
-        if side not in self._sides:
+    def _note(self, side: Side, header: PassHeader, states: Tensor, lie: Tensor) -> None:
+        """Sketch what crosses a boundary, where there is one at this side. ``lie``: where the states' places lie, ``[t]``."""
+        if side not in self._crossed:
             return
+        self._crossed[side].write(lie, states)
         begin = 0
         for row in header.rows:
             one = self.requests[row.number]

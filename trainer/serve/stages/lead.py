@@ -2,12 +2,15 @@
 
 A pass has a row of each request whose turn it is. A request whose last token is known waits for nothing; one whose token is being
 drawn has no other row. So requests fall into groups that follow each other around the ring: while lines carry one, stages compute
-the others. The oldest requests get pages first, and the youngest gives way where there are none: it begins again later.
+the others. What a request begins with as another one did is not computed again. The oldest requests get pages first; where there
+are none, requests that have ended give theirs, then the youngest gives way: it begins again later.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from protocol.codec import MessageError
 from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, TextReport, TokenLogprob
@@ -15,10 +18,11 @@ from trainer.errors import DataError
 from trainer.serve.grammar import grammar_of
 from trainer.serve.requests import AskedAnswer, Requests
 from trainer.serve.stages.drafts import DraftedAnswer
-from trainer.serve.stages.pages import pages_of
+from trainer.serve.stages.pages import PAGE, PageTables, pages_of
 from trainer.serve.stages.passes import (
     BATCH,
     DRAFTS,
+    MAX_CHANGED,
     ClosedRequest,
     DrawnHeader,
     DrawnRow,
@@ -26,6 +30,7 @@ from trainer.serve.stages.passes import (
     PassHeader,
     PassRow,
 )
+from trainer.serve.stages.prefixes import PrefixBook, SharedPages
 from trainer.serve.stages.share import SEATS, CacheSize
 
 PIECE = 32  # Tokens of a prompt that are worth a pass of their own: fewer take a processor nearly as long.
@@ -41,7 +46,7 @@ class LedAnswer:
         so_far: tokens of its prompt and of what was drawn.
         begun: tokens of the answer that were there when it was asked for.
         number: under which the stages know it; None: they do not.
-        fed: places that went out in rows, drafts not counted; ``pages``: those that the stages have of it.
+        fed: places that went out in rows, drafts not counted, or were another one's.
         drawing: whether its next token is being drawn.
         since: when it was last ready, in passes.
     """
@@ -52,7 +57,6 @@ class LedAnswer:
     begun: int
     number: int | None = None
     fed: int = 0
-    pages: int = 0
     drawing: bool = False
     since: int = 0
     over: bool = False
@@ -88,6 +92,7 @@ class PassChanges:
 
     closed: list[ClosedRequest] = field(default_factory=list)
     opened: list[OpenedRequest] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
     reset: bool = False
 
 
@@ -107,6 +112,7 @@ class PassLead:
         self._running: dict[int, LedAnswer] = {}
         self._answers: dict[str, LedAnswer] = {}
         self._changes = PassChanges()
+        self._pages, self._prefixes = PageTables(size.pages), PrefixBook()
         self._groups = self._most_under_way = 0
         self._passes = 0
         self._numbers = 0
@@ -126,6 +132,7 @@ class PassLead:
             self._say(RefusedReport(answer.command.id, "failed", detail[:MAX_DETAIL]))
         self._running.clear()
         self._waiting.clear()
+        self._pages, self._prefixes = PageTables(self._size.pages), PrefixBook()
         self._changes = PassChanges(reset=True)
         self.under_way.clear()
 
@@ -164,12 +171,13 @@ class PassLead:
         self._admit()
         rows, tokens, drawing = self._rows()
         changes = self._changes
-        if not rows and not changes.closed:
+        if not rows and not changes.closed:  # What is opened or dropped goes with rows, at the latest.
             return None
         self._changes = PassChanges()
         number, self._passes = self._passes, self._passes + 1
         self.under_way[number] = tuple(drawing)
-        header = PassHeader(tuple(changes.closed), tuple(changes.opened), tuple(rows), changes.reset)
+        changed = (tuple(changes.closed), tuple(changes.opened), tuple(changes.dropped))
+        header = PassHeader(*changed, tuple(rows), changes.reset)
         return number, header, tokens
 
     def take(self, number: int, drawn: DrawnHeader) -> None:
@@ -193,16 +201,40 @@ class PassLead:
         said = 0
         while self._waiting and len(self._running) < SEATS and said < MAX_OPENED:
             answer = self._waiting[0]
-            held = sum(max(one.pages, one.wanted) for one in self._running.values())
-            if answer.drawing or answer.wanted > self._size.pages - held:
+            like = self._prefixes.find(answer.so_far.tokens, answer.command.adapter)
+            if answer.drawing or not self._has_room(answer.wanted, like):
                 return
             self._waiting.popleft()
-            answer.number, answer.fed, answer.pages, answer.since = self._numbers, 0, 0, self._passes
+            answer.number, answer.fed, answer.since = self._numbers, 0, self._passes
             self._numbers += 1
             self._running[answer.number] = answer
             opened = _opened(answer, answer.number)
+            if like is not None:
+                self._pages.share(answer.number, like.number, like.count)
+                answer.fed = like.count * PAGE
+                opened = msgspec.structs.replace(opened, like=like.number, shared=like.count)
             said += len(opened.grammar or "") + 5 * len(opened.begun)
             self._changes.opened.append(opened)
+
+    def _has_room(self, wanted: int, like: SharedPages | None) -> bool:
+        """Whether there are pages for a request beside what those under way will want next; ended ones give theirs."""
+        more = wanted - (0 if like is None else like.count)
+        for number, one in self._running.items():
+            more += max(0, one.wanted - len(self._pages.held(number)))
+        while more > self._pages.free:
+            if not self._drop_one(None if like is None else like.number):
+                return False
+        return True
+
+    def _drop_one(self, spared: int | None = None) -> bool:
+        """Have the request give its pages that ended longest ago; False: there is none."""
+        number = self._prefixes.oldest(spared)
+        if number is None or len(self._changes.dropped) == MAX_CHANGED:
+            return False
+        self._prefixes.forget(number)
+        self._pages.release(number)
+        self._changes.dropped.append(number)
+        return True
 
     def _rows(self) -> tuple[list[PassRow], list[int], list[DrawingRow]]:
         """Rows for a pass: answers that wait longest, then parts of prompts while there is room.
@@ -228,6 +260,7 @@ class PassLead:
             tokens += [*answer.so_far.tokens[answer.fed : answer.fed + count], *drafts]
             piece -= 0 if answer.goes_on else count
             answer.fed += count
+            self._prefixes.note(answer.number, answer.so_far.tokens, answer.command.adapter, answer.fed)
             if draws:
                 answer.drawing = True
                 drawing.append(DrawingRow(answer, answer.number, drafts))
@@ -245,16 +278,19 @@ class PassLead:
 
     def _reach(self, answer: LedAnswer, count: int, rows: Sequence[PassRow]) -> bool:
         """Whether there are pages for the next places of an answer; younger ones give theirs, but not those with a row."""
+        assert answer.number is not None
         needed = pages_of(answer.fed + count)
         kept = {row.number for row in rows}
-        while needed > answer.pages + self._size.pages - sum(one.pages for one in self._running.values()):
+        while needed > len(self._pages.held(answer.number)) + self._pages.free:
+            if self._drop_one():
+                continue
             numbers = [number for number in self._running if number not in kept]
-            if not numbers or answer.number is None or max(numbers) <= answer.number:
+            if not numbers or max(numbers) <= answer.number:
                 return False
             youngest = self._running[max(numbers)]
             self._close(youngest, 0)
             self._waiting.appendleft(youngest)
-        answer.pages = max(answer.pages, needed)
+        self._pages.reach(answer.number, answer.fed + count)
         return True
 
     def _take(self, row: DrawingRow, told: DrawnRow) -> None:
@@ -299,14 +335,25 @@ class PassLead:
             self._close(answer, length)
 
     def _close(self, answer: LedAnswer, length: int) -> None:
-        """The stages forget an answer, unless they have not heard of it yet."""
-        assert answer.number is not None
-        unheard = [one for one in self._changes.opened if one.number == answer.number]
+        """The stages forget an answer, unless they have not heard of it yet; of what counts, whole pages are kept."""
+        number = answer.number
+        assert number is not None
+        kept = 0
+        unheard = [one for one in self._changes.opened if one.number == number]
         if unheard:
             self._changes.opened.remove(unheard[0])
         else:
-            self._changes.closed.append(ClosedRequest(answer.number, length))
-        del self._running[answer.number]
+            kept = length // PAGE
+            self._changes.closed.append(ClosedRequest(number, length, kept))
+        self._pages.release(number, kept)
+        if kept:
+            self._prefixes.note(number, answer.so_far.tokens, answer.command.adapter, length)
+            self._prefixes.keep(number)
+            if self._prefixes.full:
+                self._drop_one()
+        else:
+            self._prefixes.forget(number)
+        del self._running[number]
         answer.number = None
 
     def _end(self, answer: LedAnswer) -> None:

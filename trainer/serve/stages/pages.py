@@ -26,6 +26,7 @@ class PageTables:
         """``pages``: how many there are."""
         self._free = list(range(pages))
         self._held: dict[int, list[int]] = {}
+        self._owners = [0] * pages
         self.highest = 0
         """Of the pages that were ever given, the highest and one."""
 
@@ -49,13 +50,32 @@ class PageTables:
             raise NoPagesError(f"{more:,} more pages are needed, and {len(self._free):,} are free")
         for _ in range(more):
             held.append(heapq.heappop(self._free))
+            self._owners[held[-1]] = 1
             self.highest = max(self.highest, held[-1] + 1)
         return held
 
-    def release(self, owner: int) -> None:
-        """Nobody needs this owner's any more."""
-        for page in self._held.pop(owner, []):
-            heapq.heappush(self._free, page)
+    def share(self, owner: int, other: int, count: int) -> None:
+        """A new owner has another one's first ``count`` pages, too.
+
+        Raises:
+            NoPagesError: there are not so many.
+        """
+        pages = self._held.get(other, [])[:count]
+        if len(pages) < count:
+            raise NoPagesError(f"{count:,} pages of request {other} are wanted, which has {len(pages):,}")
+        self._held[owner] = pages
+        for page in pages:
+            self._owners[page] += 1
+
+    def release(self, owner: int, kept: int = 0) -> None:
+        """An owner needs no more than its first ``kept`` pages."""
+        held = self._held.pop(owner, [])
+        for page in held[kept:]:
+            self._owners[page] -= 1
+            if not self._owners[page]:
+                heapq.heappush(self._free, page)
+        if kept:
+            self._held[owner] = held[:kept]
 
 
 @dataclass(frozen=True)
@@ -127,6 +147,11 @@ class LayerCache:
                 one[self._zeroed * PAGE : self.tables.highest * PAGE].zero_()
             self._zeroed = self.tables.highest
 
+    def places_of(self, owner: int, count: int) -> Tensor:
+        """Where an owner's first places lie, ``[count]``."""
+        held = torch.tensor(self.tables.held(owner)[: pages_of(count)], device=self.keys[0].device)
+        return (held[:, None] * PAGE + torch.arange(PAGE, device=held.device)).flatten()[:count]
+
     def places(self, rows: Sequence[tuple[int, int, int]]) -> PassPlaces:
         """Where the rows of a pass belong: (owner, first place, tokens) of each.
 
@@ -154,3 +179,24 @@ class LayerCache:
         return PassPlaces(
             self, torch.tensor(positions, device=device), torch.tensor(written, device=device), tuple(groups)
         )
+
+
+class CrossedStates:
+    """Hidden states at one side of a stage, where their tokens' keys and values lie: halves, and of each a scale.
+
+    A request that shares pages has sketches of its own of them. Halves of what is at most 1 are off by less than sketches are.
+    """
+
+    def __init__(self, pages: int, hidden: int, device: torch.device) -> None:
+        self._halves = torch.empty((pages * PAGE, hidden), dtype=torch.float16, device=device)
+        self._scales = torch.empty((pages * PAGE, 1), device=device)
+
+    def write(self, lie: Tensor, states: Tensor) -> None:
+        """Keep ``states`` ``[t, hidden]`` at the places ``lie`` ``[t]``."""
+        scales = states.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        self._halves.index_copy_(0, lie, (states / scales).half())
+        self._scales.index_copy_(0, lie, scales.float())
+
+    def read(self, lie: Tensor) -> Tensor:
+        """``[t, hidden]``, float32, of the places ``lie``."""
+        return self._halves[lie].float() * self._scales[lie]

@@ -35,6 +35,7 @@ class OpenedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     Attributes:
         prompt: how many tokens its prompt has. ``grammar``: what its answer keeps to (``trainer.serve.grammar``), ``begun`` too.
         likeliest, adapter: as ``GenerateCommand`` has them.
+        like: a request that is open or kept, whose first ``shared`` pages are this one's, too.
     """
 
     number: RequestNumber
@@ -45,13 +46,17 @@ class OpenedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     grammar: Annotated[str, Meta(max_length=MAX_HEADER)] | None = None
     likeliest: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
     adapter: AdapterNumber = 0
+    like: RequestNumber = 0
+    shared: Place = 0
 
 
-class ClosedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request without further rows. ``length``: places of its sequence that count; 0: it begins again."""
+class ClosedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A request without further rows. ``length``: places of its sequence that count; 0: it begins again. ``kept``: pages of it
+    that stay, until the request is dropped."""
 
     number: RequestNumber
     length: Place
+    kept: Place = 0
 
 
 class PassRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -66,13 +71,15 @@ class PassRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class PassHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a stage does: forget all (``reset``), close, open, and compute ``rows``.
+    """What a stage does: forget all (``reset``), close, open, drop, and compute ``rows``.
 
+    ``dropped``: requests of which pages were kept.
     ``broken``: what a stage found wrong with this pass or one before; nothing of it counts, until one that resets.
     """
 
     closed: Annotated[tuple[ClosedRequest, ...], Meta(max_length=MAX_CHANGED)] = ()
     opened: Annotated[tuple[OpenedRequest, ...], Meta(max_length=MAX_CHANGED)] = ()
+    dropped: Annotated[tuple[RequestNumber, ...], Meta(max_length=MAX_CHANGED)] = ()
     rows: Annotated[tuple[PassRow, ...], Meta(max_length=BATCH)] = ()
     reset: bool = False
     broken: Annotated[str, Meta(max_length=500)] = ""

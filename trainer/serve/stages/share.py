@@ -17,6 +17,7 @@ from protocol.serving import CACHE_BYTES, LONGEST
 from trainer.errors import WeightsError
 from trainer.malloc_trim import trim
 from trainer.serve.adapters import AdapterFiles, put_beside
+from trainer.serve.few_rows import quicken
 from trainer.serve.loading import load_tokens, parameters_of
 from trainer.serve.quantizing import codes_of
 from trainer.serve.stages.attention import paged_attention
@@ -99,6 +100,7 @@ class ModelShare:
         put_beside(adapters, layers, torch.device(device), whole=False)
         cast(Any, module).config._attn_implementation = ATTENTION
         self._module = module.eval().requires_grad_(False)
+        quicken(self._module)
         self.device = torch.device(device)
 
     @torch.inference_mode()

@@ -1,6 +1,6 @@
 """What an answer may go on with, by what followed the same words before."""
 
-from trainer.serve.stages.drafts import DraftedAnswer
+from trainer.serve.stages.drafts import FIRST_GUESS, DraftedAnswer
 from trainer.serve.stages.passes import DRAFTS
 
 
@@ -20,11 +20,18 @@ def test_what_was_seen_last_and_is_longest_comes_first() -> None:
 
 
 def test_a_period_goes_on_beyond_what_is_there() -> None:
-    assert DraftedAnswer([1, 2, 3, 1, 2, 3]).drafts(7) == (1, 2, 3, 1, 2, 3, 1)
+    answer = DraftedAnswer([1, 2, 3, 1, 2, 3])
+    assert answer.drafts(7) == (1, 2, 3)
+    answer.learn(3, 3)
+    answer.learn(6, 6)
+    assert answer.drafts(7) == (1, 2, 3, 1, 2, 3, 1)
 
 
 def test_fewer_are_drafted_while_they_are_wrong() -> None:
     answer = DraftedAnswer([1, 2] * 9)
+    assert len(answer.drafts(99)) == FIRST_GUESS
+    answer.learn(FIRST_GUESS, FIRST_GUESS)
+    answer.learn(2 * FIRST_GUESS, 2 * FIRST_GUESS)
     assert len(answer.drafts(99)) == DRAFTS
     answer.learn(DRAFTS, 0)
     assert len(answer.drafts(99)) == 2
