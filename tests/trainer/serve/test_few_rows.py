@@ -65,7 +65,9 @@ def test_small_matrices_and_those_of_other_kinds_are_left_alone(monkeypatch: pyt
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return super().forward(inputs) + 1
 
-    kinds = nn.ModuleDict({"other": Other(8, 8), "halves": nn.Linear(8, 8).half(), "far": nn.Linear(8, 8, device="meta")})
+    kinds = nn.ModuleDict(
+        {"other": Other(8, 8), "halves": nn.Linear(8, 8).half(), "far": nn.Linear(8, 8, device="meta")}
+    )
     assert quick(kinds, monkeypatch) == []
 
 
