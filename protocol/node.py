@@ -77,7 +77,7 @@ class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
     ``floor``: the least that its owner lets it work for, in millionths of the token for 10^15 operations.
     ``auditor``: it only looks at others' work, for the coordinator's operator, and takes no seat.
     ``beside_mb``: main memory that jobs may take beside a graphics card, whose memory is ``memory_mb``.
-    ``containers``: it runs containers of images that its owner accepts (``protocol.elements``); others get no array job.
+    ``containers``: it runs containers of images that its owner accepts (``protocol.job.elements``); others get no array job.
     """
 
     name: ShortText

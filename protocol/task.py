@@ -22,7 +22,7 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
       OpenOuter, ReplayOuter               the same for the outer step
       BisectQuery     ->   BisectAnswer    a dispute: ``protocol.audit``
       AskModel        ->   ModelSaid       of a job that serves, which has no rounds: a request, and pieces of its answer
-      RunElements     ->   ElementsMoved   of an array job, which has no rounds either: ``protocol.elements``
+      RunElements     ->   ElementsMoved   of an array job, which has no rounds either: ``protocol.job.elements``
 """
 
 from typing import Annotated, Literal
@@ -48,7 +48,6 @@ from protocol.audit import (
     StepOpened,
     StepWeights,
 )
-from protocol.elements import ArrayReady, DropElements, ElementsMoved, RunElements
 from protocol.ids import (
     Count,
     Digest,
@@ -62,6 +61,7 @@ from protocol.ids import (
     StageIndex,
     StepIndex,
 )
+from protocol.job.elements import ArrayReady, DropElements, ElementsMoved, RunElements
 from protocol.plan import MAX_MEMBERS, MAX_REPLICAS, MAX_STAGES, Layers, Member, Plan
 from protocol.serving import MAX_SAID, EngineCommand, EngineReport, SketchKey
 

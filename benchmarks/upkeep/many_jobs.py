@@ -1,11 +1,12 @@
 """Every list and page of a coordinator whose database holds a million ended jobs of 1,000 nodes: real HTTP, its own process.
 
-    python -m benchmarks.upkeep.many_jobs [--jobs 1000000] [--repeats 100] [--beside 1000] [--keep FOLDER]
+    python -m benchmarks.upkeep.many_jobs [--jobs 1000000] [--repeats 100] [--beside 1000] [--keep FOLDER] [--postgresql]
 
 A database is filled by SQL with copies of one job's rows: its run, lease, rounds, commits, audit, curve, timeline and what the
 ledger was told, all ended. One in a thousand is shared; one in ten thousand has an audit that failed. `cottage serve` then
 stands on it. The pages are those that links lead to from the first one, an example of each kind, and every list of the
-interface. The peer is the same coordinator with few jobs, in the same run. SQLite on a disk. Writes build/bench/many_jobs.json.
+interface. The peer is the same coordinator with few jobs, in the same run. SQLite on a disk, or the same
+rows in a PostgreSQL of its own. Writes build/bench/many_jobs.json.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import re
 import shutil
+import sqlite3
 import statistics
 import sys
 import tempfile
@@ -24,16 +26,21 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import asyncpg
 from aiohttp import web
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from sqlalchemy import Boolean, make_url
 
 from benchmarks.common import publish
+from coordinator.store import tables
+from coordinator.store.sql import SqlStore
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from tests.coordinator.ended_jobs import filled
 from tests.ledger.world import World
+from tests.support.databases import Postgres
 
 GOAL_MS = 100.0
 HOMES = 1_000
@@ -46,14 +53,15 @@ NO_PAGE = re.compile(
 
 
 @contextlib.asynccontextmanager
-async def served(data: Path) -> AsyncIterator[str]:
-    """A coordinator on that folder, and the embedded ledger; its address."""
+async def served(data: Path, database: str = "") -> AsyncIterator[str]:
+    """A coordinator on that folder, or another ``database``, and the embedded ledger; its address."""
     world, ready = World(), data.parent / "ready"
     runner = web.AppRunner(build_app(Rpc(world.chain, world.genesis), lambda: None), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
     words = ["--open", "--port", "0", "--data", str(data), "--ready-file", str(ready), "--no-own-auditor"]
+    words += ["--database-url", database] if database else []
     command = [sys.executable, "-m", "coordinator.cli", "serve", *words, "--ledger-url", f"http://{host}:{port}"]
     process = await asyncio.create_subprocess_exec(*command, stderr=(data.parent / "log").open("w"))
     try:
@@ -126,13 +134,47 @@ def _shown(batches: range) -> Iterable[int]:
     return track(batches, "filling the database", console=Console(stderr=True))
 
 
-async def figures(jobs: int, repeats: int, folder: Path) -> dict[str, dict[str, float]]:
+async def moved(database: Path, postgres: Postgres) -> str:
+    """The address of a database in PostgreSQL with all rows of one in SQLite."""
+    url = postgres.url()
+    await (await SqlStore.open(url)).close()
+    source = sqlite3.connect(database)
+    target = await asyncpg.connect(host=str(postgres.folder), user="cottage", database=make_url(url).database)
+    try:
+        await target.execute("SET session_replication_role = replica")  # Rows come before those that they name.
+        for table in tables.metadata.sorted_tables:
+            flags = [isinstance(column.type, Boolean) for column in table.c]
+            names = [column.name for column in table.c]
+            quoted = ", ".join(f'"{name}"' for name in names)
+            rows = source.execute(f"select {quoted} from {table.name}")
+            made = (
+                tuple(
+                    bool(value) if flag and value is not None else value for flag, value in zip(flags, row, strict=True)
+                )
+                for row in rows
+            )
+            await target.copy_records_to_table(table.name, records=made, columns=names)
+            for column in table.c:
+                if table.autoincrement_column is column:
+                    counter = f"pg_get_serial_sequence('{table.name}', '{column.name}')"
+                    await target.execute(f"SELECT setval({counter}, (SELECT max({column.name}) FROM {table.name}) + 1)")
+        await target.execute("ANALYZE")
+    finally:
+        await target.close()
+        source.close()
+    return url
+
+
+async def figures(
+    jobs: int, repeats: int, folder: Path, postgres: Postgres | None = None
+) -> dict[str, dict[str, float]]:
     """Of a coordinator with so many jobs; a folder that is filled already is taken as it is."""
     data = folder / str(jobs)
     if not (data / "coordinator.db").exists():
         data.mkdir(parents=True, exist_ok=True)
         await filled(data / "coordinator.db", jobs, HOMES, _shown)
-    async with served(data) as url, aiohttp.ClientSession() as http:
+    database = "" if postgres is None else await moved(data / "coordinator.db", postgres)
+    async with served(data, database) as url, aiohttp.ClientSession() as http:
         return await measured(http, url, repeats)
 
 
@@ -155,19 +197,26 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--beside", type=int, default=1_000)
     parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--postgresql", action="store_true", help="the same rows in PostgreSQL")
     parser.add_argument("--keep", type=Path, help="fill databases in this folder, or take those that are there")
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp())
+    postgres = Postgres() if options.postgresql else None
     try:
-        few = asyncio.run(figures(options.beside, options.repeats, folder))
-        many = asyncio.run(figures(options.jobs, options.repeats, folder))
+        if postgres is not None:
+            postgres.start()
+        few = asyncio.run(figures(options.beside, options.repeats, folder, postgres))
+        many = asyncio.run(figures(options.jobs, options.repeats, folder, postgres))
     finally:
+        if postgres is not None:
+            postgres.remove()
         if options.keep is None:
             shutil.rmtree(folder)
     Console(stderr=True).print(shown(many, few))
     slow = {kind: row for kind, row in many.items() if row["p99_ms"] > GOAL_MS}
+    kind = "SQLite" if postgres is None else "PostgreSQL"
     claim = f"with a million ended jobs every list and page takes at most {GOAL_MS:.0f} ms (p99)"
-    publish("many_jobs", claim, {"jobs": options.jobs, "slow": slow, "many": many, "few": few})
+    publish("many_jobs", claim, {"database": kind, "jobs": options.jobs, "slow": slow, "many": many, "few": few})
 
 
 if __name__ == "__main__":

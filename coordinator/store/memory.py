@@ -104,6 +104,13 @@ class _Memory:
         self._write(record)
         return record
 
+    async def insert_all(self, records: Sequence[R]) -> None:
+        for record in records:
+            await self.insert(record)
+
+    async def update_all(self, records: Sequence[R]) -> list[R]:
+        return [await self.update(record) for record in records]
+
     async def forget(self, kind: type[msgspec.Struct], *where: Condition) -> int:
         assert where, "everything of a kind is never forgotten at once"
         found = self._where(kind, where)

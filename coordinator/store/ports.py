@@ -110,6 +110,12 @@ class Transaction(Protocol):
     async def update(self, record: R) -> R:
         """Replace a record and return it with its next version; ConflictError unless the stored version is the same."""
 
+    async def insert_all(self, records: Sequence[R]) -> None:
+        """Keep new records of one kind without numbers, many at once; ConflictError if a key is taken."""
+
+    async def update_all(self, records: Sequence[R]) -> list[R]:
+        """As ``update``, many of one kind at once."""
+
     async def delete(self, record: msgspec.Struct) -> None:
         """Forget a record, whatever its version; NotFoundError where it is not kept."""
 

@@ -152,7 +152,7 @@ class _Sql:
         self._connection, self._do = connection, do
 
     async def _execute(
-        self, statement: Executable, values: Mapping[str, Any] | None = None
+        self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> CursorResult[*tuple[Any, ...]]:
         async with answering():
             found: CursorResult[*tuple[Any, ...]] = await self._do(self._connection.execute(statement, values))
@@ -216,16 +216,39 @@ class _Sql:
         result = await self._execute(delete(table).where(*_met(kind, where)), _values(where))
         return int(result.rowcount)
 
+    async def insert_all(self, records: Sequence[R]) -> None:
+        if not records:
+            return
+        how = KINDS[type(records[0])]
+        assert not how.numbered, "numbers are told one by one"
+        try:
+            await self._execute(_insertion(how.name), [_encode(how, record) for record in records])
+        except IntegrityError as error:
+            raise ConflictError(f"one of {len(records)} {how.name} records exists already") from error
+
     async def update(self, record: R) -> R:
-        how, table = KINDS[type(record)], tables.metadata.tables[KINDS[type(record)].name]
-        version = getattr(record, "version", 0)
-        after = msgspec.structs.replace(record, version=version + 1)
-        values = {f"new_{field}": value for field, value in _encode(how, after).items()} | {"old_version": version}
-        values |= {f"old_{field}": value for field, value in zip(how.key, how.key_of(record), strict=True)}
-        result = await self._execute(_change(table.name, how.key, tuple(after.__struct_fields__)), values)
+        how = KINDS[type(record)]
+        after, values = _replaced(how, record)
+        result = await self._execute(_change(how.name, how.key, tuple(after.__struct_fields__)), values)
         if result.rowcount != 1:
+            version = getattr(record, "version", 0)
             raise ConflictError(f"the {how.name} record {how.key_of(record)} has changed since version {version}")
         return after
+
+    async def update_all(self, records: Sequence[R]) -> list[R]:
+        if not self._connection.dialect.supports_sane_multi_rowcount:
+            return [
+                await self.update(record) for record in records
+            ]  # It does not count what it changes many times over.
+        if not records:
+            return []
+        how = KINDS[type(records[0])]
+        replaced = [_replaced(how, record) for record in records]
+        change = _change(how.name, how.key, tuple(records[0].__struct_fields__))
+        result = await self._execute(change, [values for _, values in replaced])
+        if result.rowcount != len(records):
+            raise ConflictError(f"one of {len(records)} {how.name} records has changed meanwhile")
+        return [after for after, _ in replaced]
 
     async def delete(self, record: msgspec.Struct) -> None:
         how, table = KINDS[type(record)], tables.metadata.tables[KINDS[type(record)].name]
@@ -233,6 +256,15 @@ class _Sql:
         result = await self._execute(delete(table).where(and_(*same)))
         if result.rowcount != 1:
             raise NotFoundError(f"no {how.name} record {how.key_of(record)}")
+
+
+def _replaced(how: RecordKind, record: R) -> tuple[R, dict[str, Any]]:
+    """A record with its next version, and the parameters of the statement that stores it."""
+    version = getattr(record, "version", 0)
+    after = msgspec.structs.replace(record, version=version + 1)
+    values = {f"new_{field}": value for field, value in _encode(how, after).items()} | {"old_version": version}
+    values |= {f"old_{field}": value for field, value in zip(how.key, how.key_of(record), strict=True)}
+    return after, values
 
 
 def migrate(connection: Connection, to: str = "head") -> None:

@@ -393,8 +393,8 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[Untrusted, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
     model: ModelSpec = ModelSpec()
-    budget: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 0
-    """Every document says it; no money is no budget."""
+    budget: Annotated[int, Meta(ge=1, le=2**63 - 1)] = msgspec.field(default_factory=int)
+    """Every document says it: without it nothing is paid, and so the document is refused."""
     dataset: DatasetSpec | None = None
     tokenizer: TokenizerSpec = TokenizerSpec()
     training: TrainingSpec = TrainingSpec()
@@ -428,8 +428,6 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
             raise ValueError("budget is missing: say what the job may cost at most, in millionths of the token")
         if self.array is not None:
             _check_array(self)
-        elif self.model == ModelSpec():
-            raise ValueError("model is missing: name a preset, give its config, or a job that it is of")
         elif self.serve is not None:
             _check_served(self)
         elif self.federated is not None:

@@ -154,6 +154,27 @@ async def test_a_stale_version_changes_nothing(store: Store) -> None:
         assert ((await tx.get(Job, JOB.id)).paid, (await tx.get(Job, JOB.id)).version) == (1, 1)
 
 
+async def test_many_are_kept_and_changed_at_once_all_or_none(store: Store) -> None:
+    leases = [lease(number) for number in range(1, 6)]
+    async with store.transaction() as tx:
+        await tx.insert_all(leases)
+        await tx.insert_all([])
+        assert await tx.update_all([]) == []
+        changed = await tx.update_all([msgspec.structs.replace(one, seq=7) for one in leases])
+        assert [(one.seq, one.version) for one in changed] == [(7, 1)] * 5
+    async with store.transaction() as tx:
+        assert await tx.find(Lease, col(Lease.seq).equals(7)) == changed
+    for again in (
+        tx_insert := [changed[0], lease(9)],
+        [lease(9), msgspec.structs.replace(changed[1], seq=9, version=0)],
+    ):
+        with pytest.raises((ConflictError, NotFoundError)):
+            async with store.transaction() as tx:
+                await (tx.insert_all(again) if again is tx_insert else tx.update_all(again))
+    async with store.transaction() as tx:
+        assert await tx.find(Lease) == changed
+
+
 async def test_a_record_that_is_not_there_cannot_be_updated(store: Store) -> None:
     with pytest.raises(ConflictError):
         async with store.transaction() as tx:

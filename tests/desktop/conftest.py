@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.clock import Clock, SystemClock
@@ -19,6 +20,7 @@ from desktop.agent.app.parts import AgentParts
 from desktop.agent.app.selftest import SelfTestMeans
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import NOTHING, Device, processor
+from desktop.agent.images.publishers import Publishers
 from desktop.agent.lending.keeper import Readings
 from desktop.agent.sandbox.base import Sandbox, SandboxLimits
 from desktop.agent.sandbox.containers import Containers
@@ -96,6 +98,8 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
             SandboxLimits(1024, 1), worker_arguments, command=(sys.executable, str(SCRIPT))
         )
         profile = NodeProfile(name, "test", "cpu", 1024, 1e9, "scripted", chosen.kind)
+        offered = containers is not None and bool(Publishers(home, release_key).all())
+        profile = msgspec.structs.replace(profile, containers=offered)
         home.jobs.mkdir(exist_ok=True)
         home.remember(settings)
         stop = asyncio.Event()

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from coordinator.domain.arrays.votes import MAX_LOST, ElementCourse, ElementTry, VoteRules, verdict
-from protocol.elements import MAX_QUEUED, ElementEnd
 from protocol.ids import NodeAddress
+from protocol.job.elements import MAX_QUEUED, ElementEnd
 
 AHEAD_S = 5.0  # Work that a node has in its queue, so that short elements do not wait for the line.
 STRAGGLING = 3.0  # Times the usual time, after which an element that is still under way at the end is run once more,

@@ -12,9 +12,9 @@ from typing import Literal, assert_never
 import msgspec
 
 from common.untrusted_text import Told, Untrusted
-from protocol.elements import ElementOutcome
 from protocol.ids import Digest, NodeAddress
 from protocol.job.array import ArraySpec
+from protocol.job.elements import ElementOutcome
 
 FURTHER = (
     3  # Different results beyond ``need`` that nobody agrees with; then it is the command, which is not deterministic.

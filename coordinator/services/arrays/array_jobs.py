@@ -28,7 +28,7 @@ from coordinator.services.payments.settlement import Settlement
 from coordinator.services.training.pauses import spent
 from coordinator.store.ports import Condition, col
 from ledger import events as ledger_events
-from protocol.elements import MAX_QUEUED, ArrayReady, ElementEnd, ElementsMoved
+from protocol.job.elements import MAX_QUEUED, ArrayReady, ElementEnd, ElementsMoved
 
 AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
 MAX_LOADS = 6  # Nodes that fail before any has run an element; then it is the image.

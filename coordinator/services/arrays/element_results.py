@@ -10,7 +10,7 @@ from coordinator.domain.lease import Lease
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.deliveries import Deliveries
 from coordinator.services.core.context import Context
-from protocol.elements import INLINE_BYTES, ElementEnd, ElementsMoved
+from protocol.job.elements import INLINE_BYTES, ElementEnd, ElementsMoved
 from protocol.node import Report
 
 _NOT_HERE = untrusted("its node named a result whose bytes it has not stored")

@@ -13,9 +13,9 @@ from coordinator.services.network.nodes import Nodes, NodeSession
 from coordinator.store.ports import col
 from protocol.artifacts import result_answer
 from protocol.codec import MessageError
-from protocol.elements import MAX_QUEUED, MAX_TOGETHER, DropElements, ElementRun, RunElements
 from protocol.ids import Digest
 from protocol.job.array import MAX_LIST_BYTES, ArrayElement, ArraySpec, read_elements
+from protocol.job.elements import MAX_QUEUED, MAX_TOGETHER, DropElements, ElementRun, RunElements
 from protocol.node import Command
 
 MAX_LISTS = 8  # Of arrays that are not at work; one has some megabytes.
@@ -111,10 +111,11 @@ class OpenArrays:
     async def save(self, work: UnitOfWork, array: OpenArray) -> None:
         """Store what has changed of its elements."""
         changed, array.board.changed = array.board.changed, {}
-        for course in changed.values():
-            is_stored = array.board.is_stored(course.index)
-            kept = await (work.tx.update(course) if is_stored else work.tx.insert(course))
-            array.board.stored(kept)
+        new = [course for course in changed.values() if not array.board.is_stored(course.index)]
+        known = [course for course in changed.values() if array.board.is_stored(course.index)]
+        await work.tx.insert_all(new)
+        for course in (*new, *await work.tx.update_all(known)):
+            array.board.stored(course)
 
     def at_work(self) -> dict[str, OpenArray]:
         """Those in memory, by job."""

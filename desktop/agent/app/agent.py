@@ -12,7 +12,7 @@ import msgspec
 from common.errors import BadAddressError
 from common.untrusted_text import untrusted
 from desktop.agent.app import status
-from desktop.agent.app.array_parts import array_tools, held_task, lend_disk, swept
+from desktop.agent.app.array_parts import array_tools, held_task, lend_disk, look_after
 from desktop.agent.app.parts import AgentParts
 from desktop.agent.app.views import link_views, task_view
 from desktop.agent.base.activity import Kind, Severity
@@ -163,7 +163,6 @@ class Agent:
             async with self._group as group:
                 await self._keeper.look(self)  # Whoever sits here now is not to see work come and go.
                 await self._return()
-                self._spawn(swept(self._arrays), "images")
                 session = group.create_task(self._session.run(), name="session")
                 background = [
                     group.create_task(self._report_traffic(), name="traffic"),
@@ -173,6 +172,7 @@ class Agent:
                     group.create_task(self._lend(stop), name="lending"),
                     group.create_task(self.cap.run(), name="power"),
                     group.create_task(self._worth.run(), name="worth"),
+                    group.create_task(look_after(self._arrays, self._offer), name="images"),
                 ]
                 await stop.wait()
                 self._stopping = True
@@ -426,8 +426,6 @@ class Agent:
     async def _send_signal(self, peer: str, envelope: bytes) -> None:
         await self._session.send(Signal(peer, envelope))
 
-    # --- in the background ----------------------------------------------------------------------------------------------
-
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         return self._group.create_task(work, name=name)
 
@@ -505,6 +503,13 @@ class Agent:
         if told:
             await self._session.introduce(Introduction(self._parts.key, settings.payout, profile))
 
+    async def _offer(self, containers: bool) -> None:
+        """Say whether containers of others run here, where that has changed."""
+        if containers != self._parts.profile.containers:
+            profile = msgspec.structs.replace(self._parts.profile, containers=containers)
+            self._parts = dataclasses.replace(self._parts, profile=profile)
+            await self._session.introduce(Introduction(self._parts.key, self._parts.settings.payout, profile))
+
     def _cap_power(self) -> None:
         """While jobs may compute; at other times the GPU is its owner's."""
         watts = self._parts.settings.watts if self._keeper.decision.works else 0
@@ -533,8 +538,6 @@ class Agent:
         """As measured when it began."""
         return self._parts.profile.flops
 
-    # --- how much of the line it may use --------------------------------------------------------------------------------
-
     def limits(self) -> LimitsView:
         """The limits in force, and what this month has used."""
         usage = self._share.usage
@@ -558,8 +561,6 @@ class Agent:
         if told is not None:
             self.measured(told)
         return self.limits()
-
-    # --- what it says of itself -----------------------------------------------------------------------------------------
 
     def status(self) -> status.AgentStatus:
         """Everything that the owner may want to know now."""

@@ -1,14 +1,18 @@
 """What an agent needs for array jobs, where its sandbox has an engine."""
 
+from collections.abc import Awaitable, Callable
+
 from desktop.agent.app.parts import AgentParts
 from desktop.agent.arrays.held_array import ArrayTools, HeldArray
 from desktop.agent.base.log import LOG
 from desktop.agent.coordinator.artifacts import Artifacts
-from desktop.agent.errors import AgentError
+from desktop.agent.errors import AgentError, SettingsError
 from desktop.agent.images.publishers import Publishers
 from desktop.agent.images.store import ElementImages
 from desktop.agent.jobs.tasks import HeldTask, Tools
 from protocol.node import Assign
+
+LOOK_S = 3.0  # An owner who accepts a publisher waits no longer for the first job.
 
 
 def array_tools(parts: AgentParts, artifacts: Artifacts) -> ArrayTools | None:
@@ -37,11 +41,22 @@ def lend_disk(arrays: ArrayTools | None, limit: int) -> None:
         arrays.images.limit = limit
 
 
-async def swept(arrays: ArrayTools | None) -> None:
-    """Have the engine forget images that nobody uses; what goes wrong is told and done again at the next start."""
+async def look_after(arrays: ArrayTools | None, offer: Callable[[bool], Awaitable[None]]) -> None:
+    """Have the engine forget images that nobody uses, and ``offer`` told for ever whether the owner accepts anybody's.
+
+    What goes wrong is told; a file that cannot be read accepts nobody.
+    """
     if arrays is None:
         return
     try:
         await arrays.images.sweep()
     except AgentError as error:
         LOG.warning("images of array jobs cannot be looked through: %s", error)
+    while True:
+        try:
+            accepts = bool(arrays.images.publishers.all())
+        except SettingsError as error:
+            LOG.warning("%s", error)
+            accepts = False
+        await offer(accepts)
+        await arrays.images.clock.sleep(LOOK_S)

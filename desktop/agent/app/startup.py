@@ -17,6 +17,7 @@ from desktop.agent.base.gpu import Device, detect, processor
 from desktop.agent.base.log import LOG
 from desktop.agent.errors import SandboxError
 from desktop.agent.hardware.benchmark import Benchmark, default_cache, measure
+from desktop.agent.images.publishers import Publishers
 from desktop.agent.sandbox.base import Sandbox, SandboxLimits
 from desktop.agent.sandbox.containers import DockerContainers
 from desktop.agent.sandbox.docker import DockerSandbox
@@ -96,7 +97,7 @@ async def prepare(
         floor=settings.floor,
         auditor=auditor,
         beside_mb=settings.memory_mb if device.kind == "cuda" else None,
-        containers=containers is not None,
+        containers=containers is not None and bool(Publishers(home, this_release().key).all()),
     )
     readings = None if settings.always else sensors(home.path, device.gpu)
     key_of_release = this_release().key

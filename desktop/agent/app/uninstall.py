@@ -141,7 +141,9 @@ def _from_engine(home: Home, images: bool) -> tuple[int, int, str]:
         )
     try:
         containers = remove_containers(client, owner_of(home.path))
-        return containers, _quietly(lambda: _remove_images(client)) if images else 0, ""
+        owner = owner_of(home.path)
+        removed = lambda: _remove_images(client) + _remove_element_images(client, owner)  # noqa: E731
+        return containers, _quietly(removed) if images else 0, ""
     except AgentError as error:
         return 0, 0, str(error)
     finally:
@@ -153,6 +155,17 @@ def _remove_images(client: Any) -> int:
     for image in found:
         client.images.remove(image, force=True)
     return len(found)
+
+
+def _remove_element_images(client: Any, owner: str) -> int:
+    """Images of array jobs, by the names that this home gave them: another home may have the same ones."""
+    from desktop.agent.sandbox.containers import element_repository
+
+    name = element_repository(owner)
+    tags = [tag for image in client.images.list(name) for tag in image.tags if tag.startswith(f"{name}:")]
+    for tag in tags:
+        client.images.remove(tag)
+    return len(tags)
 
 
 def _quietly(work: Callable[[], int]) -> int:

@@ -28,8 +28,8 @@ from desktop.agent.jobs.spool import Spool
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, SandboxLimits
 from desktop.agent.sandbox.containers import Containers, Folders
 from desktop.agent.sandbox.docker import DockerWorker
-from protocol.elements import TAIL_LINES, TAIL_TEXT, ElementEnd, ElementOutcome, ElementRun
 from protocol.job.array import ArraySpec, command_of, environment_of
+from protocol.job.elements import TAIL_LINES, TAIL_TEXT, ElementEnd, ElementOutcome, ElementRun
 
 CONNECT_S = 60.0  # Python alone starts in a tenth of a second; a crowded machine takes longer.
 LOOK_S = 1.0  # The engine says when a container has ended; one of its words may get lost.
@@ -78,6 +78,7 @@ class ElementPlace:
         self._running: DockerWorker | None = None
         self._frozen = self._held = False
         self._holding = asyncio.Lock()
+        self._unwanted = False
         self.run_number = 0
 
     async def open(self) -> None:
@@ -127,7 +128,8 @@ class ElementPlace:
                 raise WorkerDiedError(f"what carries an element's files has ended: {ended.reason if ended else 'why?'}")
 
     async def abort(self) -> None:
-        """End the present run, if there is one."""
+        """End the present run, if there is one; one that is only just starting ends at once."""
+        self._unwanted = True
         if self._running is not None:
             await self._running.kill()
 
@@ -156,6 +158,7 @@ class ElementPlace:
         Raises:
             TamperedError: somebody reached into it. SandboxError, WorkerDiedError: no element can run in this place any more.
         """
+        self.run_number, self._unwanted = run.run, False
         try:
             await self._lay(inputs)
         except (CarryError, OSError) as error:
@@ -175,10 +178,12 @@ class ElementPlace:
             )
         except SandboxError as error:  # The engine has just started a container of Cottage's own: it is the image.
             raise UnacceptedImageError(f"this computer's engine cannot run the job's image: {error}") from error
-        self._held, self.run_number = False, run.run
+        self._held = False
         began = tools.clock.now()
         try:
             await self._hold()
+            if self._unwanted:
+                await self._running.kill()
             begun()
             found = await self._until_end(self._running)
         finally:

@@ -22,7 +22,8 @@ from desktop.agent.jobs.tasks import HeldTask
 from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.containers import PORTER_MB, Containers
 from protocol.artifacts import result_answer
-from protocol.elements import (
+from protocol.job.array import ArraySpec, inputs_of_element
+from protocol.job.elements import (
     INLINE_BYTES,
     MAX_QUEUED,
     MAX_REPORT_BYTES,
@@ -36,7 +37,6 @@ from protocol.elements import (
     ElementsMoved,
     RunElements,
 )
-from protocol.job.array import ArraySpec, inputs_of_element
 from protocol.task import TaskCommand
 
 MB = 1 << 20
@@ -177,7 +177,7 @@ class HeldArray(HeldTask):
             async with self._delivering:
                 pass  # A line that is slower than the elements holds them up, not the disk.
             inputs = await self._inputs(run)
-            if inputs is None:
+            if inputs is None or run.run in self._dropped:
                 continue
             finished = await place.run(run, inputs, lambda run=run: self._has_begun(run))  # type: ignore[misc]
             self.done += 1

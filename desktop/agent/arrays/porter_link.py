@@ -9,7 +9,7 @@ from typing import Any
 
 from desktop.agent.base.payloads import PIECE, Payload, pieces_of
 from desktop.agent.errors import WorkerDiedError, WorkerError, WorkerProtocolError
-from protocol.elements import MAX_RESULT_FILES
+from protocol.job.elements import MAX_RESULT_FILES
 
 MAX_LINE = 64 << 10
 MAX_LIST_BYTES = 64 << 20  # A hundred thousand names of five hundred bytes.

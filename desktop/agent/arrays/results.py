@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from desktop.agent.arrays.porter_link import CarryError, PorterLink
 from desktop.agent.base.payloads import PIECE, Payload, SmallPayload
 from desktop.agent.jobs.spool import Spool
-from protocol.elements import INLINE_BYTES
+from protocol.job.elements import INLINE_BYTES
 from protocol.job.results import END, header, in_order, padding
 
 

@@ -39,8 +39,8 @@ class ElementImages:
         self, publishers: Publishers, artifacts: Artifacts, containers: Containers, clock: Clock, limit: int
     ) -> None:
         """``limit``: bytes of the disk that they may have; it may change."""
-        self._publishers, self._artifacts, self._containers = publishers, artifacts, containers
-        self._clock = clock
+        self.publishers, self._artifacts, self._containers = publishers, artifacts, containers
+        self.clock = clock
         self.limit = limit
         self._turn = asyncio.Lock()
         self._used = Counter[Digest]()
@@ -63,25 +63,25 @@ class ElementImages:
 
     async def sweep(self) -> int:
         """Have the engine forget what nobody accepts, or has used for long; how many."""
-        known = {one.artifact: one for one in self._publishers.known()}
+        known = {one.artifact: one for one in self.publishers.known()}
         gone = 0
         for artifact in await self._containers.held():
             one = known.get(artifact)
-            unused = one is None or self._clock.time() - one.used > UNUSED_S
+            unused = one is None or self.clock.time() - one.used > UNUSED_S
             if self._used[artifact] == 0 and (
-                one is None or unused or not self._publishers.accepts(one.stated.publisher)
+                one is None or unused or not self.publishers.accepts(one.stated.publisher)
             ):
                 await self._unload(artifact)
                 gone += 1
         return gone
 
     async def _ready(self, artifact: Digest, array: ArraySpec) -> LoadedImage:
-        now = self._clock.time()
-        before = next((one for one in self._publishers.known() if one.artifact == artifact), None)
+        now = self.clock.time()
+        before = next((one for one in self.publishers.known() if one.artifact == artifact), None)
         stated = before.stated if before is not None else await self._stated(artifact)
         known = KnownImage(artifact, stated, array.gpu, array.memory_mb, now, before.layers if before else ())
-        self._publishers.note(known)
-        self._publishers.check(stated)
+        self.publishers.note(known)
+        self.publishers.check(stated)
         if known.layers and (image := await self._containers.loaded(artifact, known.layers)) is not None:
             return image
         if (here := await self._containers.architecture()) != stated.architecture:
@@ -90,7 +90,7 @@ class ElementImages:
             )
         await self._make_room(stated)
         image, layers = await self._loaded(artifact, stated)
-        self._publishers.note(KnownImage(artifact, stated, array.gpu, array.memory_mb, now, layers))
+        self.publishers.note(KnownImage(artifact, stated, array.gpu, array.memory_mb, now, layers))
         return image
 
     async def _stated(self, artifact: Digest) -> PublishedImage:
@@ -119,7 +119,7 @@ class ElementImages:
                 f"the image {stated.name} has {stated.unpacked / GB:,.1f} GB, and jobs may have "
                 f"{self.limit / GB:,.1f} GB of this computer's disk"
             )
-        used = {one.artifact: one.used for one in self._publishers.known()}
+        used = {one.artifact: one.used for one in self.publishers.known()}
         held = await self._containers.held()
         for artifact in sorted(held, key=lambda one: used.get(one, 0.0)):
             if sum(held.values()) + stated.unpacked <= self.limit:
@@ -134,7 +134,7 @@ class ElementImages:
             await self._containers.unload(artifact)
         except SandboxError as error:  # A container of somebody else's has it.
             LOG.warning("%s", error)
-        self._publishers.forget_layers(artifact)
+        self.publishers.forget_layers(artifact)
 
 
 class _Sequential:

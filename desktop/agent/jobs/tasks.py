@@ -46,7 +46,7 @@ from desktop.agent.jobs.weight_exchange import Circle
 from desktop.agent.jobs.weights import StageWeights
 from desktop.agent.jobs.worker_bridge import Bridge, Outside
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
-from protocol.elements import ArrayReady, DropElements, ElementsMoved, RunElements
+from protocol.job.elements import ArrayReady, DropElements, ElementsMoved, RunElements
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign, HeldLease, Report, WorkerKind
 from protocol.private.sessions import MARK

@@ -192,7 +192,7 @@ class DockerContainers:
 
     @property
     def _repository(self) -> str:
-        return f"{TAG}-{self._sandbox.owner[:12]}"
+        return element_repository(self._sandbox.owner)
 
     def _load(self, archive: Iterable[bytes], artifact: str, layers: Sequence[str]) -> LoadedImage:
         client = connect(LOAD_S)
@@ -241,3 +241,8 @@ class DockerContainers:
             for volume in volumes:
                 volume.remove(force=True)
             raise
+
+
+def element_repository(owner: str) -> str:
+    """Under what name an engine has the images of array jobs of a home; ``owner``: what its containers are labelled with."""
+    return f"{TAG}-{owner[:12]}"

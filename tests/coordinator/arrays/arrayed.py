@@ -23,10 +23,10 @@ from coordinator.services.network.nodes import NodeSession
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store, col
 from coordinator.store.records import CommitRecord
-from protocol.elements import ArrayReady, DropElements, ElementEnd, ElementRun, ElementsMoved, RunElements
 from protocol.identity import NodeKey
 from protocol.ids import Digest
 from protocol.job.array import ArrayElement, ArraySpec, VerifiedBy, element_lines
+from protocol.job.elements import ArrayReady, DropElements, ElementEnd, ElementRun, ElementsMoved, RunElements
 from protocol.job.job import JobSpec
 from protocol.job.results import packed
 from protocol.node import (

@@ -8,7 +8,7 @@ import pytest
 from coordinator.domain.arrays.votes import ElementCourse
 from coordinator.domain.job import JobAction
 from coordinator.errors import ConflictError, InvalidError, NotFoundError
-from protocol.elements import ElementEnd, ElementRun, ElementsMoved
+from protocol.job.elements import ElementEnd, ElementRun, ElementsMoved
 from protocol.rest.api import NewJob
 from tests.coordinator.arrays.arrayed import ArrayWorld, ElementNode, fails, right, truth
 from tests.coordinator.fakes import BUDGET

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.domain.arrays.tally import check_rate, expected_checks, undetected
 from coordinator.domain.audits.sampling import WHOLE
-from protocol.elements import ElementEnd, ElementRun
+from protocol.job.elements import ElementEnd, ElementRun
 from tests.coordinator.arrays.arrayed import NOTHING, Answer, ArrayWorld, ElementNode, right, truth
 
 WORLDS = pytest.mark.parametrize(

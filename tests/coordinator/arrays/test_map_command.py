@@ -25,8 +25,8 @@ from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.web.auth import Auth
-from protocol.elements import ElementEnd, ElementRun
 from protocol.ids import Digest
+from protocol.job.elements import ElementEnd, ElementRun
 from protocol.job.results import packed
 from protocol.rest.arrays import ElementView
 from tests.coordinator.arrays.arrayed import ArrayWorld, ElementNode, fails, right
@@ -174,6 +174,9 @@ async def test_elements_that_fail_are_told_with_the_end_of_their_log_and_the_res
     assert "it is broken" in said
     async with Client(house.url) as client, aiohttp.ClientSession() as http:
         (view,) = await client.jobs()
+        async with http.get(f"{house.url}/submit") as form, http.get(f"{house.url}/docs/run-containers") as guide:
+            assert "/docs/run-containers" in await form.text()
+            assert guide.status == 200
         async with http.get(f"{house.url}/jobs/{view.id}") as response:
             page = await response.text()
     assert response.status == 200

@@ -130,6 +130,12 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+async def what_an_array_leaves(it: Story) -> None:
+    (done,) = await it.client.elements(it.job, state="done")
+    await it.client.download_result(it.job, done, it.folder / "e0")
+    await it.client.download_results(it.job, it.folder / "results.tar")
+
+
 async def a_private_session(it: Story) -> None:
     key = NodeKey.generate()
     session = await it.client.private_session(it.job, key.address)
@@ -190,6 +196,7 @@ CALLS: list[Callable[[Story], Awaitable[Any]]] = [
     lambda it: it.client.download_checkpoint(it.job, it.round, it.folder / "point.zip"),
     lambda it: it.client.download_stage(it.job, it.round, 0, it.folder / "stage.safetensors"),
     records_of,
+    what_an_array_leaves,
     a_private_session,
     lambda it: it.client.images(),
     lambda it: it.client.network(),

@@ -92,6 +92,7 @@ RUN_BY = {
     "serve": ("tests/coordinator/test_serve.py", "serve"),
     "ask": ("tests/cottage/test_ask.py", "main"),
     "deploy": ("tests/coordinator/web/deployments/test_typed_how_to.py", "serve-at-homes"),
+    "map": ("tests/coordinator/arrays/test_map_command.py", "map"),
     "output": ("tests/coordinator/web/test_life.py", "output"),
     "completion": ("tests/cottage/test_completion.py", "completion"),
     "ledger check": ("tests/proof/test_check.py", "check"),

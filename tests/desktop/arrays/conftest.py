@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from desktop.agent.base.config import Home
 from desktop.agent.images.publishers import Publishers
 from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.containers import DockerContainers
 from desktop.agent.sandbox.docker import DockerSandbox
-from protocol.elements import ArrayReady, ElementEnd, ElementRun, ElementsMoved, RunElements
 from protocol.job.array import ArrayElement, ArraySpec
+from protocol.job.elements import ArrayReady, ElementEnd, ElementRun, ElementsMoved, RunElements
 from protocol.job.job import JobSpec
 from protocol.node import Assign
 from protocol.task import TaskFailed
@@ -129,9 +130,9 @@ def stage(docker_engine: str, tmp_path: Path, coordinator: Double, start_agent: 
         await sandbox.check()
         containers = DockerContainers(sandbox)
         image = coordinator.store(archive or archive_of(tmp_path))
+        if accepted:
+            Publishers(Home.at(tmp_path / "node")).accept(KEY.address, "A friend", 0.0)
         async with start_agent(sandbox=sandbox, containers=containers, **more) as running:
-            if accepted:
-                Publishers(running.home).accept(KEY.address, "tests", 0.0)
             made = Stage(coordinator, running, sandbox, image)
             try:
                 yield made

@@ -16,7 +16,7 @@ from desktop.agent.base.payloads import SmallPayload
 from desktop.agent.errors import WorkerDiedError
 from desktop.agent.jobs.spool import Spool
 from desktop.agent.sandbox.porter import Porter
-from protocol.elements import INLINE_BYTES
+from protocol.job.elements import INLINE_BYTES
 from protocol.job.results import packed
 
 

@@ -1,9 +1,13 @@
 """Whose images run on a computer, and what else keeps one from running: told in words, before or after it was fetched."""
 
+import asyncio
+
 import pytest
 
+from desktop.agent.app.uninstall import _remove_element_images
 from desktop.agent.images.publishers import Publishers
-from protocol.elements import ArrayReady
+from desktop.agent.sandbox.containers import element_repository
+from protocol.job.elements import ArrayReady
 from protocol.node import Assign
 from protocol.task import TaskFailed
 from tests.desktop.arrays.conftest import Stage, StartStage, archive_of
@@ -31,10 +35,16 @@ async def test_an_image_runs_once_its_publisher_is_accepted_and_no_more_once_tha
         (known,) = publishers.known()
         assert (known.stated.name, known.stated.publisher, known.layers) == ("made:here", KEY.address, ())
         publishers.accept(KEY.address, "A friend", 1.0)
+        hellos = it.coordinator.hellos
+        await it.coordinator.until(lambda: hellos[-1].profile.containers and it.running.address in it.coordinator.nodes)
+        assert not hellos[0].profile.containers  # So nobody is offered an array whose image nobody would run.
         assign = await it.array()
         await it.ready(assign)
         assert [end.outcome for end in await it.run(assign, "echo x > x")] == ["exited"]
         publishers.remove("A friend")
+        await it.coordinator.until(
+            lambda: not hellos[-1].profile.containers and it.running.address in it.coordinator.nodes
+        )
         assert "has not accepted" in (await failed(it, await it.array())).reason
         assert [end.code for end in await it.run(assign, "exit 4")] == [4]  # What has begun goes on.
 
@@ -89,3 +99,13 @@ async def test_an_image_that_nobody_accepts_any_more_leaves_the_engine(stage: St
         await it.coordinator.until(lambda: it.left() == ([], []))
         assert await images.images.sweep() == 1
         assert await images.containers.held() == {}
+
+
+async def test_who_uninstalls_is_left_without_images_of_strangers(stage: StartStage) -> None:
+    async with stage() as it:
+        await it.ready(await it.array())
+        client, owner = it.sandbox.client, it.sandbox.owner
+        client.images.get(f"{element_repository(owner)}:{it.image}").tag("cottage-element-another", "x")
+        assert await asyncio.to_thread(_remove_element_images, client, owner) == 1
+        assert client.images.list(element_repository(owner)) == []
+        client.images.remove("cottage-element-another:x")  # Another home's stays until that one removes it.

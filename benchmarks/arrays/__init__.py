@@ -1,0 +1,1 @@
+"""What arrays of containers cost beside the work itself."""
