@@ -126,7 +126,7 @@ def _own(options: argparse.Namespace) -> int:
     import msgspec
 
     from protocol.job.job import DatasetSpec
-    from trainer.data.owned import look_at
+    from trainer.check.own_check import look_at
 
     how = decode_json(options.how.encode(), DatasetSpec)
     print(msgspec.json.encode(look_at(options.data, how, options.sequence)).decode())

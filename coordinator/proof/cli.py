@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = asyncio.run(check(job, options))
     except LoginFileError as error:
         return complain(error, EXIT_USAGE)
-    except OSError as error:  # Of the card.
-        return complain(error, EXIT_USAGE)
     except (LedgerError, ClientError) as error:
         return complain_of_key(error, EXIT_UNREACHABLE)
+    except OSError as error:  # Of the card.
+        return complain(error, EXIT_USAGE)
     shown = found if options.all else _until_untrue(found)
     if options.json:
         say_json(shown, indent=2)

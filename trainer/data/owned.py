@@ -6,18 +6,11 @@ Free of torch. What is wrong with the data is for its owner alone: nothing here 
 import shutil
 import tempfile
 from pathlib import Path
-from typing import get_args
-
-import msgspec
 
 from common.encrypted_files import SealedFile
-from common.untrusted_text import untrusted
-from protocol.federated.federations import MAX_FINDINGS, OwnDataReport
 from protocol.job.end_tokens import ends_of
-from protocol.job.job import DatasetSpec, JobSpec, TokenizerSpec
-from protocol.rest.dataset import CheckRequest, DatasetReport, Severity
+from protocol.job.job import DatasetSpec, JobSpec
 from protocol.worker import OwnData
-from trainer.check.report import check
 from trainer.data.data import TokenFile
 from trainer.data.prepare import prepare
 from trainer.errors import DataError
@@ -26,7 +19,6 @@ from trainer.formats.source import Dataset
 
 MAX_FILES = 10_000  # Of a folder; more are better joined into tables.
 TOKENIZER = "tokenizer.json"
-SEVERITIES = get_args(Severity)  # The worst first.
 
 
 def datasets_in(path: Path, how: DatasetSpec) -> list[Dataset]:
@@ -68,7 +60,7 @@ def own_tokens(own: OwnData, spec: JobSpec, folder: InputFolder, vocabulary: int
         DataError: the data or the tokenizer cannot be used, or there is no room for the tokens.
     """
     first, *more = datasets_in(Path(own.path), own.dataset)
-    with _scratch() as folder_of_tokens:
+    with scratch_folder() as folder_of_tokens:
         scratch = Path(folder_of_tokens)
         tokenizer = _tokenizer_in(folder, scratch) if spec.tokenizer.kind == "file" else None
         try:
@@ -100,45 +92,6 @@ def _tokenizer_in(folder: InputFolder, scratch: Path) -> Path:
     return place
 
 
-def look_at(path: Path, how: DatasetSpec, sequence: int) -> OwnDataReport:
-    """What an owner's data holds, for that owner alone: each file is checked as an uploaded dataset is.
-
-    Raises:
-        DataError: nothing can be read there.
-    """
-    reports: list[tuple[str, DatasetReport]] = []
-    request = CheckRequest(how, TokenizerSpec(kind="bytes"), sequence)
-    files = datasets_in(path, how)
-    for one in files:
-        with _scratch() as scratch:
-            try:
-                reports.append((one.name, check(one, request, None, Path(scratch), lambda _read: None)))
-            except DataError as error:
-                raise DataError(error.code, _of_file(one.name, error.detail, len(files))) from error
-    findings = [
-        msgspec.structs.replace(found, text=untrusted(_of_file(name, found.text, len(files))))
-        for name, report in reports
-        for found in report.findings
-    ]
-    # Of nothing is anything held out here, so that files are short counts for all of them together.
-    problems = [_of_file(name, report.problem, len(files)) for name, report in reports if not report.usable]
-    if not problems and (tokens := sum(report.tokens for _, report in reports)) <= sequence:
-        problems = [f"{tokens:,} bytes of text are fewer than a sequence of {sequence} tokens takes: bring more text"]
-    return OwnDataReport(
-        len(reports),
-        sum(report.bytes for _, report in reports),
-        sum(report.rows for _, report in reports),
-        sum(report.usable for _, report in reports),
-        sum(report.characters for _, report in reports),
-        tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity))[:MAX_FINDINGS]),
-        untrusted(problems[0] if problems else ""),
-    )
-
-
-def _of_file(name: str, text: str, files: int) -> str:
-    return f"{name}: {text}" if files > 1 and not text.startswith(name) else text
-
-
-def _scratch() -> "tempfile.TemporaryDirectory[str]":
+def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
     """A folder for its maker alone; in a container it is in memory."""
     return tempfile.TemporaryDirectory(prefix="cottage-own-")

@@ -4,7 +4,7 @@
 
     from the coordinator   BeginRound (counted, without a held-out loss), AbandonRound, ReduceRound, ApplyRound
     to the coordinator     TaskReady, Progress without a loss, RoundCommit without a loss, RoundHolding, RoundApplied with the new
-                           state that all owners share, TaskFailed without a reason; all else stays here, in the agent's own log
+                           state that all owners share, TaskFailed without a reason; all else stays here, in federations.log
     to other owners        contributions and what they were reduced to
 
 The worker keeps to the same by itself (``trainer.worker.federated_member``). That two programs do is on purpose.
@@ -40,7 +40,7 @@ from protocol.task import (
 from protocol.worker import OwnData, PeerSend
 
 BETWEEN_OWNERS = frozenset({"pseudo_gradient", "shard", "result"})
-SAYS_NO_MORE = "the work with its owner's data failed here; the log of that owner's node says why"
+SAYS_NO_MORE = "the work with its owner's data failed here; federations.log in the folder of that owner's node says why"
 USED_UP = "the privacy budget that this computer's owner agreed to has no room for another round"
 
 
@@ -109,18 +109,24 @@ class FederatedGate:
         match body:
             case WorkerLog(lines=lines):
                 for line in lines:
-                    LOG.info("a federation's worker: %s", printable(line.text))
+                    self.keep(line.text)
                 return None
             case Progress() | RoundCommit() if self._private:
                 return msgspec.structs.replace(body, loss=None)
             case TaskFailed(reason=reason, tampered=tampered):
-                LOG.error("a federation's worker failed: %s", printable(reason))
+                self.keep(f"failed: {reason}")
                 return TaskFailed(untrusted(SAYS_NO_MORE), tampered)
             case TaskReady() | Progress() | RoundCommit() | RoundHolding() | RoundApplied() | Traffic():
                 return body
             case _:
                 LOG.warning("a federation's worker said a %s, which stays here", type(body).__name__)
                 return None
+
+    def keep(self, text: str) -> str:
+        """Put what may quote the data where its owner alone finds it; returns what others are told instead."""
+        if self._federations is not None:
+            self._federations.tell(printable(text))
+        return SAYS_NO_MORE
 
     def check_send(self, message: PeerSend) -> None:
         """Refuse what no owner's worker has to send to others; raises WorkerProtocolError."""

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from common.untrusted_text import View
+from desktop.agent.base.log import LOG
 from desktop.agent.errors import SettingsError
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.federated.federations import terms_digest
@@ -20,6 +21,7 @@ from protocol.ids import Count, Digest, JobId
 from protocol.job.job import DatasetSpec, JobSpec
 
 MAX_FEDERATIONS = 256
+MAX_TOLD = 1 << 20  # Bytes of what workers have said; then it begins anew.
 NO_FILE = "0" * 64  # A dataset's artifact, of data that is none.
 
 
@@ -61,6 +63,21 @@ class Memberships:
         except (OSError, MessageError) as error:
             raise SettingsError(f"{file} cannot be used, so no federation goes on: {error}") from error
         self._known = {one.job: one for one in found}
+
+    def tell(self, text: str) -> None:
+        """Keep what a worker has said where its owner finds it: it may quote the data, so it is no part of the agent's log."""
+        try:
+            if self.told.exists() and self.told.stat().st_size > MAX_TOLD:
+                self.told.unlink()
+            with self.told.open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+        except OSError as error:
+            LOG.warning("%s cannot be written: %s", self.told.name, error)
+
+    @property
+    def told(self) -> Path:
+        """The file of that."""
+        return self._file.with_suffix(".log")
 
     @property
     def joined(self) -> Mapping[str, JoinedFederation]:

@@ -35,7 +35,7 @@ from desktop.agent.errors import (
     WorkerError,
     WorkerProtocolError,
 )
-from desktop.agent.federated.federated_gate import SAYS_NO_MORE, FederatedGate
+from desktop.agent.federated.federated_gate import FederatedGate
 from desktop.agent.federated.memberships import Memberships
 from desktop.agent.jobs.crash_records import CrashRecords, FoundLease, RecalledPart, RoundStart
 from desktop.agent.jobs.handed_over import shape_in
@@ -556,12 +556,13 @@ class HeldTask:
         return WorkerError("the worker closed its socket and went on without it")
 
     async def _fail(self, reason: str, tampered: bool = False, cause: FailureCause = "machine") -> None:
+        if self._owner is not None:
+            reason = self._owner.keep(reason)
         LOG.error("%s: failed: %s", self, reason)
         if self.state == "failed":
             return
         self.state, self.reason, self.tampered, self.cause = "failed", printable(reason), tampered, cause
-        told = reason if self._owner is None else SAYS_NO_MORE
-        report = self.outbox.force(TaskFailed(untrusted(told), tampered, cause))
+        report = self.outbox.force(TaskFailed(untrusted(reason), tampered, cause))
         with contextlib.suppress(NotConnectedError):
             await self.tools.send(report)
 

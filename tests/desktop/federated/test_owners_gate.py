@@ -145,6 +145,7 @@ def test_a_report_loses_what_is_of_the_data(tmp_path: Path, data: Path) -> None:
     assert gate.said(Progress(1, 0, 3, 60, 2.5)) == Progress(1, 0, 3, 60)
     failed = gate.said(TaskFailed(SECRET, cause="inputs"))
     assert failed == TaskFailed(untrusted(SAYS_NO_MORE))
+    assert SECRET in (tmp_path / "federations.log").read_text(), "its owner finds why"
     for passes in (TaskReady("cpu", 5), RoundHolding(1, 0, {0: DIGEST}), RoundApplied(1, 0, DIGEST, DIGEST)):
         assert gate.said(passes) == passes
     line = WorkerLogLine(1.0, "info", SECRET)

@@ -7,8 +7,9 @@ import pytest
 from protocol.job.federated import FederatedSpec
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec, TrainingSpec
 from protocol.worker import OwnData
+from trainer.check.own_check import look_at
 from trainer.data import owned
-from trainer.data.owned import datasets_in, look_at, own_tokens
+from trainer.data.owned import datasets_in, own_tokens
 from trainer.errors import DataError
 from trainer.files.inputs import InputFolder
 

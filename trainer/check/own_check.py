@@ -1,0 +1,55 @@
+"""What an owner's data holds, for that owner alone: the checks of datasets, on the data where it lies."""
+
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from common.untrusted_text import untrusted
+from protocol.federated.federations import MAX_FINDINGS, OwnDataReport
+from protocol.job.job import DatasetSpec, TokenizerSpec
+from protocol.rest.dataset import CheckRequest, DatasetReport, Severity
+from trainer.check.report import check
+from trainer.data.owned import datasets_in, scratch_folder
+from trainer.errors import DataError
+
+SEVERITIES = get_args(Severity)  # The worst first.
+
+
+def look_at(path: Path, how: DatasetSpec, sequence: int) -> OwnDataReport:
+    """What an owner's data holds, for that owner alone: each file is checked as an uploaded dataset is.
+
+    Raises:
+        DataError: nothing can be read there.
+    """
+    reports: list[tuple[str, DatasetReport]] = []
+    request = CheckRequest(how, TokenizerSpec(kind="bytes"), sequence)
+    files = datasets_in(path, how)
+    for one in files:
+        with scratch_folder() as scratch:
+            try:
+                reports.append((one.name, check(one, request, None, Path(scratch), lambda _read: None)))
+            except DataError as error:
+                raise DataError(error.code, _of_file(one.name, error.detail, len(files))) from error
+    findings = [
+        msgspec.structs.replace(found, text=untrusted(_of_file(name, found.text, len(files))))
+        for name, report in reports
+        for found in report.findings
+    ]
+    # Of nothing is anything held out here, so that files are short counts for all of them together.
+    problems = [_of_file(name, report.problem, len(files)) for name, report in reports if not report.usable]
+    if not problems and (tokens := sum(report.tokens for _, report in reports)) <= sequence:
+        problems = [f"{tokens:,} bytes of text are fewer than a sequence of {sequence} tokens takes: bring more text"]
+    return OwnDataReport(
+        len(reports),
+        sum(report.bytes for _, report in reports),
+        sum(report.rows for _, report in reports),
+        sum(report.usable for _, report in reports),
+        sum(report.characters for _, report in reports),
+        tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity))[:MAX_FINDINGS]),
+        untrusted(problems[0] if problems else ""),
+    )
+
+
+def _of_file(name: str, text: str, files: int) -> str:
+    return f"{name}: {text}" if files > 1 and not text.startswith(name) else text
