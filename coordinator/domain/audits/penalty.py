@@ -108,3 +108,15 @@ def _round(audit: Audit) -> tuple[int, int]:
 
 def _repeats(last: float, granted: float, now: float, within: float) -> bool:
     return last > 0 and granted > last and now - last <= within
+
+
+def bond_goes(audit: Audit) -> Literal["challenger", "accused"] | None:
+    """Whose is the bond that was put against the audit's commitment; None: nobody has proven anything, and it expires.
+
+    The accused has it once two auditors of different owners came to what it committed to: one may be its friend. An auditor that
+    was proven to accuse falsely has proven nothing of the rest of the step.
+    """
+    if audit.state == "failed":
+        return "challenger" if audit.blame == "wrong" else None
+    matches = {verdict.auditor for verdict in audit.verdicts if verdict.verdict == "match"}
+    return "accused" if audit.state == "passed" and len(matches) > 1 else None

@@ -311,18 +311,6 @@ def shown_before(audit: Audit, opening: Digest, deadline: float) -> Audit:
     return msgspec.structs.replace(audit, state="replaying", opening=opening, deadline=deadline, sides=())
 
 
-def bond_goes(audit: Audit) -> Literal["challenger", "accused"] | None:
-    """Whose is the bond that was put against the audit's commitment; None: nobody has proven anything, and it expires.
-
-    The accused has it once two auditors of different owners came to what it committed to: one may be its friend. An auditor that
-    was proven to accuse falsely has proven nothing of the rest of the step.
-    """
-    if audit.state == "failed":
-        return "challenger" if audit.blame == "wrong" else None
-    matches = {verdict.auditor for verdict in audit.verdicts if verdict.verdict == "match"}
-    return "accused" if audit.state == "passed" and len(matches) > 1 else None
-
-
 def made(audit: Audit, report: OpeningMade) -> Audit:
     """The prover has made the opening, and is held to it; it may take its time to arrive until the audit's deadline."""
     if not audit.unopened or audit.made is not None:

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from common.untrusted_text import untrusted
-from coordinator.domain.audits import trust
+from coordinator.domain.audits import penalty
 from coordinator.domain.audits.trust import Audit
 from coordinator.errors import NotFoundError
 from coordinator.services.audits.disputes import evidence_digest
@@ -149,7 +149,7 @@ async def _outcome(tx: Transaction, audit: str, state: DisputeState) -> Ruled | 
 
 async def _ended(tx: Transaction, audit: Audit) -> Ruled | None:
     """What an audit that a bond asked for has proven, and the digest of what proves it; None while nothing is."""
-    goes = trust.bond_goes(audit)
+    goes = penalty.bond_goes(audit)
     if goes is None:
         return None
     records = await tx.find(DisputeRecord, col(DisputeRecord.id).equals(audit.id), col(DisputeRecord.over).equals(True))

@@ -108,7 +108,7 @@ def test_no_story_that_only_other_classes_tell_costs_the_prover_anything_but_tru
     assert ended.blame in ("", "distant")
     assert penalty.consequence(ended, [msgspec.structs.replace(ended, id=f"{n}") for n in range(9)]) == "none"
     assert trust.against(ended) == ()
-    assert trust.bond_goes(msgspec.structs.replace(ended, blame="")) in (None, "accused")
+    assert penalty.bond_goes(msgspec.structs.replace(ended, blame="")) in (None, "accused")
 
 
 def test_what_has_no_distance_is_not_compared_across_classes() -> None:
