@@ -111,6 +111,7 @@ RUN_BY = {
     "node join": ("tests/e2e/test_federation.py", "join"),
     "node leave": ("tests/e2e/test_federation.py", "leave"),
     "node federations": ("tests/e2e/test_federation.py", "federations"),
+    "node logs": ("tests/cottage/test_odd_machines.py", "logs"),
     "node settings": ("tests/desktop/app/test_owner_of_an_agent.py", "settings"),
     "node earnings": ("tests/e2e/test_lessons.py", "lend-your-gpu"),
     "node send": ("tests/desktop/test_withdrawing_without_sol.py", "send"),
