@@ -16,6 +16,7 @@ NEITHER = (
     "wheel",
     "pytest",
     "numpy",
+    "scipy",
     "torch",
     "transformers",
     "PIL",

@@ -1,5 +1,6 @@
 """What goes into the bundle on each system: names as the wheels of PySide6 6.11.3 and PyInstaller have them."""
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ import pytest
 
 from installer.desktop import parts as module
 from installer.desktop.parts import PARTS, kept
+
+ROOT = Path(__file__).parents[2]
 
 NAMES = {
     "linux": (
@@ -107,3 +110,14 @@ def test_the_specification_asks_for_what_each_system_has(
     assert {name for name, *_ in collected[2]} == set(NAMES[system])
     assert asked["strip"] == (system == "linux")
     assert [asked["name"] for _, asked in made["BUNDLE"]] == (["Cottage.app"] if system == "darwin" else [])
+
+
+def test_each_file_that_the_agent_reads_beside_its_code_is_in_the_bundle() -> None:
+    spec = (ROOT / "installer" / "desktop" / "cottage.spec").read_text()
+    read = [
+        (source.name, name)
+        for source in sorted((ROOT / "desktop" / "agent").rglob("*.py"))
+        for name in re.findall(r'files\("[a-z_.]+"\)\.joinpath\("([^"]+)"\)', source.read_text())
+    ]
+    assert {name for _, name in read} == {"seccomp.json", "porter.py"}, "or this looks for nothing"
+    assert [one for one in read if f'"{one[1]}"' not in spec] == []
