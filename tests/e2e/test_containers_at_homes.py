@@ -4,6 +4,7 @@ Two homes with a real engine run each element, and their results agree byte for 
 Python and scikit-learn where that is installed, and of Python alone elsewhere; no registry is asked.
 """
 
+import asyncio
 import importlib.util
 import io
 import json
@@ -62,6 +63,18 @@ async def cottage(folder: Path, *words: str) -> str:
     return await output_of(["-m", "cottage", *words], folder)
 
 
+async def offered(client: Client) -> None:
+    """Return once both homes have told that they take containers now."""
+    spec = {
+        "name": "asked",
+        "budget": 1_000_000,
+        "array": {"image": "0" * 64, "command": ["x"], "elements": "0" * 64, "count": 1, "memory_mb": 512},
+    }
+    async with asyncio.timeout(120):
+        while any("runs containers" in one or "owners" in one for one in (await client.quote(spec)).problems):
+            await asyncio.sleep(0.5)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_sweep_runs_in_containers_at_two_homes_that_agree(
@@ -87,6 +100,8 @@ async def test_a_sweep_runs_in_containers_at_two_homes_that_agree(
         mapped = ["map", "sweep:1", "python3 /app/sweep.py {input}", "--over", f"{inputs}/*.json", "--out", "results"]
         # Paid by time: a machine that others keep busy takes minutes, and the budget follows from the estimate.
         bounds = ["--seconds", "300", "--estimate", "90", "--memory", "512", "--disk", "16", "--yes"]
+        async with Client(run.network.web) as client:
+            await offered(client)
         said = await cottage(tmp_path, *mapped, *bounds, *server)
         scores = [json.loads(path.read_text()) for path in sorted((tmp_path / "results").glob("*/score.json"))]
         assert sorted((one["trees"], one["depth"]) for one in scores) == [(5, 2), (5, 4), (20, 2), (20, 4)]

@@ -111,7 +111,8 @@ def _problems(array: ArraySpec, able: Sequence[Candidate]) -> list[str]:
     if not able:
         who = "that array.trusted names " if array.verify == "trusted" else ""
         card = " and a graphics card" if array.gpu else ""
-        return [f"no node {who}runs containers here with {array.memory_mb:,} MB of memory{card} for this price"]
+        lacks = f"no node {who}runs containers here with {array.memory_mb:,} MB of memory{card} for this price"
+        return [f"{lacks}: owners begin with `cottage node images accept KEY`, and nodes tell it within seconds"]
     if len(owners) < need:
         way = "ask for fewer owners, or set array.verify to trusted and name them"
         return [f"{need} owners are to run an element, and {len(owners)} could: {way}"]
