@@ -12,12 +12,13 @@ from safetensors.numpy import save
 
 from coordinator.services.artifacts.weight_index import index_weights
 from desktop.agent.sandbox.base import SandboxLimits
-from desktop.agent.sandbox.docker import DockerSandbox
+from desktop.agent.sandbox.docker import DockerSandbox, owner_of
+from desktop.agent.sandbox.restrictions import HOME_LABEL
 from protocol.job.job import ModelSpec
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign
 from protocol.task import ApplyRound, BeginRound, Layers, RoundApplied, RoundCommit, TaskReady
-from tests.desktop.conftest import Running, StartAgent, assignment, plan_of
+from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from tests.support.docker import IMAGE
 from tests.trainer.small import config_of, job, job_folder
@@ -66,11 +67,11 @@ def regular_files(folder: Path) -> Iterator[Path]:
         yield from (path for name in names if (path := Path(above, name)).is_file() and not path.is_symlink())
 
 
-def places_of(node: Running) -> tuple[list[Path], str]:
-    """All that the node's one container can write to or has mounted, as this computer sees it; and what the engine says of it."""
+def places_of(home: Path) -> tuple[list[Path], str]:
+    """All that a home's one container can write to or has mounted, as this computer sees it; and what the engine says of it."""
     client = docker.from_env()
     try:
-        [container] = client.containers.list(filters={"name": "cottage-"})
+        [container] = client.containers.list(filters={"label": f"{HOME_LABEL}={owner_of(home)}"})
         inside = Path(f"/proc/{container.attrs['State']['Pid']}/root")
         layer = Path(container.attrs["GraphDriver"]["Data"]["UpperDir"])
         return [inside / "job", inside / "tmp", inside / "dev/shm", layer], json.dumps(container.attrs)
@@ -98,7 +99,7 @@ async def test_nothing_of_a_job_can_be_read_on_the_disk_while_it_trains_or_after
         [applied] = coordinator.bodies(RoundApplied)
         markers["the state"] = marker_of(coordinator.artifacts[applied.checkpoint])
 
-        mounts, described = places_of(node)
+        mounts, described = places_of(tmp_path / "node")
         assert {path.name for path in regular_files(mounts[0])} >= {"train.bin", "weights-0-3.safetensors"}
         assert seen(markers, [node.home.path, *mounts]) == []
         [held] = node.agent._holdings.tasks.values()
