@@ -22,6 +22,8 @@ import stat
 import sys
 from typing import Any, BinaryIO
 
+assert sys.platform != "win32", "it runs in a container of Linux"
+
 PIECE = 1 << 20
 MAX_LINE = 1 << 16
 MAX_DEPTH = 16
