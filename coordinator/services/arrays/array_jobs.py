@@ -1,101 +1,51 @@
 """What an array job does next: nodes are given elements, results are compared, verified work is paid. Everything on an open desk.
 
-::
-
-    funded -> planned <-> running -> verifying -> settled
-       ^         |           |          |
-       '------ paused <------'     last payments, the refund
+Its life is that of ``payments.period_jobs``. Results that are there stay, however it ends.
 """
 
 import msgspec
 
-from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.domain.arrays import board as boards
 from coordinator.domain.arrays import tally as rules
 from coordinator.domain.arrays.tally import ArrayTally
-from coordinator.domain.job import ENDINGS, JobAction, JobState, Wish, asked
-from coordinator.domain.lease import FAULTS, Lease
-from coordinator.errors import FundsError
+from coordinator.domain.job import JobState, Wish
+from coordinator.domain.lease import Lease
 from coordinator.services.arrays.array_staffing import ArrayStaffing
 from coordinator.services.arrays.element_votes import ElementVotes
 from coordinator.services.arrays.open_arrays import OpenArray, OpenArrays
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
-from coordinator.services.payments.periods import PeriodShare, conclude_periods, pending_shares, store_period
+from coordinator.services.payments.period_jobs import AT_WORK, MAX_LOADS, PeriodJobs, PeriodJobWords, failed_leases
+from coordinator.services.payments.periods import PeriodShare, store_period
 from coordinator.services.payments.settlement import Settlement
-from coordinator.services.training.pauses import spent
-from coordinator.store.ports import Condition, col
-from ledger import events as ledger_events
 from protocol.job.elements import MAX_QUEUED, ArrayReady, ElementEnd, ElementsMoved
 
-AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
-MAX_LOADS = 6  # Nodes that fail before any has run an element; then it is the image.
 FEED_S = 0.5  # Between two times that all nodes' queues are looked at; who reports is fed at once.
 LOOK_S = 5.0  # Between two looks for what hangs, or waits though everybody passed it.
 
 
-class ArrayJobs:
+class ArrayJobs(PeriodJobs):
     """Jobs that run containers.
 
     Attributes:
         staffing: which nodes work at them.
     """
 
+    words = PeriodJobWords(
+        noun="array",
+        anew="submit what is left as a new job",
+        resting="the submitter asked for it",
+        ending="what is verified is paid",
+        last="the last payments are made",
+    )
+
     def __init__(self, context: Context, nodes: Nodes, settlement: Settlement, arrays: OpenArrays) -> None:
-        self._context, self._nodes, self._settlement, self._arrays = context, nodes, settlement, arrays
+        super().__init__(context, settlement)
+        self._nodes, self._arrays = nodes, arrays
         self.staffing = ArrayStaffing(context, nodes, arrays)
         self._votes = ElementVotes(context)
-
-    async def advance(self, work: UnitOfWork) -> None:
-        """Bring the job as far as it goes now."""
-        state, verified = work.job.state, work.job.verified
-        if state is JobState.CREATED or state not in AT_WORK | {JobState.PAUSED, JobState.VERIFYING}:
-            return
-        await conclude_periods(work, lambda _commit: False)
-        if work.job.wish in ENDINGS:
-            await self._ends(work)
-        elif state is JobState.VERIFYING:
-            await self._close(work)
-        elif work.job.wish is not Wish.NONE:
-            await self._rest(work)
-        elif state in AT_WORK:
-            await self._works(work)
-        if work.job.verified != verified and work.job.state in AT_WORK:
-            await self._settlement.settle_if_due(work)
-
-    async def ask(self, work: UnitOfWork, action: JobAction) -> None:
-        """Rest, go on or end, as its owner asks.
-
-        Raises:
-            ConflictError: it is in no state for it. FundsError: its budget is used up.
-        """
-        after = asked(work.job, action, checkpoint=True)
-        match action:
-            case JobAction.PAUSE | JobAction.STOP if after.wish is not work.job.wish:
-                work.change(wish=after.wish, halt="asked")
-                work.note("pausing" if action is JobAction.PAUSE else "stopping", "the submitter asked for it")
-            case JobAction.RESUME if work.job.state is JobState.PAUSED:
-                if await spent(work.tx, work.job.id) >= work.job.escrow:
-                    raise FundsError(
-                        f"the budget of job {work.job.id} is used up: add to it, or submit what is left as a new job",
-                        "budget",
-                    )
-                work.change(halt="")
-                work.advance(JobState.FUNDED, "the array goes on: it waits for nodes")
-            case JobAction.RESUME:
-                work.change(wish=after.wish, halt=after.halt)
-        await self.advance(work)
-
-    async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
-        """End it before its time: pay what is verified, refund the rest. Results that are there stay."""
-        if work.job.wish in ENDINGS:
-            return
-        await self._release(work, reason)
-        work.change(wish=Wish.CANCEL if state is JobState.CANCELLED else Wish.FAIL, halt="", reason=reason)
-        if not await self._ends(work):
-            work.note("ending", f"{reason}: what is verified is paid")
 
     # --- reports ----------------------------------------------------------------------------------------------------------
 
@@ -238,10 +188,9 @@ class ArrayJobs:
         if array.board.failed >= rules.FALSE_STARTS and array.board.done == 0:
             last = next((one.reason for one in array.board.begun() if one.state == "failed"), "")
             return f"the first {array.board.failed} elements have failed: {last}"
-        if work.run is None or work.run.tally.paid or all(one.end not in FAULTS for one in work.ended):
+        if work.run is None or work.run.tally.paid:
             return ""
-        where: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id), col(Lease.end).in_(tuple(sorted(FAULTS))))
-        failed = {one.id: one for one in (*await work.tx.find(Lease, *where), *work.ended) if one.end in FAULTS}
+        failed = await failed_leases(work)
         tried = {one.node for one in failed.values()}
         if len(failed) < MAX_LOADS or any(one.node not in tried for one in self.staffing.able(array.spec, 0)):
             return ""
@@ -292,23 +241,12 @@ class ArrayJobs:
         tally = ArrayTally() if work.run is None else work.run.tally
         nothing = array.board.running() == 0 and tally.paid > 0 and self._affordable(work, array) == 0
         if work.now > work.job.deadline:
-            await self._finish(work, f"its {work.job.spec.deadline_hours:g} hours are over")
+            await self._run_out(work, "hours")
         elif nothing:
-            await self._finish(work, f"its budget of {money(work.job.spec.budget)} is used up")
+            await self._run_out(work, "budget")
         else:
             return False
         return True
-
-    async def _rest(self, work: UnitOfWork) -> None:
-        """Pause or stop, as was asked for: elements under way come to nothing, and are run again when it goes on."""
-        wish = work.job.wish
-        work.change(wish=Wish.NONE)
-        if wish is Wish.STOP:
-            await self._finish(work, "the submitter stopped the array")
-            return
-        await self._release(work, "the array rests")
-        work.advance(JobState.PAUSED, "the submitter paused the array: its nodes are let go")
-        await self._settlement.settle_now(work)
 
     async def _release(self, work: UnitOfWork, reason: str) -> None:
         """Count what was done, and let all nodes go."""
@@ -324,37 +262,10 @@ class ArrayJobs:
         self._change_tally(work, done=array.board.done, failed=array.board.failed)
         await self._count(work, array)
 
-    async def _finish(self, work: UnitOfWork, why: str) -> None:
-        if work.job.state is JobState.FUNDED:
-            await self.stop(work, JobState.CANCELLED, f"{why}, and no node was free for it")
-            return
-        await self._release(work, why)
-        work.advance(JobState.VERIFYING, f"{why}: the last payments are made")
-        await conclude_periods(work, lambda _commit: False)
-        await self._close(work)
+    def _forget(self, job: str) -> None:
+        self._arrays.close(job)
 
-    async def _close(self, work: UnitOfWork) -> None:
-        """Settle once everybody's money is safe."""
-        if await pending_shares(work):
-            return
-        await self._settlement.finish(work)
-        if not await self._settlement.is_done(work):
-            return
-        self._arrays.close(work.job.id)
+    def _done(self, work: UnitOfWork) -> str:
         tally = ArrayTally() if work.run is None else work.run.tally
         failed = f" and {tally.failed:,} failed" if tally.failed else ""
-        text = f"the array is over: {tally.done:,} elements are done{failed}, and it cost {money(work.job.paid)}"
-        work.advance(JobState.SETTLED, text)
-        event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
-        work.memo("settled", event)
-
-    async def _ends(self, work: UnitOfWork) -> bool:
-        await conclude_periods(work, lambda _commit: False)
-        if await pending_shares(work):
-            return False
-        self._arrays.close(work.job.id)
-        state = ENDINGS[work.job.wish]
-        work.change(wish=Wish.NONE)
-        work.advance(state, work.job.reason)
-        await self._settlement.finish(work)
-        return True
+        return f"{tally.done:,} elements are done{failed}"

@@ -12,6 +12,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.payees import affordable, payable, payees_of
+from coordinator.services.payments.period_jobs import give_up_late
 from coordinator.services.training.staffing import FORGIVEN_S, MAX_FAULTS_PER_NODE
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord
@@ -117,11 +118,9 @@ class ArrayStaffing:
         return payable(able, payees_of(known, {commit.lease for commit in commits}))
 
     def _let_go(self, work: UnitOfWork) -> None:
+        give_up_late(work, START_S)
         for lease in list(work.leases.values()):
-            if lease.state == "starting" and work.now - lease.granted > START_S:
-                work.note("lost", f"node {lease.node} was not ready after {START_S:g} s and is given up")
-                work.end(lease.id, "stalled", f"not ready after {START_S:g} s")
-            elif self._nodes.is_draining(lease.node):
+            if self._nodes.is_draining(lease.node):
                 work.end(lease.id, "replaced", self._nodes.why_draining(lease.node))
 
     def _runs(self, node: Candidate, array: ArraySpec) -> bool:

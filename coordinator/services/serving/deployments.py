@@ -1,21 +1,15 @@
 """What a deployment does next: nodes are seated, counted and paid, and let go. Everything on an open desk.
 
-::
-
-    funded -> planned <-> running -> verifying -> settled
-       ^         |           |          |
-       '------ paused <------'     last checks, payments, the refund
+Its life is that of ``payments.period_jobs``.
 """
 
 from collections.abc import Sequence
 
-from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.domain import serving as rules
-from coordinator.domain.job import ENDINGS, JobAction, JobState, Wish, asked
-from coordinator.domain.lease import FAULTS, Lease, LeaseEnd
+from coordinator.domain.job import JobState
+from coordinator.domain.lease import Lease, LeaseEnd
 from coordinator.domain.serving import Blame, CountedPeriod
-from coordinator.errors import FundsError
 from coordinator.services.audits import credit
 from coordinator.services.audits.audit_outcomes import reject
 from coordinator.services.core.context import Context
@@ -23,109 +17,62 @@ from coordinator.services.core.domain_events import PeriodCounted
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
-from coordinator.services.payments.periods import (
-    PeriodShare,
-    conclude_periods,
-    pending_shares,
-    store_period,
+from coordinator.services.payments.period_jobs import (
+    MAX_LOADS,
+    PeriodJobs,
+    PeriodJobWords,
+    failed_leases,
+    give_up_late,
 )
+from coordinator.services.payments.periods import PeriodShare, pending_shares, store_period
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving.answers import DrawnAnswer
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.seating import ReplicaStaffing
 from coordinator.services.training.pauses import spent
 from coordinator.services.training.staffing import shape_of
-from coordinator.store.ports import Condition, col
-from ledger import events as ledger_events
+from coordinator.store.records import CommitRecord
 from protocol.job.job import ServeSpec
 from protocol.merkle import merkle_root
 from protocol.serving import CheckedReport
 
-ANSWERS = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
 START_S = 600.0  # To fetch the model and load it.
-MAX_LOADS = 6  # Nodes that fail before any has answered; then it is the model.
 
 
-class Deployments:
+class Deployments(PeriodJobs):
     """Jobs that answer."""
 
+    words = PeriodJobWords(
+        noun="deployment",
+        anew="deploy the model again",
+        resting="answers under way end first",
+        ending="the last answers are checked, then paid",
+        last="the last answers are checked and paid",
+    )
+
     def __init__(self, context: Context, nodes: Nodes, settlement: Settlement, homes: Homes, links: Links) -> None:
-        self._context = context
+        super().__init__(context, settlement)
         self._seating = ReplicaStaffing(nodes, links)
         self._nodes = nodes
-        self._settlement = settlement
         self._homes = homes
         self._counted: dict[str, float] = {}
         self._resting: dict[str, float] = {}
 
-    async def advance(self, work: UnitOfWork) -> None:
-        """Bring the deployment as far as it goes now."""
-        state, verified = work.job.state, work.job.verified
-        if state is JobState.CREATED or state not in ANSWERS | {JobState.PAUSED, JobState.VERIFYING}:
+    async def _works(self, work: UnitOfWork) -> None:
+        if await self._ends_by_itself(work):
             return
-        await self._conclude(work)
-        if work.job.wish in ENDINGS:
-            await self._ends(work)
-        elif state is JobState.VERIFYING:
-            await self._close(work)
-        elif work.job.wish is not Wish.NONE:
-            await self._rest(work)
-        elif state in ANSWERS and not await self._ends_by_itself(work):
-            await self._staff(work)
-            if (
-                self._context.clock.now() - self._counted.setdefault(work.job.id, self._context.clock.now())
-                >= rules.PERIOD_S
-            ):
-                await self._count(work)
-        if work.job.verified != verified and work.job.state in ANSWERS:
-            await self._settlement.settle_if_due(work)
+        await self._staff(work)
+        now = self._context.clock.now()
+        if now - self._counted.setdefault(work.job.id, now) >= rules.PERIOD_S:
+            await self._count(work)
 
-    async def ask(self, work: UnitOfWork, action: JobAction) -> None:
-        """Rest, go on or end, as its owner asks.
-
-        Raises:
-            ConflictError: it is in no state for it. FundsError: its budget is used up.
-        """
-        after = asked(work.job, action, checkpoint=True)
-        match action:
-            case JobAction.PAUSE | JobAction.STOP if after.wish is not work.job.wish:
-                work.change(wish=after.wish, halt="asked")
-                work.note("pausing" if action is JobAction.PAUSE else "stopping", "answers under way end first")
-            case JobAction.RESUME if work.job.state is JobState.PAUSED:
-                if await spent(work.tx, work.job.id) >= work.job.escrow:
-                    raise FundsError(
-                        f"the budget of deployment {work.job.id} is used up: add to it, or deploy the model again",
-                        "budget",
-                    )
-                work.change(halt="")
-                work.advance(JobState.FUNDED, "the deployment goes on: it waits for nodes")
-            case JobAction.RESUME:
-                work.change(wish=after.wish, halt=after.halt)
-        await self.advance(work)
-
-    async def _rest(self, work: UnitOfWork) -> None:
-        """Pause or stop, as was asked for, once the answers under way have ended; for a minute they are waited for."""
+    def _may_rest(self, work: UnitOfWork) -> bool:
+        """Answers under way are waited for, for a minute."""
         now, (under_way, _, _) = self._context.clock.now(), self._homes.now(work.job.id)
         if under_way and now - self._resting.setdefault(work.job.id, now) < rules.REST_S:
-            return
+            return False
         self._resting.pop(work.job.id, None)
-        wish = work.job.wish
-        work.change(wish=Wish.NONE)
-        if wish is Wish.STOP:
-            await self._finish(work, "the submitter stopped the deployment")
-            return
-        await self._release(work, "the deployment rests")
-        work.advance(JobState.PAUSED, "the submitter paused the deployment: its nodes are let go")
-        await self._settlement.settle_now(work)
-
-    async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
-        """End it before its time: pay what is verified, refund the rest."""
-        if work.job.wish in ENDINGS:
-            return
-        await self._release(work, reason)
-        work.change(wish=Wish.CANCEL if state is JobState.CANCELLED else Wish.FAIL, halt="", reason=reason)
-        if not await self._ends(work):
-            work.note("ending", f"{reason}: the last answers are checked, then paid")
+        return True
 
     def _sleeps(self, work: UnitOfWork) -> bool:
         """Whether its nodes are let go until somebody asks; it waits for its first ones all the same."""
@@ -155,10 +102,7 @@ class Deployments:
         for held, why in self._homes.away(work.job.id):
             if held in work.leases:
                 self._seating.give_up(work, work.leases[held], why)
-        for lease in [one for one in work.leases.values() if one.state == "starting"]:
-            if work.now - lease.granted > START_S:
-                work.note("lost", f"node {lease.node} was not ready after {START_S:g} s and is given up")
-                work.end(lease.id, "stalled", f"not ready after {START_S:g} s")
+        give_up_late(work, START_S)
         if why := await self._unloadable(work):
             await self.stop(work, JobState.FAILED, why)
             return False
@@ -168,10 +112,9 @@ class Deployments:
 
     async def _unloadable(self, work: UnitOfWork) -> str:
         """Why no node can ever answer; empty: some may."""
-        if work.run is None or work.run.served.answers or all(lease.end not in FAULTS for lease in work.ended):
+        if work.run is None or work.run.served.answers:
             return ""
-        where: tuple[Condition, ...] = (col(Lease.job).equals(work.job.id), col(Lease.end).in_(tuple(sorted(FAULTS))))
-        failed = {lease.id: lease for lease in (*await work.tx.find(Lease, *where), *work.ended) if lease.end in FAULTS}
+        failed = await failed_leases(work)
         if len(failed) < MAX_LOADS or any(period.usage.answers for period in self._homes.periods(work.job.id)):
             return ""
         return f"{len(failed)} times a node could not load the model: {work.ended[-1].reason}"
@@ -218,9 +161,8 @@ class Deployments:
         work.change(tokens_done=work.job.tokens_done + tokens, tokens_per_second=tokens / rules.PERIOD_S)
         work.record(PeriodCounted(periods))
 
-    async def _conclude(self, work: UnitOfWork) -> None:
-        """Verify shares of which nothing is to be checked any more; then their periods are over."""
-        await conclude_periods(work, lambda commit: self._homes.waits(commit.lease, commit.round))
+    def _waits(self, commit: CommitRecord) -> bool:
+        return self._homes.waits(commit.lease, commit.round)
 
     async def checked(self, work: UnitOfWork, drawn: DrawnAnswer, report: CheckedReport) -> None:
         """An answer was drawn again. One that is not the model's costs who made it so all that is not verified, seat and
@@ -282,14 +224,10 @@ class Deployments:
             for one in self._homes.periods(work.job.id):
                 done = rules.operations_by_seat(shape, layers, one).values()
                 due += pricing.price(sum(done), work.job.quote.rate, 0)
-        match rules.ending(work.now, work.job.deadline, due, work.job.escrow):
-            case "hours":
-                await self._finish(work, f"its {work.job.spec.deadline_hours:g} hours are over")
-            case "budget":
-                await self._finish(work, f"its budget of {money(work.job.spec.budget)} is used up")
-            case _:
-                return False
-        return True
+        over = rules.ending(work.now, work.job.deadline, due, work.job.escrow)
+        if over:
+            await self._run_out(work, over)
+        return bool(over)
 
     async def _release(self, work: UnitOfWork, reason: str) -> None:
         """Count what was done, and let all nodes go."""
@@ -297,38 +235,11 @@ class Deployments:
         for lease in list(work.leases):
             work.end(lease, "stopped", reason)
 
-    async def _finish(self, work: UnitOfWork, why: str) -> None:
-        if work.job.state is JobState.FUNDED:
-            await self.stop(work, JobState.CANCELLED, f"{why}, and no node was free for it")
-            return
-        await self._release(work, why)
-        work.advance(JobState.VERIFYING, f"{why}: the last answers are checked and paid")
-        await self._conclude(work)
-        await self._close(work)
+    def _forget(self, job: str) -> None:
+        self._seating.forget(job)
 
-    async def _close(self, work: UnitOfWork) -> None:
-        """Settle once everything is checked, and everybody's money is safe."""
-        if await pending_shares(work):
-            return
-        await self._settlement.finish(work)
-        if not await self._settlement.is_done(work):
-            return
-        self._seating.forget(work.job.id)
-        tokens = f"{work.job.tokens_done:,} tokens were answered"
-        work.advance(JobState.SETTLED, f"the deployment is over: {tokens}, and it cost {money(work.job.paid)}")
-        event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
-        work.memo("settled", event)
-
-    async def _ends(self, work: UnitOfWork) -> bool:
-        await self._conclude(work)
-        if await pending_shares(work):
-            return False
-        self._seating.forget(work.job.id)
-        state = ENDINGS[work.job.wish]
-        work.change(wish=Wish.NONE)
-        work.advance(state, work.job.reason)
-        await self._settlement.finish(work)
-        return True
+    def _done(self, work: UnitOfWork) -> str:
+        return f"{work.job.tokens_done:,} tokens were answered"
 
 
 def _serve(work: UnitOfWork) -> ServeSpec:

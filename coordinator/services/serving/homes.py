@@ -15,7 +15,7 @@ from itertools import count
 import msgspec
 
 from coordinator.domain import serving as rules
-from coordinator.domain.job import Job, JobState, Wish
+from coordinator.domain.job import Job, Wish
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import CountedPeriod, NodeUsage, Replica
 from coordinator.errors import ConflictError, InvalidError, TookTooLongError, TooManyError, UnavailableError
@@ -24,6 +24,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
+from coordinator.services.payments.period_jobs import AT_WORK
 from coordinator.services.serving.answers import AnsweringReplica, AnswerPart, AnswerUnderWay, DrawnAnswer
 from coordinator.services.serving.embeddings import EmbeddingsUnderWay, some_of
 from coordinator.services.serving.presence import SeatPresence
@@ -64,7 +65,6 @@ PROBE_TOKENS = 8
 MAX_FAILURES = 3
 MAX_NAMES = 16  # Of nodes, in an answer's end: those that answered last.
 SILENT_S = 300.0
-_AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
 
 
 class Homes:
@@ -455,7 +455,7 @@ class Homes:
                 home = AnsweringReplica(name, seats, work.run.layers, keys, now, now - rules.PROBE_S, now)
                 self._homes[name] = self._leads[home.lease.id] = home
                 self._wake(work.job.id)
-        if work.job.state not in _AT_WORK or work.job.wish is not Wish.NONE:
+        if work.job.state not in AT_WORK or work.job.wish is not Wish.NONE:
             self._periods.pop(work.job.id, None)
             self._asked.pop(work.job.id, None)
             self._staged.discard(work.job.id)

@@ -23,6 +23,7 @@ from coordinator.services.core.domain_events import RoundForged, SeatsMoveNext
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.escrows import closing, owed, payable_work
+from coordinator.services.payments.period_jobs import PeriodJobs
 from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving.deployments import Deployments
 from coordinator.services.training import federating
@@ -115,7 +116,7 @@ class Runs:
         if rounds.news(before) != rounds.news(after):
             self.heard(work.job.id)
 
-    def _others(self, work: UnitOfWork) -> Deployments | ArrayJobs | None:
+    def _others(self, work: UnitOfWork) -> PeriodJobs | None:
         """Who brings a job further that has no rounds."""
         if work.job.spec.array is not None:
             return self.arrays
