@@ -81,6 +81,10 @@ class AgentClient(QObject):
         if self._socket is not None and not self._take(self._socket):
             self._break(self.tr("Its answer is larger than {0:,} bytes.").format(MAX_ANSWER_BYTES))
 
+    def stop(self) -> None:
+        """Nobody wants the answer any more."""
+        self._end()
+
     def _take(self, connection: QLocalSocket) -> bool:
         """Keep what has arrived; whether all of it is within the limit."""
         if connection.bytesAvailable():  # Of an agent that died this moment nothing can be read, and Qt would warn.
@@ -150,6 +154,12 @@ class Calls(QObject):
     def apart(self, parent: QObject) -> "Calls":
         """Others to the same agent: what takes long does not keep the pages waiting."""
         return Calls(self._path, parent)
+
+    def stop(self) -> None:
+        """Tell nobody any more, neither of what was asked nor of what waits."""
+        self._waiting.clear()
+        self._now = None
+        self._client.stop()
 
     def get(self, target: str, done: Callable[[bytes], None], failed: Callable[[str], None] | None = None) -> None:
         """``done`` gets the document, or ``failed`` a sentence."""

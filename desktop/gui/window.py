@@ -169,7 +169,7 @@ class MainWindow(QWidget):
             self.joining.reject()  # One question at a time, the newest.
         sheet: JoinSheet | FederationSheet
         if names_federation(link):
-            self.joining = sheet = FederationSheet(self._calls.apart(self), self, link)
+            self.joining = sheet = FederationSheet(self._calls, self, link)
         else:
             self.joining = sheet = JoinSheet(self._calls, self, link)
             sheet.joined.connect(self._joined)

@@ -1,5 +1,6 @@
 """What an agent needs for array jobs, where its sandbox has an engine."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from desktop.agent.app.parts import AgentParts
@@ -41,10 +42,18 @@ def lend_disk(arrays: ArrayTools | None, limit: int) -> None:
         arrays.images.limit = limit
 
 
+def accepting(publishers: Publishers) -> tuple[bool, str]:
+    """Whether the owner accepts anybody's images, and what is wrong with the file: one that cannot be read accepts nobody."""
+    try:
+        return bool(publishers.all()), ""
+    except SettingsError as error:
+        return False, str(error)
+
+
 async def look_after(arrays: ArrayTools | None, offer: Callable[[bool], Awaitable[None]]) -> None:
     """Have the engine forget images that nobody uses, and ``offer`` told for ever whether the owner accepts anybody's.
 
-    What goes wrong is told; a file that cannot be read accepts nobody.
+    What goes wrong is told, once.
     """
     if arrays is None:
         return
@@ -52,11 +61,11 @@ async def look_after(arrays: ArrayTools | None, offer: Callable[[bool], Awaitabl
         await arrays.images.sweep()
     except AgentError as error:
         LOG.warning("images of array jobs cannot be looked through: %s", error)
+    told = ""
     while True:
-        try:
-            accepts = bool(arrays.images.publishers.all())
-        except SettingsError as error:
-            LOG.warning("%s", error)
-            accepts = False
+        accepts, fault = await asyncio.to_thread(accepting, arrays.images.publishers)
+        if fault and fault != told:
+            LOG.warning("%s", fault)
+        told = fault
         await offer(accepts)
         await arrays.images.clock.sleep(LOOK_S)

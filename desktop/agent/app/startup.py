@@ -11,6 +11,7 @@ import msgspec
 from common.clock import SystemClock
 from common.untrusted_text import untrusted
 from common.urls import is_loopback, parse_url
+from desktop.agent.app.array_parts import accepting
 from desktop.agent.app.parts import AgentParts
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import Device, detect, processor
@@ -84,6 +85,7 @@ async def prepare(
         LOG.warning("%s cannot be used for jobs: %s", device.name, error)
         device = processor(f"{device.name} is here, but jobs cannot use it ({error}): they run on the processor.")
         sandbox, bench = await measured(home, settings, device, worker_arguments)
+    release_key = this_release().key
     containers = DockerContainers(sandbox) if isinstance(sandbox, DockerSandbox) and not auditor else None
     profile = NodeProfile(
         name=untrusted(settings.name),
@@ -97,13 +99,10 @@ async def prepare(
         floor=settings.floor,
         auditor=auditor,
         beside_mb=settings.memory_mb if device.kind == "cuda" else None,
-        containers=containers is not None and bool(Publishers(home, this_release().key).all()),
+        containers=containers is not None and accepting(Publishers(home, release_key))[0],
     )
     readings = None if settings.always else sensors(home.path, device.gpu)
-    key_of_release = this_release().key
-    return AgentParts(
-        home, settings, key, profile, sandbox, SystemClock(), device, readings, containers, key_of_release
-    )
+    return AgentParts(home, settings, key, profile, sandbox, SystemClock(), device, readings, containers, release_key)
 
 
 def chosen(gpu: int | str) -> Device:

@@ -140,10 +140,10 @@ def _from_engine(home: Home, images: bool) -> tuple[int, int, str]:
             "no Docker engine answers; containers end with it, but images stay: docker image ls shows them" * images,
         )
     try:
-        containers = remove_containers(client, owner_of(home.path))
         owner = owner_of(home.path)
-        removed = lambda: _remove_images(client) + _remove_element_images(client, owner)  # noqa: E731
-        return containers, _quietly(removed) if images else 0, ""
+        containers = remove_containers(client, owner)
+        gone = _quietly(lambda: _remove_images(client) + _remove_element_images(client, owner)) if images else 0
+        return containers, gone, ""
     except AgentError as error:
         return 0, 0, str(error)
     finally:
@@ -159,13 +159,12 @@ def _remove_images(client: Any) -> int:
 
 def _remove_element_images(client: Any, owner: str) -> int:
     """Images of array jobs, by the names that this home gave them: another home may have the same ones."""
-    from desktop.agent.sandbox.containers import element_repository
+    from desktop.agent.sandbox.containers import element_images, element_repository
 
-    name = element_repository(owner)
-    tags = [tag for image in client.images.list(name) for tag in image.tags if tag.startswith(f"{name}:")]
-    for tag in tags:
-        client.images.remove(tag)
-    return len(tags)
+    found = element_images(client, owner)
+    for artifact in found:
+        client.images.remove(f"{element_repository(owner)}:{artifact}")
+    return len(found)
 
 
 def _quietly(work: Callable[[], int]) -> int:

@@ -206,13 +206,14 @@ class ElementPlace:
 
     async def _until_end(self, worker: DockerWorker) -> tuple[Exit, str] | None:
         """How it ended and the last that it printed; None: its time did. Time in which it is held does not count."""
-        tools, used = self._tools, 0.0
+        tools, used, patience = self._tools, 0.0, 0.0  # One that ended before anybody listened is seen at once.
         while used < tools.array.seconds:
             began = tools.clock.now()
-            found = await tools.containers.ended(worker, min(LOOK_S, tools.array.seconds - used))
+            found = await tools.containers.ended(worker, patience)
             if found is not None:
                 return found
             used += 0.0 if self._held else tools.clock.now() - began
+            patience = min(LOOK_S, tools.array.seconds - used)
         return None
 
     async def _judged(self, run: ElementRun, found: tuple[Exit, str] | None, seconds: float) -> Finished:

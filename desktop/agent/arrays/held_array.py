@@ -12,10 +12,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from desktop.agent.arrays.element_place import ElementPlace, Finished, PlaceSize, PlaceTools
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOG
 from desktop.agent.base.payloads import Payload
+from desktop.agent.coordinator.report_outbox import MAX_UNACKNOWLEDGED
 from desktop.agent.errors import ArtifactError, UnacceptedImageError, UnwantedError, WorkerDiedError
 from desktop.agent.images.store import ElementImages
 from desktop.agent.jobs.tasks import HeldTask
@@ -41,6 +44,7 @@ from protocol.task import TaskCommand
 
 MB = 1 << 20
 OWN_INPUTS_MB = 256  # For what one element reads, beside what all of them read.
+MOST_UNTOLD = MAX_UNACKNOWLEDGED // 2  # A coordinator that is away hears the rest together, once it is back.
 DELIVERIES = 4  # Results that are on their way at a time; then places wait for the line.
 
 
@@ -98,14 +102,16 @@ class HeldArray(HeldTask):
                 self._queue = deque(run for run in self._queue if run.run not in self._dropped)
                 for place in self._places:
                     if place.run_number in self._dropped:
-                        self._aborting.add(asyncio.create_task(place.abort(), name="element-dropped"))
+                        aborting = asyncio.create_task(place.abort(), name="element-dropped")
+                        self._aborting.add(aborting)
+                        aborting.add_done_callback(self._aborting.discard)
             case _:
                 return False
         return True
 
     async def _hold(self) -> None:
-        for place in self._places:
-            await place.freeze(self._frozen or self._resting)
+        # All at once: an owner who takes the computer back waits for one, not for each.
+        await asyncio.gather(*(place.freeze(self._frozen or self._resting) for place in self._places))
 
     # --- its life -------------------------------------------------------------------------------------------------------
 
@@ -187,7 +193,7 @@ class HeldArray(HeldTask):
                 await self._delivering.acquire()
                 group.create_task(self._deliver(finished), name="element-result")
             else:
-                await self._has_ended(finished)
+                self._has_ended(finished)
 
     async def _next(self) -> ElementRun:
         while not self._queue:
@@ -227,10 +233,10 @@ class HeldArray(HeldTask):
         finally:
             self._delivering.release()
 
-    async def _has_ended(self, finished: Finished) -> None:
+    def _has_ended(self, finished: Finished) -> None:
         end = finished.end
-        if finished.result is not None:
-            end = _with_data(end, await asyncio.to_thread(finished.result.payload.read))
+        if finished.result is not None:  # A short one, which is in memory.
+            end = msgspec.structs.replace(end, data=finished.result.payload.read())
         self._note_end(end)
 
     # --- what is told ---------------------------------------------------------------------------------------------------
@@ -250,6 +256,9 @@ class HeldArray(HeldTask):
             await self.tools.clock.sleep(TOGETHER_S)
             self._tell.clear()
             while self._begun or self._ended:
+                if len(self.outbox) >= MOST_UNTOLD:
+                    await self.tools.clock.sleep(TOGETHER_S)
+                    continue
                 begun, self._begun = self._begun[:MAX_QUEUED], self._begun[MAX_QUEUED:]
                 ended = self._together()
                 await self.report(ElementsMoved(tuple(begun), tuple(ended)), True)
@@ -266,7 +275,3 @@ class HeldArray(HeldTask):
 
     def __str__(self) -> str:
         return f"job {self.assign.job[:8]} elements ({self.assign.lease[:8]})"
-
-
-def _with_data(end: ElementEnd, data: bytes) -> ElementEnd:
-    return ElementEnd(end.run, end.outcome, end.code, end.result, end.size, end.files, data, end.seconds, end.tail)

@@ -1,5 +1,6 @@
 """What an element left, as the one archive that is the same wherever it is made (``protocol.job.results``)."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -32,22 +33,20 @@ async def collect(porter: PorterLink, sizes: Mapping[str, int], spool: Spool) ->
     except ValueError as error:
         raise CarryError(str(error)) from error
     size = sum(len(heads[path]) + sizes[path] + len(padding(sizes[path])) for path in order) + len(END)
-    hasher = hashlib.sha256()
     if size <= INLINE_BYTES:
         data = b"".join([piece async for piece in _pieces(porter, heads, sizes)])
-        hasher.update(data)
-        return ResultArchive(SmallPayload(data), hasher.hexdigest(), len(order))
-    coming, waiting = spool.begin(size), bytearray()
+        return ResultArchive(SmallPayload(data), hashlib.sha256(data).hexdigest(), len(order))
+    coming, waiting = await asyncio.to_thread(spool.begin, size), bytearray()
     try:
         async for piece in _pieces(porter, heads, sizes):
-            hasher.update(piece)
             waiting += piece
             whole = len(waiting) // PIECE * PIECE  # A spool takes whole segments but at the end.
             if whole:
-                coming.write(bytes(waiting[:whole]))
+                await asyncio.to_thread(coming.write, bytes(waiting[:whole]))
                 del waiting[:whole]
-        coming.write(bytes(waiting))
-        return ResultArchive(coming.finish(), hasher.hexdigest(), len(order))
+        await asyncio.to_thread(coming.write, bytes(waiting))
+        kept = coming.finish()
+        return ResultArchive(kept, kept.manifest.artifact, len(order))
     except BaseException:
         coming.abandon()
         raise

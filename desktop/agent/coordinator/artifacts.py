@@ -154,7 +154,9 @@ class Artifacts:
         lock = self._locks.setdefault(digest, asyncio.Lock())
         async with lock:
             with contextlib.suppress(PermissionError):  # Windows keeps what is being read.
-                (self._folder / digest).unlink(missing_ok=True)
+                await asyncio.to_thread(
+                    (self._folder / digest).unlink, missing_ok=True
+                )  # Of gigabytes that takes a while.
                 self.contents.keys.pop(digest, None)
         self._locks.pop(digest, None)
 

@@ -108,8 +108,7 @@ class FederatedGate:
         """What of a report leaves this computer; None: nothing does."""
         match body:
             case WorkerLog(lines=lines):
-                for line in lines:
-                    self.keep(line.text)
+                self.keep(*(line.text for line in lines))
                 return None
             case Progress() | RoundCommit() if self._private:
                 return msgspec.structs.replace(body, loss=None)
@@ -122,10 +121,10 @@ class FederatedGate:
                 LOG.warning("a federation's worker said a %s, which stays here", type(body).__name__)
                 return None
 
-    def keep(self, text: str) -> str:
+    def keep(self, *texts: str) -> str:
         """Put what may quote the data where its owner alone finds it; returns what others are told instead."""
         if self._federations is not None:
-            self._federations.tell(printable(text))
+            self._federations.tell(*map(printable, texts))
         return SAYS_NO_MORE
 
     def check_send(self, message: PeerSend) -> None:

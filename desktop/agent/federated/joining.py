@@ -118,7 +118,8 @@ class Joining:
         most = None if privacy is None else privacy.most_rounds
         if privacy is not None and not (most is not None and keeps_to_budget(privacy, most)):
             raise SettingsError(OVERSPENT.format(epsilon=privacy.epsilon, delta=privacy.delta, rounds=most))
-        data, how = _found(order.data), DatasetSpec(NO_FILE, order.format, order.text_field)
+        # In a thread: a disk that sleeps or is elsewhere takes seconds to answer.
+        data, how = await asyncio.to_thread(_found, order.data), DatasetSpec(NO_FILE, order.format, order.text_field)
         report = await self._check(data, how, spec.training.sequence)
         joined = JoinedFederation(
             order.job,
@@ -133,10 +134,13 @@ class Joining:
         )
         self._federations.add(joined)  # Before the coordinator knows: a seat may come at once.
         rows = report.usable if order.tell_rows else None
-        said = await self._ask(FederationWish(order.job, "join", order.terms, rows))
-        if not said.joined:
+        try:
+            said = await self._ask(FederationWish(order.job, "join", order.terms, rows))
+            if not said.joined:
+                raise SettingsError(said.problem or "the coordinator has not let this node join")
+        except SettingsError:
             self._federations.leave(order.job)
-            raise SettingsError(said.problem or "the coordinator has not let this node join")
+            raise
         return msgspec.structs.replace(self._view(said), report=report, found=tuple(federation_words.found(report)))
 
     async def leave(self, order: LeaveFederationOrder) -> FederationsView:

@@ -64,13 +64,13 @@ class Memberships:
             raise SettingsError(f"{file} cannot be used, so no federation goes on: {error}") from error
         self._known = {one.job: one for one in found}
 
-    def tell(self, text: str) -> None:
+    def tell(self, *lines: str) -> None:
         """Keep what a worker has said where its owner finds it: it may quote the data, so it is no part of the agent's log."""
         try:
             if self.told.exists() and self.told.stat().st_size > MAX_TOLD:
                 self.told.unlink()
             with self.told.open("a", encoding="utf-8") as file:
-                file.write(f"{text}\n")
+                file.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             LOG.warning("%s cannot be written: %s", self.told.name, error)
 

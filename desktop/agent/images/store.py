@@ -90,6 +90,7 @@ class ElementImages:
             )
         await self._make_room(stated)
         image, layers = await self._loaded(artifact, stated)
+        await self._artifacts.drop(artifact)  # Nobody reads it any more: Windows deletes no open file.
         self.publishers.note(KnownImage(artifact, stated, array.gpu, array.memory_mb, now, layers))
         return image
 
@@ -110,7 +111,6 @@ class ElementImages:
         layers = contents.configuration.rootfs.diff_ids
         image = await self._containers.load(read_pieces(archive), artifact, layers)
         LOG.info("the engine has the image %s (%s MB)", stated.name, f"{image.size / 1e6:,.0f}")
-        await self._artifacts.drop(artifact)
         return image, layers
 
     async def _make_room(self, stated: PublishedImage) -> None:

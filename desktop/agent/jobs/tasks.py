@@ -450,7 +450,7 @@ class HeldTask:
 
     async def _work(self) -> None:
         if self._owner is not None:
-            self._owner.check_joined()
+            await asyncio.to_thread(self._owner.check_joined)  # Its owner's disk may sleep.
         LOG.info("%s: fetching %d files", self, len(self.assign.files))
         await self._lay_out_files()
         self.state = "starting"

@@ -178,12 +178,11 @@ class DockerContainers:
 
     async def ended(self, worker: DockerWorker, patience: float) -> tuple[Exit, str] | None:
         """How a run ended and the last that it printed; None where it has not within ``patience`` seconds."""
-        found = await worker.ended()
-        if found is None and patience > 0:
+        if patience > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience):
                     await worker.died.wait()
-            found = await worker.ended()
+        found = await worker.ended()
         if found is None:
             return None
         return found, "" if found.tampered else await self._sandbox.call(worker.said)
@@ -218,13 +217,8 @@ class DockerContainers:
         return LoadedImage(str(image.id), int(image.attrs.get("Size") or 0))
 
     def _held(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for image in self._sandbox.client.images.list(self._repository):
-            for tag in image.tags:
-                name, _, artifact = tag.rpartition(":")
-                if name == self._repository:
-                    found[artifact] = int(image.attrs.get("Size") or 0)
-        return found
+        found = element_images(self._sandbox.client, self._sandbox.owner)
+        return {artifact: int(image.attrs.get("Size") or 0) for artifact, image in found.items()}
 
     def _make(self, made: Folders, inputs_mb: int, output_mb: int) -> None:
         volumes: list[Any] = []
@@ -246,3 +240,10 @@ class DockerContainers:
 def element_repository(owner: str) -> str:
     """Under what name an engine has the images of array jobs of a home; ``owner``: what its containers are labelled with."""
     return f"{TAG}-{owner[:12]}"
+
+
+def element_images(client: Any, owner: str) -> dict[str, Any]:
+    """Those that an engine has by that name: artifact -> image."""
+    name = element_repository(owner)
+    named = ((tag.rpartition(":"), image) for image in client.images.list(name) for tag in image.tags)
+    return {artifact: image for (repository, _, artifact), image in named if repository == name}

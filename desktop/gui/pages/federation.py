@@ -48,9 +48,10 @@ class FederationSheet(Sheet):
         link: str,
         choose: Callable[[QWidget], str] | None = None,
     ) -> None:
-        """``choose``: has its owner name a folder; empty: none."""
+        """``calls``: of the pages, which do not wait for what this asks. ``choose``: has its owner name a folder; empty: none."""
         super().__init__(parent, QCoreApplication.translate("FederationSheet", "A federation"), 560)
-        self._calls, self._link, self._choose = calls, link, choose or self._ask_folder
+        self._calls, self._link, self._choose = calls.apart(self), link, choose or self._ask_folder
+        self.finished.connect(self._calls.stop)  # A check may go on for an hour after somebody has closed this.
         self._seen: FederationAnswer | None = None
         self._asked, self._folder = False, ""
         self.head, self.chosen, self.said = Text(size=3, bold=True), Text(dim=True), Text()

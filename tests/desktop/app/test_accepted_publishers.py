@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from desktop.agent.app.array_parts import accepting
 from desktop.agent.base.config import Home
 from desktop.agent.cli.cli import main
 from desktop.agent.errors import SettingsError, UnacceptedImageError
@@ -87,3 +88,11 @@ def test_of_many_images_those_that_are_here_and_the_latest_are_remembered(
     assert [int(one.artifact, 16) for one in publishers.known()] == [4, 3, 1]
     publishers.forget_layers(f"{1:064x}")
     assert not any(one.layers for one in publishers.known())
+
+
+def test_a_damaged_list_accepts_nobody_and_says_why_rather_than_keep_an_agent_from_starting(tmp_path: Path) -> None:
+    home = Home.at(tmp_path)
+    home.publishers.write_text("[{")
+    accepts, fault = accepting(Publishers(home, "key of a release"))
+    assert not accepts
+    assert "publishers.json cannot be used" in fault

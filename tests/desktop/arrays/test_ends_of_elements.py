@@ -98,6 +98,26 @@ async def test_who_reaches_in_ends_the_lease_and_it_is_told(stage: StartStage, w
         assert it.coordinator.bodies(TaskFailed, assign.lease)[0].tampered
 
 
+async def test_a_coordinator_that_is_away_hears_later_of_more_runs_than_reports_may_wait(
+    stage: StartStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("desktop.agent.coordinator.report_outbox.MAX_UNACKNOWLEDGED", 6)
+    monkeypatch.setattr("desktop.agent.arrays.held_array.MOST_UNTOLD", 3)
+    async with stage() as it:
+        assign = await it.array()
+        await it.ready(assign)
+        (task,) = it.running.agent._holdings.tasks.values()
+        it.coordinator.acknowledge = False
+        runs = [it.element("sleep 0.4") for _ in range(9)]
+        await it.send(assign, *runs)
+        await it.coordinator.until(lambda: task.done == len(runs) or task.state == "failed")
+        assert task.state == "running", task.reason
+        assert len(it.ends(assign)) < len(runs), "the rest waits"
+        it.coordinator.acknowledge = True
+        await it.coordinator.nodes[it.running.address].close()
+        await it.coordinator.until(lambda: it.ends(assign).keys() == {run.run for run in runs})
+
+
 LEFT = """
 import asyncio, sys
 from pathlib import Path

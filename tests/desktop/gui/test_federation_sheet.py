@@ -11,6 +11,7 @@ from PySide6.QtTest import QTest
 
 from common.invitations import Invitation
 from desktop.gui.app import Desktop, wear
+from desktop.gui.client import Calls
 from desktop.gui.model import AgentPhase
 from desktop.gui.pages.federation import FederationSheet
 from desktop.gui.theme import DARK, LIGHT
@@ -103,3 +104,15 @@ def test_a_refusal_says_why_and_can_be_mended(desktop: Desktop, docs: dict[str, 
     wait_for(lambda: "cannot do that" in sheet.said.text(), "the reason")
     assert sheet.join.isEnabled()
     assert sheet.pick.isEnabled()
+
+
+def test_a_sheet_that_is_closed_is_told_nothing_more_and_leaves_nothing(desktop: Desktop, tmp_path: Path) -> None:
+    before = len(desktop.window.findChildren(Calls))
+    for _ in range(3):
+        sheet = opened(desktop, str(tmp_path))
+        QTest.mouseClick(sheet.pick, Qt.MouseButton.LeftButton)
+        QTest.mouseClick(sheet.join, Qt.MouseButton.LeftButton)
+        assert sheet._calls._now is not None, "the data is being checked"
+        sheet.reject()
+        assert sheet._calls._now is None
+    wait_for(lambda: len(desktop.window.findChildren(Calls)) == before, "the end of what the sheets asked")
