@@ -62,7 +62,12 @@ def _join(options: argparse.Namespace) -> int:
     if not options.yes and not console.agrees(f"Join with {printable(data)}?"):
         return 1
     order = JoinOrder(seen.told.job, seen.terms, data, options.text_field, options.format, options.tell_rows)
-    done = asyncio.run(status.ask_for(home.socket, "federation/join", FederationView, order, JOIN_S))
+    try:
+        done = asyncio.run(status.ask_for(home.socket, "federation/join", FederationView, order, JOIN_S))
+    except KeyboardInterrupt:  # Else the agent would go on, and join.
+        back = LeaveFederationOrder(order.job)
+        asyncio.run(status.ask_for(home.socket, "federation/leave", FederationsView, back, status.LONG_TIMEOUT_S))
+        raise
     if options.json:
         say_json(done)
         return 0

@@ -88,6 +88,7 @@ class Joining:
         self._send = send
         self._asked: dict[str, asyncio.Future[FederationTold]] = {}
         self._turn = asyncio.Lock()
+        self._checks: dict[JobId, asyncio.Task[tuple[JoinedFederation, OwnDataReport]]] = {}
 
     def told(self, said: FederationTold) -> None:
         """The coordinator answers."""
@@ -104,12 +105,36 @@ class Joining:
         return self._view(said)
 
     async def join(self, order: JoinOrder, coordinator: str) -> FederationView:
-        """Check the data here, and join; the report stays here.
+        """Check the data here, and join, unless its owner leaves meanwhile; the report stays here.
 
         Raises:
-            SettingsError: the data cannot be used, or the terms are others or promise too much.
+            SettingsError: the data cannot be used, or the terms are others or promise too much, or it was taken back.
             NotConnectedError: the coordinator does not answer.
         """
+        if order.job in self._checks:
+            raise SettingsError("its data is being checked already: wait for that, or leave the federation first")
+        check = self._checks[order.job] = asyncio.create_task(self._checked(order, coordinator), name="own data")
+        try:
+            await asyncio.wait([check])
+        finally:
+            check.cancel()
+            del self._checks[order.job]
+        if check.cancelled():
+            raise SettingsError("it was taken back while the data was checked: nothing was joined")
+        joined, report = check.result()
+        self._federations.add(joined)  # Before the coordinator knows: a seat may come at once.
+        rows = report.usable if order.tell_rows else None
+        try:
+            said = await self._ask(FederationWish(order.job, "join", order.terms, rows))
+            if not said.joined:
+                raise SettingsError(said.problem or "the coordinator has not let this node join")
+        except SettingsError:
+            self._federations.leave(order.job)
+            raise
+        return msgspec.structs.replace(self._view(said), report=report, found=tuple(federation_words.found(report)))
+
+    async def _checked(self, order: JoinOrder, coordinator: str) -> tuple[JoinedFederation, OwnDataReport]:
+        """What is joined, and what was found of the data."""
         said = await self._ask(FederationWish(order.job, "look"))
         spec = said.spec
         if spec is None or spec.federated is None or terms_digest(spec) != order.terms:
@@ -132,19 +157,13 @@ class Joining:
             None if privacy is None else privacy.epsilon,
             None if privacy is None else privacy.delta,
         )
-        self._federations.add(joined)  # Before the coordinator knows: a seat may come at once.
-        rows = report.usable if order.tell_rows else None
-        try:
-            said = await self._ask(FederationWish(order.job, "join", order.terms, rows))
-            if not said.joined:
-                raise SettingsError(said.problem or "the coordinator has not let this node join")
-        except SettingsError:
-            self._federations.leave(order.job)
-            raise
-        return msgspec.structs.replace(self._view(said), report=report, found=tuple(federation_words.found(report)))
+        return joined, report
 
     async def leave(self, order: LeaveFederationOrder) -> FederationsView:
-        """Leave, here at once, whatever the coordinator says; raises SettingsError."""
+        """Leave, here at once, whatever the coordinator says; what is being joined is not. Raises SettingsError."""
+        if (check := self._checks.get(order.job)) is not None:
+            check.cancel()
+            return self.view()
         if order.job not in self._federations.joined:
             raise SettingsError(
                 f"this node has not joined a federation {order.job}: `cottage node federations` lists them"

@@ -50,10 +50,10 @@ class FederationSheet(Sheet):
     ) -> None:
         """``calls``: of the pages, which do not wait for what this asks. ``choose``: has its owner name a folder; empty: none."""
         super().__init__(parent, QCoreApplication.translate("FederationSheet", "A federation"), 560)
-        self._calls, self._link, self._choose = calls.apart(self), link, choose or self._ask_folder
-        self.finished.connect(self._calls.stop)  # A check may go on for an hour after somebody has closed this.
+        self._pages, self._calls, self._link, self._choose = calls, calls.apart(self), link, choose or self._ask_folder
+        self.finished.connect(self._closed)
         self._seen: FederationAnswer | None = None
-        self._asked, self._folder = False, ""
+        self._asked, self._joins, self._folder = False, False, ""
         self.head, self.chosen, self.said = Text(size=3, bold=True), Text(dim=True), Text()
         self._lines = QVBoxLayout()
         self._lines.setSpacing(8)
@@ -141,8 +141,15 @@ class FederationSheet(Sheet):
     def _ask_folder(self, parent: QWidget) -> str:
         return QFileDialog.getExistingDirectory(parent, self.tr("The folder with your data"))
 
+    def _closed(self) -> None:
+        """A check may take an hour; whoever closes this meanwhile has taken it back, and the agent would go on."""
+        self._calls.stop()
+        if self._joins and self._seen is not None:
+            self._pages.post("federation/leave", {"job": self._seen.told.job}, lambda _answer: None)
+
     def _join(self) -> None:
         assert self._seen is not None
+        self._joins = True
         for part in (self.join, self.pick):
             part.setEnabled(False)
         self.said.say(self.tr("Your data is checked on this computer. That takes a while for much of it."))
@@ -150,12 +157,14 @@ class FederationSheet(Sheet):
         self._calls.post("federation/join", order, self._done, self._refused, CHECK_MS)
 
     def _refused(self, why: str) -> None:
+        self._joins = False
         self.said.say(why)
         self.pick.setEnabled(self._seen is not None)
         self.join.setEnabled(bool(self._folder))
         self._asked = self._seen is not None  # Else it is asked once more, at the next look.
 
     def _done(self, body: bytes) -> None:
+        self._joins = False
         try:
             found = read(body, FederationAnswer).found
         except AnswerError:

@@ -106,6 +106,26 @@ def test_a_refusal_says_why_and_can_be_mended(desktop: Desktop, docs: dict[str, 
     assert sheet.pick.isEnabled()
 
 
+def test_whoever_closes_it_while_data_is_checked_has_taken_it_back(
+    desktop: Desktop, orders: Orders, tmp_path: Path
+) -> None:
+    sheet = opened(desktop, str(tmp_path))
+    QTest.mouseClick(sheet.pick, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(sheet.join, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(sheet.close_it, Qt.MouseButton.LeftButton)
+    wait_for(lambda: ("federation/leave", {"job": JOB}) in orders, "the word that it is taken back")
+
+
+def test_whoever_has_joined_and_closes_it_stays(desktop: Desktop, orders: Orders, tmp_path: Path) -> None:
+    sheet = opened(desktop, str(tmp_path))
+    QTest.mouseClick(sheet.pick, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(sheet.join, Qt.MouseButton.LeftButton)
+    wait_for(lambda: sheet.head.text() == "You take part.", "the answer")
+    QTest.mouseClick(sheet.close_it, Qt.MouseButton.LeftButton)
+    wait_for(lambda: desktop.window.joining is None, "the end of the sheet")
+    assert [name for name, _ in orders if name == "federation/leave"] == []
+
+
 def test_a_sheet_that_is_closed_is_told_nothing_more_and_leaves_nothing(desktop: Desktop, tmp_path: Path) -> None:
     before = len(desktop.window.findChildren(Calls))
     for _ in range(3):
