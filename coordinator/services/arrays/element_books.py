@@ -28,6 +28,9 @@ class ElementsPort(Protocol):
     async def ended(self, job: str, after: int, state: Ended | None, limit: int) -> Sequence[ElementView]:
         """Elements that are done or have failed, in the order in which they were, behind a number of it."""
 
+    async def failures(self, job: str, limit: int) -> Sequence[ElementView]:
+        """Elements that have failed, the last one first."""
+
     async def result(self, job: str, index: int) -> tuple[str, Digest]:
         """An element's name, and the artifact of its result."""
 
@@ -45,6 +48,12 @@ class ElementBooks:
         """As ``ElementsPort.ended``."""
         elements = await self._elements(job)
         found = await self._courses(job, after, state, limit)
+        return [element_view(course, elements[course.index]) for course in found]
+
+    async def failures(self, job: str, limit: int) -> Sequence[ElementView]:
+        """As ``ElementsPort.failures``."""
+        elements = await self._elements(job)
+        found = await self._courses(job, 0, "failed", limit, newest=True)
         return [element_view(course, elements[course.index]) for course in found]
 
     async def result(self, job: str, index: int) -> tuple[str, Digest]:
@@ -84,11 +93,13 @@ class ElementBooks:
                         yield piece
                     yield padding(member.size)
 
-    async def _courses(self, job: str, after: int, state: Ended | None, limit: int) -> list[ElementCourse]:
+    async def _courses(
+        self, job: str, after: int, state: Ended | None, limit: int, newest: bool = False
+    ) -> list[ElementCourse]:
         where: list[Condition] = [col(ElementCourse.job).equals(job), col(ElementCourse.settled) > after]
         where += [] if state is None else [col(ElementCourse.state).equals(state)]
         async with self._context.store.transaction() as tx:
-            return await tx.find(ElementCourse, *where, limit=limit)
+            return await tx.find(ElementCourse, *where, newest=newest, limit=limit)
 
     async def _elements(self, job: str) -> Sequence[ArrayElement]:
         return await self._arrays.listed(job, await self._array(job))

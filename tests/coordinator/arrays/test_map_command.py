@@ -41,6 +41,7 @@ class ArrayHouse:
         self.world = ArrayWorld(config=config, artifacts=cast(ArtifactStore, self.artifacts))
         self.folder, self.config = folder, config
         self.url = ""
+        self.auth = Auth(self.world.store, SystemClock(), config)
         self.image: Digest = ""
         self.ran: list[str] = []
 
@@ -86,8 +87,7 @@ async def house(tmp_path: Path) -> AsyncIterator[ArrayHouse]:
     uploads = UploadService(built.folder / "uploads", built.artifacts, kept=FileOwnership(built.world.store, clock))
     checks = DatasetChecks(built.folder / "checks", built.artifacts, cast("object", None))  # type: ignore[arg-type]
     app = web.Application()
-    auth = Auth(built.world.store, clock, built.config)
-    add_interface(app, parts, uploads, checks, cast(ArtifactStore, built.artifacts), auth)
+    add_interface(app, parts, uploads, checks, cast(ArtifactStore, built.artifacts), built.auth)
     runner = web.AppRunner(app, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -182,6 +182,28 @@ async def test_elements_that_fail_are_told_with_the_end_of_their_log_and_the_res
     assert response.status == 200
     for words_ in ("6 of 7", "n-4.txt", "Traceback", "it is broken", "results.tar", "cottage download"):
         assert words_ in page, words_
+
+
+async def test_a_shared_page_shows_strangers_neither_names_nor_logs_of_elements(
+    house: ArrayHouse, tmp_path: Path
+) -> None:
+    await house.nodes()
+    inputs, out = numbers(tmp_path / "inputs", [-4, *range(3)]), tmp_path / "results"
+    words = ("map", house.image, "square {input}", "--over", f"{inputs}/*.txt", "--out", str(out), "--yes")
+    async with house.running():
+        assert await cottage(house, *words) == 1
+    async with Client(house.url) as client, aiohttp.ClientSession() as http:
+        (view,) = await client.jobs()
+        await client.share(view.id)
+        house.auth.open_to_all = False  # Now nobody is signed in.
+        async with http.get(f"{house.url}/jobs/{view.id}", headers={"Accept": "text/html"}) as response:
+            page = await response.text()
+        async with http.get(f"{house.url}/api/v1/jobs/{view.id}/elements") as refused:
+            assert refused.status == 401
+    assert response.status == 200
+    assert "3 of 4" in page
+    for hidden in ("n-4.txt", "Traceback", "it is broken", "results.tar", "cottage download"):
+        assert hidden not in page, hidden
 
 
 async def test_results_come_to_python_as_they_end_and_all_at_once_as_an_archive(
