@@ -17,7 +17,7 @@ from coordinator.client.files import Progress, download_file, sha256_of, upload_
 from coordinator.client.line import WORK_S, HttpLine, place
 from protocol.ids import Digest
 from protocol.job.array import ArrayElement, element_lines
-from protocol.job.results import is_path
+from protocol.job.results import is_path, is_plain
 from protocol.rest import api
 from protocol.rest.arrays import ElementView
 
@@ -241,7 +241,7 @@ def _unpack(archive: Path, folder: Path) -> None:
         try:
             with tarfile.open(archive, "r:") as source:
                 for member in source:
-                    if not member.isreg() or not is_path(member.name):
+                    if not is_plain(member):
                         raise ArchiveError(
                             f"the result holds {member.name[:80]!r}, which is not a plain file in its folder"
                         )

@@ -203,7 +203,8 @@ def _serving(view: api.JobView) -> list[RenderableType]:
 
 def _mapped(view: api.JobView, array: ArrayView) -> list[RenderableType]:
     """An array job: how many elements have ended, what was compared, what it costs."""
-    wrong = "" if not array.wrong else f", {array.wrong:,} nodes were found wrong"
+    were = "result was" if array.wrong == 1 else "results were"
+    wrong = f", {array.wrong:,} {were} wrong" if array.wrong else ""
     left = "" if view.ended is not None else f" · ends in {duration(seconds_left(view, time.time()))} at the latest"
     return [
         Text.assemble((view.name, "bold"), "  ", _state(view.state), "  ", view.sentence),

@@ -1,6 +1,5 @@
 """The life of a job for whoever pays for it: pause, resume, stop, budget, checkpoints, logs, trying the model, comparing runs."""
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
@@ -20,9 +19,9 @@ from coordinator.web.http import API, answer, integer, read_body
 from coordinator.web.ledger import audit_id
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
-from coordinator.web.sending import send_artifact
+from coordinator.web.sending import attached, send_artifact
 from coordinator.web.stream import while_there
-from coordinator.web.transfers import job_id
+from coordinator.web.transfers import job_id, path_number
 from protocol.ids import is_id
 from protocol.rest import api
 from protocol.rest.records import AuditRecords
@@ -143,10 +142,10 @@ class LifeRoutes:
 
     async def part(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/checkpoints/{round}/stages/{stage}."""
-        job, round_, stage = job_id(request), _number(request, "round"), _number(request, "stage")
+        job, round_, stage = job_id(request), path_number(request, "round"), path_number(request, "stage")
         digest = await self._leavings.part(job, round_, stage)
         name = f"{job[:8]}-round{round_}-stage{stage}.safetensors"
-        return await send_artifact(request, self._artifacts, digest, _attached(name, _BYTES, digest))
+        return await send_artifact(request, self._artifacts, digest, attached(name, _BYTES, digest))
 
     async def records(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/audits/{audit}/records."""
@@ -156,13 +155,13 @@ class LifeRoutes:
         """GET jobs/{job}/audits/{audit}/records/{name}."""
         job, audit, name = job_id(request), audit_id(request), request.match_info["name"]
         digest = await self._leavings.record(job, audit, name)
-        return await send_artifact(request, self._artifacts, digest, _attached(f"{audit[:8]}-{name}", _BYTES, digest))
+        return await send_artifact(request, self._artifacts, digest, attached(f"{audit[:8]}-{name}", _BYTES, digest))
 
     async def folder(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/checkpoints/{round}/model.zip."""
-        job, round_ = job_id(request), _number(request, "round")
+        job, round_ = job_id(request), path_number(request, "round")
         digest = await self._leavings.folder(job, round_)
-        headers = _attached(f"{job[:8]}-round{round_}.zip", "application/zip", digest)
+        headers = attached(f"{job[:8]}-round{round_}.zip", "application/zip", digest)
         return await send_artifact(request, self._artifacts, digest, headers)
 
     async def merged(self, request: web.Request) -> web.StreamResponse:
@@ -170,7 +169,7 @@ class LifeRoutes:
         job = job_id(request)
         digest = await self._leavings.model(job)
         return await send_artifact(
-            request, self._artifacts, digest, _attached(f"{job[:8]}-merged.zip", "application/zip", digest)
+            request, self._artifacts, digest, attached(f"{job[:8]}-merged.zip", "application/zip", digest)
         )
 
     async def log(self, request: web.Request) -> web.Response:
@@ -262,21 +261,6 @@ class LifeRoutes:
     async def _ask(self, request: web.Request, action: JobAction) -> web.Response:
         await read_body(request)
         return answer(await self._jobs.ask(job_id(request), action))
-
-
-def _number(request: web.Request, name: str) -> int:
-    text = request.match_info[name]
-    if re.fullmatch(r"[0-9]{1,9}", text) is None:
-        raise InvalidError(f"{name} is {text[:40]!r}: give a whole number", name)
-    return int(text)
-
-
-def _attached(name: str, kind: str, digest: str) -> dict[str, str]:
-    return {
-        hdrs.CONTENT_TYPE: kind,
-        hdrs.CONTENT_DISPOSITION: f'attachment; filename="{name}"',
-        "X-Content-SHA256": digest,
-    }
 
 
 def _event(piece: Mapping[str, Any]) -> bytes:

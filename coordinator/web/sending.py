@@ -1,7 +1,7 @@
 """Artifacts as answers: a file by the kernel's own means, anything else piece by piece as it comes; ranges of both."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from aiohttp import hdrs, web
 
@@ -36,6 +36,13 @@ async def send_artifact(
     if request.method == hdrs.METH_HEAD:
         await response.prepare(request)
         return response
+    return await send_pieces(request, response, pieces, f"artifact {digest}")
+
+
+async def send_pieces(
+    request: web.Request, response: web.StreamResponse, pieces: AsyncIterator[bytes], what: str
+) -> web.StreamResponse:
+    """Bytes as they come; ``what``: they are, for the log. Raises what the first of them raises."""
     first = await anext(pieces, b"")  # What is refused at once is an ordinary error.
     await response.prepare(request)
     try:
@@ -43,12 +50,21 @@ async def send_artifact(
         async for piece in pieces:
             await response.write(piece)
     except CottageError as error:
-        LOG.warning("artifact %s breaks off while it is sent: %s", digest, error)
+        LOG.warning("%s breaks off while it is sent: %s", what, error)
         if request.transport is not None:
             request.transport.abort()  # Its reader sees that it is not whole, and goes on from there.
         return response
     await response.write_eof()
     return response
+
+
+def attached(name: str, kind: str, digest: str | None = None) -> dict[str, str]:
+    """Headers of a file that is to be kept: its name, the kind of its content, and its SHA-256 where that is known."""
+    plain = "".join(one if one.isascii() and one.isprintable() and one not in '"\\' else "_" for one in name)
+    headers: dict[str, str] = {hdrs.CONTENT_TYPE: kind, hdrs.CONTENT_DISPOSITION: f'attachment; filename="{plain}"'}
+    if digest is not None:
+        headers["X-Content-SHA256"] = digest
+    return headers
 
 
 def _wanted(request: web.Request, size: int, tag: str) -> range | None:

@@ -23,7 +23,7 @@ from coordinator.web.auth.gate import address_of
 from coordinator.web.http import API, read_chunks
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
-from coordinator.web.sending import send_artifact
+from coordinator.web.sending import attached, send_artifact
 from coordinator.web.tus import Tus
 from protocol.artifacts import ANSWERS_PATTERN, is_answer
 from protocol.ids import ID_PATTERN, NodeAddress, is_id
@@ -137,11 +137,7 @@ class TransferRoutes:
         if view.model is None:
             raise ConflictError(f"job {view.id} is {view.state} and has no model yet: it has one once it is verified")
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", view.name).strip("-.")[:60] or "model"
-        headers = {
-            hdrs.CONTENT_TYPE: "application/zip",
-            hdrs.CONTENT_DISPOSITION: f'attachment; filename="{name}.zip"',
-            "X-Content-SHA256": view.model,
-        }
+        headers = attached(f"{name}.zip", "application/zip", view.model)
         return await send_artifact(request, self._artifacts, view.model, headers)
 
     def _node(self, request: web.Request) -> str:
@@ -173,6 +169,18 @@ def job_id(request: web.Request) -> str:
     if not is_id(text):
         raise NotFoundError(f"no job {text[:40]!r} is here: a job's id has 32 hexadecimal digits", "job")
     return text
+
+
+def path_number(request: web.Request, name: str) -> int:
+    """A whole number from the path.
+
+    Raises:
+        InvalidError: it is none, or has more than nine digits.
+    """
+    text = request.match_info[name]
+    if re.fullmatch(r"[0-9]{1,9}", text) is None:
+        raise InvalidError(f"{name} is {text[:40]!r}: give a whole number", name)
+    return int(text)
 
 
 def _digest(request: web.Request) -> str:

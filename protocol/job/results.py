@@ -28,6 +28,11 @@ def is_path(path: str) -> bool:
     return True
 
 
+def is_plain(member: tarfile.TarInfo) -> bool:
+    """Whether an archive that a stranger wrote may have this in it. One with holes would be larger than the archive."""
+    return member.isreg() and not member.issparse() and is_path(member.name)
+
+
 def header(path: str, size: int) -> bytes:
     """What stands before a file's bytes.
 

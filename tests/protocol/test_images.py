@@ -1,8 +1,12 @@
 """What an image's archive may hold, and what a stranger may try with one at the coordinator's door and at a node's."""
 
+import bz2
 import contextlib
+import gzip
 import hashlib
 import io
+import json
+import lzma
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +112,19 @@ def test_what_is_no_image_for_here_is_found_before_it_is_sent(
 ) -> None:
     source(tmp_path / "x.tar")
     with pytest.raises(ImageFormatError, match=why):
+        archives.survey(tmp_path / "x.tar", "amd64")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
+def test_a_layer_that_is_damaged_on_the_disk_is_said_in_words(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    damaged = bytearray(pack(LOW))
+    damaged[10:20] = b"\xff" * 10
+    document = configuration([LOW])
+    inside = {"manifest.json": json.dumps([{"Config": "c.json", "Layers": ["l.tar"]}]).encode()}
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name, data in (inside | {"c.json": document, "l.tar": bytes(damaged)}).items():
+            tar.addfile(entry(name, size=len(data)), io.BytesIO(data))
+    with pytest.raises(ImageFormatError):
         archives.survey(tmp_path / "x.tar", "amd64")
 
 

@@ -10,6 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from common.console import Terminal
+from common.errors import KeyFileError
 from common.own_folders import cache_folder, make_folder
 from common.regular_file import irregular
 from common.terminal import say
@@ -39,6 +40,8 @@ async def image(client: Client, options: argparse.Namespace, out: Terminal) -> i
         return await _push(client, options, out)
     except ImageFormatError as error:
         raise CliUsageError(f"{options.file}: {error}") from error
+    except KeyFileError as error:
+        raise CliUsageError(str(error)) from error
 
 
 async def _push(client: Client, options: argparse.Namespace, out: Terminal) -> int:
@@ -81,7 +84,8 @@ async def _sent(
 
     def begun(upload: api.Upload) -> None:
         again = ["cottage", "image", "push", str(source), "--resume", upload.id]
-        again += ["--name", options.name] if options.name else []
+        for flag in ("name", "key", "architecture"):  # With others the archive would be another one.
+            again += [f"--{flag}", str(value)] if (value := getattr(options, flag)) else []
         say(f"If it is cut: {shlex.join(again)}", error=True)
 
     return await client.push_image(

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from common.console import Terminal
 from common.terminal import say, say_json
-from coordinator.client.arrays import ElementResult, array_document, elements_of_files, folder_of
+from coordinator.client.arrays import array_document, elements_of_files, folder_of
 from coordinator.client.client import Client
 from coordinator.client.commands.base import EXIT_REFUSED, CliUsageError
 from coordinator.client.commands.submit import agreed, funded
@@ -218,16 +218,13 @@ async def _fetched(
     with _bar(options, out) as bar:
         task = bar.add_task("running", total=count)
         async for element in client.ended(job):
-            target = None
             if element.result is None:
                 failed.append(element)
-            else:
-                target = folder_of(folder, element)
-                if not target.exists():  # It is put there whole.
-                    await client.download_result(job, element, target)
+            elif not (target := folder_of(folder, element)).exists():  # It is put there whole.
+                await client.download_result(job, element, target)
             bar.update(task, advance=1, description=f"{len(failed)} failed" if failed else "running")
             if options.json:
-                say_json(ElementResult(element, target).element)
+                say_json(element)
     return failed
 
 

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import lzma
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,7 +171,11 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(archive) as tar:
             yield tar
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # The disk's; gzip and bzip2 have none where data are damaged.
+            raise
         raise ImageFormatError(f"{archive.name} is no archive of docker save, nor an OCI archive: {error}") from error
 
 
@@ -244,8 +249,11 @@ def _layer(tar: tarfile.TarFile, name: str) -> Iterator[BinaryIO]:
                 raise ImageFormatError(
                     "a layer is packed with zstd: run pip install zstandard, or save the image with docker save"
                 ) from None
-            with zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_reader(file) as plain:
-                yield cast(BinaryIO, plain)
+            try:
+                with zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_reader(file) as plain:
+                    yield cast(BinaryIO, plain)
+            except zstandard.ZstdError as error:
+                raise ImageFormatError(f"the layer {name} is damaged ({error}): save the image anew") from error
             return
         opener = next((one for magic, one in _OPEN if begin.startswith(magic)), None)
         if opener is None:

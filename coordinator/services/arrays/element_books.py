@@ -1,8 +1,10 @@
 """Elements of array jobs as they are read: which have ended, what each left, all results in one archive."""
 
 import asyncio
+import logging
 import tarfile
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 from coordinator.domain.arrays.votes import ElementCourse
@@ -15,8 +17,10 @@ from coordinator.services.core.context import Context
 from coordinator.store.ports import Condition, col
 from protocol.ids import Digest
 from protocol.job.array import ArrayElement, ArraySpec
-from protocol.job.results import END, entry, is_path, padding
+from protocol.job.results import END, entry, is_plain, padding
 from protocol.rest.arrays import ElementView
+
+LOG = logging.getLogger(__name__)
 
 PAGE = 200
 Ended = Literal["done", "failed"]
@@ -27,6 +31,9 @@ class ElementsPort(Protocol):
 
     async def ended(self, job: str, after: int, state: Ended | None, limit: int) -> Sequence[ElementView]:
         """Elements that are done or have failed, in the order in which they were, behind a number of it."""
+
+    async def failures(self, job: str, limit: int) -> Sequence[ElementView]:
+        """Elements that have failed, the last one first."""
 
     async def result(self, job: str, index: int) -> tuple[str, Digest]:
         """An element's name, and the artifact of its result."""
@@ -45,6 +52,12 @@ class ElementBooks:
         """As ``ElementsPort.ended``."""
         elements = await self._elements(job)
         found = await self._courses(job, after, state, limit)
+        return [element_view(course, elements[course.index]) for course in found]
+
+    async def failures(self, job: str, limit: int) -> Sequence[ElementView]:
+        """As ``ElementsPort.failures``."""
+        elements = await self._elements(job)
+        found = await self._courses(job, 0, "failed", limit, newest=True)
         return [element_view(course, elements[course.index]) for course in found]
 
     async def result(self, job: str, index: int) -> tuple[str, Digest]:
@@ -74,21 +87,28 @@ class ElementBooks:
     async def _renamed(self, result: Digest, name: str) -> AsyncIterator[bytes]:
         """The files of a result, each below a folder of its element's name."""
         async with self._artifacts.files(result) as (path,):
-            with tarfile.open(path) as archive:
-                for member in archive:
-                    file = archive.extractfile(member) if member.isreg() and is_path(member.name) else None
-                    if file is None:
-                        continue  # No node of ours writes such a thing.
+            try:
+                members = await asyncio.to_thread(_members, path)
+            except (tarfile.TarError, ValueError, EOFError) as error:
+                LOG.warning("the result %s of element %s is no archive, and is left out: %s", result, name, error)
+                return
+            with path.open("rb") as file:
+                for member in members:
                     yield entry(f"{name}/{member.name}", member.size)
-                    while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                    file.seek(member.offset_data)
+                    left = member.size
+                    while piece := await asyncio.to_thread(file.read, min(CHUNK_BYTES, left)):
+                        left -= len(piece)
                         yield piece
                     yield padding(member.size)
 
-    async def _courses(self, job: str, after: int, state: Ended | None, limit: int) -> list[ElementCourse]:
+    async def _courses(
+        self, job: str, after: int, state: Ended | None, limit: int, newest: bool = False
+    ) -> list[ElementCourse]:
         where: list[Condition] = [col(ElementCourse.job).equals(job), col(ElementCourse.settled) > after]
         where += [] if state is None else [col(ElementCourse.state).equals(state)]
         async with self._context.store.transaction() as tx:
-            return await tx.find(ElementCourse, *where, limit=limit)
+            return await tx.find(ElementCourse, *where, newest=newest, limit=limit)
 
     async def _elements(self, job: str) -> Sequence[ArrayElement]:
         return await self._arrays.listed(job, await self._array(job))
@@ -101,3 +121,9 @@ class ElementBooks:
         if found[0].spec.array is None:
             raise ConflictError(f"job {job} runs no containers, so it has no elements", "job")
         return found[0].spec.array
+
+
+def _members(path: Path) -> list[tarfile.TarInfo]:
+    """The files in an archive that a node wrote; raises what ``tarfile`` does. A packed one is none: it may be a bomb."""
+    with tarfile.open(path, "r:") as archive:
+        return [member for member in archive if is_plain(member)]

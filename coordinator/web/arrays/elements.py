@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from coordinator.domain.account import Scope
 from coordinator.errors import InvalidError
@@ -12,9 +12,8 @@ from coordinator.web.auth import needs
 from coordinator.web.http import API, answer, integer
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
-from coordinator.web.sending import send_artifact
-from coordinator.web.transfers import job_id
-from protocol.job.array import MAX_ELEMENTS
+from coordinator.web.sending import attached, send_artifact, send_pieces
+from coordinator.web.transfers import job_id, path_number
 from protocol.rest.arrays import ElementView
 
 _TAR, _BYTES = "application/x-tar", "application/octet-stream"
@@ -67,29 +66,12 @@ class ElementRoutes:
     @needs(Scope.JOBS_READ)
     async def result(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/elements/{index}/result.tar."""
-        text = request.match_info["index"]
-        if not text.isascii() or not text.isdigit() or int(text[:9]) >= MAX_ELEMENTS:
-            raise InvalidError(f"the index {text[:40]!r} is none of an element: they go from 0 on", "index")
-        name, digest = await self._elements.result(job_id(request), int(text))
-        return await send_artifact(
-            request, self._artifacts, digest, _attached(f"{name}.tar", _BYTES) | {"X-Content-SHA256": digest}
-        )
+        name, digest = await self._elements.result(job_id(request), path_number(request, "index"))
+        return await send_artifact(request, self._artifacts, digest, attached(f"{name}.tar", _BYTES, digest))
 
     @needs(Scope.JOBS_READ)
     async def archive(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/results.tar."""
         job = job_id(request)
-        pieces = self._elements.archive(job)
-        first = await anext(pieces)  # What is refused at once is an ordinary error.
-        response = web.StreamResponse(headers=_attached(f"{job[:8]}-results.tar", _TAR))
-        await response.prepare(request)
-        await response.write(first)
-        async for piece in pieces:
-            await response.write(piece)
-        await response.write_eof()
-        return response
-
-
-def _attached(name: str, kind: str) -> dict[str, str]:
-    plain = "".join(one if one.isascii() and one.isprintable() and one not in '"\\' else "_" for one in name)
-    return {hdrs.CONTENT_TYPE: kind, hdrs.CONTENT_DISPOSITION: f'attachment; filename="{plain}"'}
+        response = web.StreamResponse(headers=attached(f"{job[:8]}-results.tar", _TAR))
+        return await send_pieces(request, response, self._elements.archive(job), f"what job {job} left")

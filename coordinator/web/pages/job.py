@@ -24,8 +24,8 @@ from coordinator.web.pages.serve import usual
 from coordinator.web.stream import TERMINAL
 from coordinator.web.transfers import job_id
 from protocol.codec import MessageError, convert
+from protocol.ids import NodeAddress
 from protocol.rest import api
-from protocol.rest.arrays import ArrayView, ElementView
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ MAX_EVENTS_SHOWN = 300
 MAX_POINTS_READ = 100_000  # For one page; a chart has some hundred pixels.
 MAX_ROWS_SHOWN = 500  # Of commitments, audits and receipts; all of them are in the interface.
 LINES_PER_PAGE = 300
-MAX_FAILURES_READ, MAX_FAILURES_SHOWN = 1_000, 20
+MAX_FAILURES_SHOWN = 20
 MAX_SEARCH = 200
 MAX_ID = 10**15
 # Which buttons a job has, by its state.
@@ -236,6 +236,8 @@ class JobPages:
         """What the page of a job shows. ``mine``: to its owner."""
         view = await self._jobs.get(job)
         served, trains = view.spec.serve is not None, view.spec.trains
+        failed = view.array is not None and view.array.failed > 0
+        network = await self._network.view()
         nodes = await self._jobs.nodes(job)
         checkpoints = await self._leavings.checkpoints(job) if trains else ()
         shape = pipeline(nodes)
@@ -260,29 +262,16 @@ class JobPages:
             "curl": curl_of(server, view.id, chats(view)) if served else "",
             "output": await self._output_of(job) if mine and trains else None,
             "metrics": await points_of(self._jobs, job) if trains else (),
-            "failures": () if view.array is None else await self._failures(job, view.array),
+            "failures": await self._elements.failures(job, MAX_FAILURES_SHOWN) if failed and mine else (),
             "events": _latest(await self._happened(job), MAX_EVENTS_SHOWN),
             "funding": await self._jobs.funding(job) if mine and view.state not in TERMINAL else None,
-            "network": await self._network.view(),
+            "network": network,
             "refused": "",
             "settings": settings(view),
             "names": {node.node: node.name for node in nodes},
             "server": server,
-            "federation_link": await self._federation_link(view, server),
+            "federation_link": _invitation(view, server, network.coordinator),
         }
-
-    async def _failures(self, job: str, array: ArrayView) -> list[ElementView]:
-        """Elements that failed last."""
-        if not array.failed:
-            return []
-        every = await self._elements.ended(job, 0, "failed", MAX_FAILURES_READ)
-        return list(every)[: -MAX_FAILURES_SHOWN - 1 : -1]
-
-    async def _federation_link(self, view: api.JobView, server: str) -> str:
-        """The invitation for owners of data; empty where the job is no federation."""
-        if view.federation is None:
-            return ""
-        return Invitation(server.rstrip("/"), (await self._network.view()).coordinator, job=view.id).link
 
     async def _output_of(self, job: str) -> api.OutputView | None:
         try:
@@ -315,6 +304,11 @@ async def points_of(jobs: ports.JobsPort, job: str) -> list[api.Metric]:
     while len(points) < MAX_POINTS_READ and (part := await jobs.metrics(job, len(points))):
         points += part
     return points
+
+
+def _invitation(view: api.JobView, server: str, key: NodeAddress) -> str:
+    """The link for owners of data; empty where the job is no federation."""
+    return "" if view.federation is None else Invitation(server.rstrip("/"), key, job=view.id).link
 
 
 def _template(view: api.JobView) -> str:

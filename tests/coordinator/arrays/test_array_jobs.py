@@ -113,6 +113,9 @@ async def test_an_element_that_fails_is_tried_again_elsewhere_and_its_log_is_kep
         assert len({one.owner for one in course.failures}) >= 2
         assert course.failures[-1].tail == ("Traceback", "it is broken")
         assert len(owners_paid(course)) == 2, "they did what they were asked to"
+    order = sorted(broken, key=lambda index: -courses[index].settled)
+    assert [one.index for one in await world.parts.elements.failures(job, 20)] == order
+    assert [one.index for one in await world.parts.elements.failures(job, 1)] == order[:1]
     assert len(await world.results(job)) == 10
     await check_books(world, job, nodes)
 

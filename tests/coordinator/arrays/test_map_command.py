@@ -1,6 +1,8 @@
 """``cottage map`` against a real server, over files and folders of this disk; nodes stand in, and square what they are given."""
 
 import asyncio
+import gzip
+import io
 import json
 import tarfile
 from collections.abc import AsyncIterator
@@ -41,6 +43,7 @@ class ArrayHouse:
         self.world = ArrayWorld(config=config, artifacts=cast(ArtifactStore, self.artifacts))
         self.folder, self.config = folder, config
         self.url = ""
+        self.auth = Auth(self.world.store, SystemClock(), config)
         self.image: Digest = ""
         self.ran: list[str] = []
 
@@ -86,8 +89,7 @@ async def house(tmp_path: Path) -> AsyncIterator[ArrayHouse]:
     uploads = UploadService(built.folder / "uploads", built.artifacts, kept=FileOwnership(built.world.store, clock))
     checks = DatasetChecks(built.folder / "checks", built.artifacts, cast("object", None))  # type: ignore[arg-type]
     app = web.Application()
-    auth = Auth(built.world.store, clock, built.config)
-    add_interface(app, parts, uploads, checks, cast(ArtifactStore, built.artifacts), auth)
+    add_interface(app, parts, uploads, checks, cast(ArtifactStore, built.artifacts), built.auth)
     runner = web.AppRunner(app, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -184,6 +186,28 @@ async def test_elements_that_fail_are_told_with_the_end_of_their_log_and_the_res
         assert words_ in page, words_
 
 
+async def test_a_shared_page_shows_strangers_neither_names_nor_logs_of_elements(
+    house: ArrayHouse, tmp_path: Path
+) -> None:
+    await house.nodes()
+    inputs, out = numbers(tmp_path / "inputs", [-4, *range(3)]), tmp_path / "results"
+    words = ("map", house.image, "square {input}", "--over", f"{inputs}/*.txt", "--out", str(out), "--yes")
+    async with house.running():
+        assert await cottage(house, *words) == 1
+    async with Client(house.url) as client, aiohttp.ClientSession() as http:
+        (view,) = await client.jobs()
+        await client.share(view.id)
+        house.auth.open_to_all = False  # Now nobody is signed in.
+        async with http.get(f"{house.url}/jobs/{view.id}", headers={"Accept": "text/html"}) as response:
+            page = await response.text()
+        async with http.get(f"{house.url}/api/v1/jobs/{view.id}/elements") as refused:
+            assert refused.status == 401
+    assert response.status == 200
+    assert "3 of 4" in page
+    for hidden in ("n-4.txt", "Traceback", "it is broken", "results.tar", "cottage download"):
+        assert hidden not in page, hidden
+
+
 async def test_results_come_to_python_as_they_end_and_all_at_once_as_an_archive(
     house: ArrayHouse, tmp_path: Path
 ) -> None:
@@ -207,6 +231,49 @@ async def test_results_come_to_python_as_they_end_and_all_at_once_as_an_archive(
         assert sorted(tar.getnames()) == sorted(
             f"n{n}.txt/{name}" for n in range(5) for name in ("log/steps.txt", "square.txt")
         )
+
+
+HOLES = 1 << 32  # Eleven octal digits.
+
+
+def bomb() -> bytes:
+    """A small archive of a file that says to be four gigabytes of holes."""
+    info = tarfile.TarInfo("holes")
+    info.type = tarfile.GNUTYPE_SPARSE
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[483:495] = f"{HOLES:o}".encode() + b"\0"
+    block[148:156] = b" " * 8
+    block[148:156] = f"{sum(block):06o}\0 ".encode()
+    return bytes(block) + packed({})
+
+
+async def test_what_nodes_made_up_is_not_unpacked_and_spoils_no_archive_of_the_rest(
+    house: ArrayHouse, tmp_path: Path
+) -> None:
+    made_up = {"n1.txt": b"no archive", "n2.txt": gzip.compress(packed({"a": b"x"})), "n3.txt": bomb()}
+    with tarfile.open(fileobj=io.BytesIO(bomb())) as tar:
+        assert tar.getmember("holes").size == HOLES
+
+    def plot(run: ElementRun) -> ElementEnd:
+        return right(run, made_up[run.element.name]) if run.element.name in made_up else house.square(run)
+
+    for node in await house.nodes():
+        node.answer = plot
+    inputs, out = numbers(tmp_path / "inputs", list(range(5))), tmp_path / "results"
+    words = ("map", house.image, "square {input}", "--over", f"{inputs}/n[04].txt", f"{inputs}/n[1-3].txt")
+    async with house.running(), Client(house.url) as client:
+        assert await cottage(house, *words, "--out", str(out), "--yes") == 1
+        (view,) = await client.jobs()
+        elements = await client.wait(view.id) and await client.elements(view.id, state="done")
+        assert len(elements) == 5
+        for element in elements:
+            if element.name in made_up:
+                with pytest.raises(ArchiveError):
+                    await client.download_result(view.id, element, tmp_path / "one")
+        archive = await client.download_results(view.id, tmp_path / "all.tar")
+    assert not (tmp_path / "one").exists()
+    with tarfile.open(archive) as tar:
+        assert {name.partition("/")[0] for name in tar.getnames()} == {"n0.txt", "n4.txt"}
 
 
 def test_a_coordinator_cannot_have_results_written_elsewhere(tmp_path: Path) -> None:

@@ -223,6 +223,9 @@ class Elements:
         found = [one for one in (done, failed) if one.number > after and state in (None, one.state)]
         return found[:limit]
 
+    async def failures(self, job: str, limit: int) -> Sequence[ElementView]:
+        return await self.ended(job, 0, "failed", limit)
+
     async def result(self, job: str, index: int) -> tuple[str, str]:
         if index != 0:
             raise NotFoundError("it has no result", "index")

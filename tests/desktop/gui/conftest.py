@@ -20,9 +20,10 @@ try:
 
     from desktop.gui import lending
     from desktop.gui.app import Desktop, application, wear
+    from desktop.gui.model import AgentPhase
     from desktop.gui.pages.welcome import DONE
     from desktop.gui.theme import LIGHT
-    from tests.desktop.gui.support import wait_for
+    from tests.desktop.gui.support import Orders, agent, documents, listener, wait_for
 
     MISSING = ""
 except ImportError as error:
@@ -123,6 +124,29 @@ def open_desktop(app: "QApplication", home: Path, tmp_path: Path) -> Iterator[Op
     wear(LIGHT)
     for desktop in opened:
         close(desktop)
+
+
+@pytest.fixture
+def docs() -> dict[str, bytes]:
+    """What the agent behind ``desktop`` answers; a module that needs other answers has a fixture of this name."""
+    return documents()
+
+
+@pytest.fixture
+def orders() -> "Orders":
+    """What the agent behind ``desktop`` was told."""
+    return []
+
+
+@pytest.fixture
+def desktop(open_desktop: OpenDesktop, home: Path, docs: dict[str, bytes], orders: "Orders") -> Iterator["Desktop"]:
+    """A window over an agent that answers with ``docs`` and notes ``orders``."""
+    with listener(home / "agent.sock", lambda caller: agent(docs, orders)(caller)):
+        made = open_desktop()
+        wait_for(lambda: made.lending.snapshot.phase is AgentPhase.RUNNING, "an answer")
+        yield made
+        made.lending._timer.stop()
+        wait_for(lambda: not made.notices._calls._now, "the last answer")
 
 
 def close(desktop: "Desktop") -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from PySide6.QtCore import QElapsedTimer, QEventLoop, QTimer
 from PySide6.QtWidgets import QWidget
 
+Orders = list[tuple[str, Any]]
 SHOTS = Path(__file__).parents[3] / "build" / "shots"
 
 

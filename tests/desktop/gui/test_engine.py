@@ -19,8 +19,7 @@ from desktop.gui.engine import install, sheets
 from desktop.gui.engine.install import SCRIPT
 from desktop.gui.engine.systems import DESKTOP_PAGE, SOURCES, commands, fault_of, os_release, source_of
 from desktop.gui.engine.words import EngineWords
-from desktop.gui.model import AgentPhase
-from tests.desktop.gui.support import agent, documents, listener, save_picture, status, wait_for
+from tests.desktop.gui.support import Orders, agent, documents, listener, save_picture, status, wait_for
 
 DISTRIBUTIONS = {
     "Debian 12": ("ID=debian\n", {"apt-get"}, "apt"),
@@ -40,7 +39,6 @@ DISTRIBUTIONS = {
     "nothing at all": ("", {"apt-get", "dnf"}, None),
     "damaged": ('ID="debian\n=x\n#ID=arch\n\x00', {"apt-get", "pacman"}, None),
 }
-Orders = list[tuple[str, Any]]
 
 
 @pytest.mark.parametrize(("release", "programs", "manager"), DISTRIBUTIONS.values(), ids=list(DISTRIBUTIONS))
@@ -190,12 +188,7 @@ def pkexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
 
 
 @pytest.fixture
-def orders() -> Orders:
-    return []
-
-
-@pytest.fixture
-def docs() -> dict[str, bytes]:
+def docs(debian: None) -> dict[str, bytes]:
     trouble = {"trouble": "x", "trouble_cause": "no engine", "trouble_detail": {"why": "absent"}}
     return documents(status=status(**trouble), image=b'{"stage": "missing"}')
 
@@ -205,18 +198,6 @@ def debian(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system whose engine comes by apt, looked at without waiting."""
     monkeypatch.setattr(sheets, "here", lambda: SOURCES["apt"])
     monkeypatch.setattr(sheets, "LOOK_MS", 20)
-
-
-@pytest.fixture
-def desktop(
-    open_desktop: Callable[..., Desktop], home: Path, docs: dict[str, bytes], orders: Orders, debian: None
-) -> Iterator[Desktop]:
-    with listener(home / "agent.sock", lambda caller: agent(docs, orders)(caller)):
-        made = open_desktop()
-        wait_for(lambda: made.lending.snapshot.phase is AgentPhase.RUNNING, "an answer")
-        yield made
-        made.lending._timer.stop()
-        wait_for(lambda: not made.notices._calls._now, "the last answer")
 
 
 def opened(desktop: Desktop) -> Any:

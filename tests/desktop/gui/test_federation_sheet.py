@@ -1,9 +1,7 @@
 """Joining a federation in the window: the link, the folder, the word. Nothing is agreed to before its owner says so."""
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PySide6.QtCore import Qt
@@ -12,10 +10,9 @@ from PySide6.QtTest import QTest
 from common.invitations import Invitation
 from desktop.gui.app import Desktop, wear
 from desktop.gui.client import Calls
-from desktop.gui.model import AgentPhase
 from desktop.gui.pages.federation import FederationSheet
 from desktop.gui.theme import DARK, LIGHT
-from tests.desktop.gui.support import agent, documents, listener, save_picture, wait_for
+from tests.desktop.gui.support import Orders, documents, save_picture, wait_for
 
 JOB = "3f" * 16
 LINK = Invitation("https://cottage.example", "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo", job=JOB).link
@@ -29,7 +26,6 @@ ASKS = (
 )
 VIEW = {"told": {"job": JOB, "spec": {"name": "The wards"}}, "terms": "a" * 64, "asks": ASKS}
 DONE = VIEW | {"found": ["Your data: 3 files, 812 of 812 rows can be learnt from, 91,004 characters."]}
-Orders = list[tuple[str, Any]]
 
 
 @pytest.fixture
@@ -37,23 +33,6 @@ def docs() -> dict[str, bytes]:
     made = documents()
     made["POST federation"], made["POST federation/join"] = json.dumps(VIEW).encode(), json.dumps(DONE).encode()
     return made
-
-
-@pytest.fixture
-def orders() -> Orders:
-    return []
-
-
-@pytest.fixture
-def desktop(
-    open_desktop: Callable[..., Desktop], home: Path, docs: dict[str, bytes], orders: Orders
-) -> Iterator[Desktop]:
-    with listener(home / "agent.sock", lambda caller: agent(docs, orders)(caller)):
-        made = open_desktop()
-        wait_for(lambda: made.lending.snapshot.phase is AgentPhase.RUNNING, "an answer")
-        yield made
-        made.lending._timer.stop()
-        wait_for(lambda: not made.notices._calls._now, "the last answer")
 
 
 def opened(desktop: Desktop, folder: str) -> FederationSheet:

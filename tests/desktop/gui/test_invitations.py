@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from PySide6.QtWidgets import QApplication
 
 from common.invitations import Invitation
 from desktop.gui.app import Desktop
-from desktop.gui.model import AgentPhase
 from desktop.gui.pages.invitation import InvitationWords
 from desktop.gui.peer import SocketName
 from desktop.gui.single import MAX_WORD, OnlyOne
@@ -26,34 +25,16 @@ from desktop.gui.window import SETTINGS
 from tests.common.test_invitations import BAD
 from tests.desktop.gui.conftest import ROOT
 from tests.desktop.gui.support import SETTINGS as KEPT
-from tests.desktop.gui.support import agent, documents, listener, save_picture, status, wait_for
+from tests.desktop.gui.support import Orders, agent, documents, listener, save_picture, status, wait_for
 
 KEY = "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo"
 INVITATION = Invitation("https://other.example", KEY)
-Orders = list[tuple[str, Any]]
 
 
 @pytest.fixture
 def docs() -> dict[str, bytes]:
     links = [Invitation("https://cottage.example", KEY).link, Invitation("http://10.0.0.7:8470").link]
     return documents(settings=json.dumps(KEPT | {"networks": links}).encode())
-
-
-@pytest.fixture
-def orders() -> Orders:
-    return []
-
-
-@pytest.fixture
-def desktop(
-    open_desktop: Callable[..., Desktop], home: Path, docs: dict[str, bytes], orders: Orders
-) -> Iterator[Desktop]:
-    with listener(home / "agent.sock", lambda caller: agent(docs, orders)(caller)):
-        made = open_desktop()
-        wait_for(lambda: made.lending.snapshot.phase is AgentPhase.RUNNING, "an answer")
-        yield made
-        made.lending._timer.stop()
-        wait_for(lambda: not made.notices._calls._now, "the last answer")
 
 
 def ordered(orders: Orders) -> list[Any]:

@@ -37,8 +37,13 @@ async def test_an_image_is_pushed_listed_and_pushed_again_as_the_same(
     key = NodeKey.load(tmp_path / "config" / "publisher.key")
     assert f"cottage node images accept {key.address}" in said.out
     assert "left out: the user 'root'" in said.err
-    assert await cottage(house, "image", "push", str(built), "--name", "sweep:1") == 0
-    assert f"artifact: {said.out.split()[1]}" in capsys.readouterr().out
+    key_file = str(tmp_path / "config" / "publisher.key")
+    assert await cottage(house, "image", "push", str(built), "--name", "sweep:1", "--key", key_file) == 0
+    again = capsys.readouterr()
+    assert f"artifact: {said.out.split()[1]}" in again.out
+    assert f"--name sweep:1 --key {key_file} --architecture amd64" in again.err, (
+        "it is the same archive only with these"
+    )
     assert await cottage(house, "image", "list", "--json") == 0
     (one,) = json.loads(capsys.readouterr().out)
     assert (one["name"], one["publisher"], one["architecture"]) == ("sweep:1", key.address, "amd64")
@@ -98,6 +103,9 @@ async def test_a_wrong_archive_ends_the_command_before_anything_is_sent(
     assert "docker save IMAGE -o" in capsys.readouterr().err
     assert await cottage(house, "image", "push", str(built), "--name", "no name") == 2
     assert "cannot be an image's name" in capsys.readouterr().err
+    (tmp_path / "no.key").write_text("no key")
+    assert await cottage(house, "image", "push", str(built), "--key", str(tmp_path / "no.key")) == 2
+    assert "no.key" in capsys.readouterr().err
 
 
 async def test_an_account_sees_its_own_images_only(town: House, built: Path, tmp_path: Path) -> None:
