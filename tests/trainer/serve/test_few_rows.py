@@ -95,7 +95,9 @@ def test_of_a_large_matrix_only_a_part_is_read(monkeypatch: pytest.MonkeyPatch) 
     read: list[int] = []
     monkeypatch.setattr(few_rows, "TIMED", 1024)
     monkeypatch.setattr(few_rows, "WORTH", 1)
-    monkeypatch.setattr(few_rows, "_seconds", lambda _way, _rows, some: read.append(sum(one.nbytes for one in some)) or 1.0)
+    monkeypatch.setattr(
+        few_rows, "_seconds", lambda _way, _rows, some: read.append(sum(one.nbytes for one in some)) or 1.0
+    )
     quicken(nn.Linear(8, 4096))
     assert set(read) == {1024}
     read.clear()
