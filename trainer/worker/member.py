@@ -44,7 +44,7 @@ from protocol.task import (
     TaskReport,
     Validation,
 )
-from protocol.worker import PeerSend, TensorName, WorkerReport
+from protocol.worker import PeerSend, TensorName
 from trainer.audit.replay import cut_of
 from trainer.audit.step_leaves import RoundTrace, job_digest, made_after
 from trainer.codecs import encoded_size
@@ -562,7 +562,7 @@ class StageMember:
                 hasher.update(piece)
             stored = hasher.hexdigest()
         report = RoundApplied(command.epoch, command.round, self._outer.anchor_digest, stored, outer=self._outer_record)
-        self._outbox.put(WorkerReport(self._remember(report), sum(map(len, state))), *state, *self.own_pieces())
+        self._outbox.report(self._remember(report), *state, *self.own_pieces(), split=sum(map(len, state)))
 
     # --- small helpers ------------------------------------------------------------------------------------------------
 

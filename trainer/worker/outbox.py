@@ -49,9 +49,9 @@ class WorkerOutbox:
             self._bytes += size
             self._loop.call_soon_threadsafe(self._ready.set)
 
-    def report(self, body: TaskReport, payload: bytes | memoryview = b"") -> None:
-        """Queue a report; nobody may change its payload any more."""
-        self.put(WorkerReport(body, took=self.times.of(body)), payload)
+    def report(self, body: TaskReport, *payload: bytes | memoryview, split: int = 0) -> None:
+        """Queue a report; nobody may change its payload any more. ``split``: as in ``WorkerReport``."""
+        self.put(WorkerReport(body, split, self.times.of(body)), *payload)
 
     def show(self, body: TaskReport, pieces: Sequence[memoryview], left: Future[None]) -> None:
         """Queue a report with pieces of memory that nobody changes until they have ``left``."""

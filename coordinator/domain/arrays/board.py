@@ -54,6 +54,7 @@ class ArrayBoard:
         self._courses: dict[int, ElementCourse] = {}
         self._running: dict[str, dict[int, int]] = {}  # Lease -> run number -> element.
         self._missing: dict[int, int] = {}  # Elements that need further owners, and how many.
+        self._further = 0  # Of all of them together.
         self._line: list[int] = []
         self._places: dict[str, int] = {}  # Node -> how much of the line it has passed.
         self._fresh = 0
@@ -95,7 +96,7 @@ class ArrayBoard:
 
     def left(self) -> int:
         """Runs that nobody has been given yet, as far as is known."""
-        return (self.count - len(self._courses)) * self.rules.need + sum(self._missing.values())
+        return (self.count - len(self._courses)) * self.rules.need + self._further
 
     @property
     def over(self) -> bool:
@@ -124,7 +125,7 @@ class ArrayBoard:
         while len(given) < room and place < len(self._line):
             index = self._line[place]
             place += 1
-            if self._missing.get(index, 0) > 0 and self._may(seat, self.course(index), alone):
+            if index in self._missing and self._may(seat, self.course(index), alone):
                 given.append(self._begin(seat, index, number + len(given), now))
         self._places[seat.node] = place
         while len(given) < room:
@@ -152,12 +153,12 @@ class ArrayBoard:
 
     def look_again(self) -> None:
         """Have everybody look at the whole line again: what a node had to pass may be for it by now."""
-        self._line = [index for index, missing in self._missing.items() if missing > 0]
+        self._line = list(self._missing)
         self._places.clear()
 
     def waiting(self) -> bool:
         """Whether some element waits for a further owner."""
-        return any(missing > 0 for missing in self._missing.values())
+        return bool(self._missing)
 
     def _may(self, seat: ElementSeat, course: ElementCourse, alone: bool) -> bool:
         """Whether a node may run an element beside those that did, or do."""
@@ -277,15 +278,12 @@ class ArrayBoard:
                 runs[one.run] = course.index
             else:
                 runs.pop(one.run, None)
-        if course.state != "open":
-            self._missing.pop(course.index, None)
-            if before is None or before.state == "open":
-                self.done += course.state == "done"
-                self.failed += course.state == "failed"
-            return
-        found = verdict(course, self.rules)
-        missing = found.missing if found.state == "open" else 0
-        if missing > self._missing.get(course.index, 0):
+        if course.state != "open" and (before is None or before.state == "open"):
+            self.done += course.state == "done"
+            self.failed += course.state == "failed"
+        missing, known = verdict(course, self.rules).missing, self._missing.get(course.index, 0)
+        self._further += missing - known
+        if missing > known:
             self._line.append(course.index)
         if missing:
             self._missing[course.index] = missing

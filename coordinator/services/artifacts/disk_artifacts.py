@@ -49,7 +49,7 @@ class DiskArtifacts:
             digest = hasher.hexdigest()
             if expect is not None and digest != expect:
                 raise InvalidError(f"the {size:,} bytes received have SHA-256 {digest}, not {expect}: send them again")
-            self._place(path, digest)
+            await asyncio.to_thread(self._place, path, digest)
         return digest
 
     async def put_file(self, path: Path, link: bool = False, expect: str | None = None) -> str:
@@ -59,7 +59,7 @@ class DiskArtifacts:
             digest = await asyncio.to_thread(file_digest, copy)
             if expect is not None and digest != expect:
                 raise InvalidError(f"the file arrived with SHA-256 {digest}, not {expect}: send it again", "sha256")
-            self._place(copy, digest)
+            await asyncio.to_thread(self._place, copy, digest)
         return digest
 
     def path(self, digest: str) -> Path:

@@ -89,3 +89,17 @@ def test_a_size_is_timed_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None
     quicken(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)))
     quicken(nn.Linear(8, 8))
     assert times == [2, 1]
+
+
+def test_of_a_large_matrix_only_a_part_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(few_rows, "TIMED", 1024)
+    monkeypatch.setattr(few_rows, "WORTH", 1)
+    monkeypatch.setattr(
+        few_rows, "_seconds", lambda _way, _rows, some: read.append(sum(one.nbytes for one in some)) or 1.0
+    )
+    quicken(nn.Linear(8, 4096))
+    assert set(read) == {1024}
+    read.clear()
+    quicken(nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))))
+    assert set(read) == {1024}
