@@ -203,7 +203,7 @@ async def test_messages_leave_in_order() -> None:
     outbox.report(Progress(0, 0, 1, 2))
     outbox.close()
     assert [await outbox.get() for _ in range(5)] == [(send(micro), (bytes(micro),)) for micro in range(5)]
-    assert await outbox.get() == (WorkerReport(Progress(0, 0, 1, 2)), (b"",))
+    assert await outbox.get() == (WorkerReport(Progress(0, 0, 1, 2)), ())
     assert await outbox.get() is None
 
 

@@ -20,6 +20,7 @@ from tests.trainer.router import make_plan
 from tests.trainer.serve.answering import Asking, Reports
 from trainer.serve.adapters import AdapterFiles
 from trainer.serve.stages.engine import StageEngine
+from trainer.serve.stages.pages import PageTables
 
 CUTS: dict[int, list[tuple[int, int]]] = {2: [(0, 1), (1, 3)], 3: [(0, 1), (1, 2), (2, 3)]}
 """Of a model with three layers."""
@@ -102,6 +103,26 @@ class Ring:
             while len(found := {key: one for key, one in self.sketches.items() if key[0] == request}) < expected:
                 await asyncio.sleep(0.005)
         return found
+
+    async def in_step(self, request: str) -> None:
+        """Once the last request is over, every stage gives the pages that the first stage's book says."""
+        await self.sketched(request)  # A stage tells its sketches first, then gives the pages, on a thread of its own.
+        led = self.lead._lead
+        assert led is not None
+        expected = [pages_by_owner(led._pages)] * len(self.stages)
+        until = asyncio.get_running_loop().time() + 60
+        while (found := [pages_by_owner(one.layers.cache.tables) for one in self.stages]) != expected:
+            assert asyncio.get_running_loop().time() < until, (found, expected)
+            await asyncio.sleep(0.005)
+
+
+def pages_by_owner(tables: PageTables) -> tuple[int, set[frozenset[tuple[int, int]]]]:
+    """How many pages are free; and of each other, whose it is and which of theirs; stages may number them otherwise."""
+    pages: dict[int, set[tuple[int, int]]] = {}
+    for owner, held in list(tables._held.items()):
+        for place, page in enumerate(held):
+            pages.setdefault(page, set()).add((owner, place))
+    return tables.free, {frozenset(one) for one in pages.values()}
 
 
 @contextlib.asynccontextmanager

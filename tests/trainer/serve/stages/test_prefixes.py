@@ -17,7 +17,7 @@ from tests.trainer.serve.stages.test_stages import alone, command
 from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
 from trainer.serve.stages import share
 from trainer.serve.stages.lead import PassLead
-from trainer.serve.stages.pages import PAGE, PageTables
+from trainer.serve.stages.pages import PAGE
 from trainer.serve.stages.passes import unpack_pass
 from trainer.serve.stages.prefixes import MOST_KEPT, PrefixBook, SharedPages
 
@@ -44,25 +44,6 @@ def lead_of(here: Ring) -> PassLead:
     return led
 
 
-async def in_step(here: Ring, request: str) -> None:
-    """Once the last request is over, every stage has given the pages that the first stage's book says."""
-    await here.sketched(request)
-    mirror = lead_of(here)._pages
-    for one in here.stages:
-        tables = one.layers.cache.tables
-        assert tables.free == mirror.free
-        assert shared_pages(tables) == shared_pages(mirror)
-
-
-def shared_pages(tables: PageTables) -> set[frozenset[tuple[int, int]]]:
-    """Of each page, whose it is and which of theirs; stages may number them otherwise."""
-    pages: dict[int, set[tuple[int, int]]] = {}
-    for owner, held in tables._held.items():
-        for place, page in enumerate(held):
-            pages.setdefault(page, set()).add((owner, place))
-    return {frozenset(one) for one in pages.values()}
-
-
 @pytest.mark.parametrize("stages", [2, 3])
 async def test_a_prompt_that_begins_as_another_one_is_computed_from_there_on(folder: Path, stages: int) -> None:  # noqa: F811
     asked = [command(name, prompt=f"{LONG}{name}", tokens=20) for name in ("first", "second")]
@@ -71,7 +52,7 @@ async def test_a_prompt_that_begins_as_another_one_is_computed_from_there_on(fol
         await here.over(asked[0])
         sent = watch(here)
         found = await here.over(asked[1])
-        await in_step(here, "second")
+        await here.in_step("second")
     whole = end_of(found["second"]).prompt
     assert sum(sent[:2]) < whole - 3 * PAGE, "four pages of the prompt went in no pass"
     assert tokens_of(found["second"]) == tokens_of(expected["second"])
@@ -140,7 +121,7 @@ async def test_requests_that_have_ended_give_their_pages_to_those_that_want_them
     expected = await alone(folder, *asked)
     async with ring(folder) as here:
         found = await here.over(*asked)
-        await in_step(here, "5")
+        await here.in_step("5")
         assert len(lead_of(here)._prefixes._kept) == 1, "there is room for no more"
     for one in asked:
         assert tokens_of(found[one.id]) == tokens_of(expected[one.id])
@@ -174,7 +155,7 @@ async def test_books_of_all_stages_stay_in_step_whatever_is_asked(
             here.lead.ask(CancelCommand(name))
         found = await waiting
         await here.over(command("last"))
-        await in_step(here, "last")
+        await here.in_step("last")
     for one in asked:
         if one.id not in gone:
             assert tokens_of(found[one.id]) == tokens_of(expected[one.id]), one
