@@ -55,7 +55,7 @@ async def map_files(client: Client, options: argparse.Namespace, out: Terminal) 
     folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
     image = await _image(client, options.image)
-    array = _array(options)
+    array = _array(options) | await _checker(client, options)
     notes = _notes(folder, client.address, _asked(image, options, files, array))
     if notes.job is None:
         array |= await _shared(client, options)
@@ -136,6 +136,18 @@ def _array(options: argparse.Namespace) -> dict[str, Any]:
     array |= {"trusted": options.trust, "verify": "trusted"} if options.trust else {}
     array |= {"environment": dict(options.env)} if options.env else {}
     return array
+
+
+async def _checker(client: Client, options: argparse.Namespace) -> dict[str, Any]:
+    """What decides on results, where the command line names it."""
+    if options.check is None:
+        if options.check_image is not None or options.check_estimate is not None:
+            raise CliUsageError("--check-image and --check-estimate are of a checker: --check names its command")
+        return {}
+    checker: dict[str, Any] = {"command": shlex.split(options.check), "seconds": options.seconds or 600.0}
+    checker |= {"image": await _image(client, options.check_image)} if options.check_image is not None else {}
+    checker |= {"estimate": options.check_estimate} if options.check_estimate is not None else {}
+    return {"verify": "checked", "checker": checker}
 
 
 def _asked(image: Digest, options: argparse.Namespace, files: Sequence[Path], array: dict[str, Any]) -> Digest:

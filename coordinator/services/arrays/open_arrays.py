@@ -158,7 +158,12 @@ class OpenArrays:
         held = array.board.of_lease(lease.id)
         if len(held) == len(known.runs) and held.keys() == known.runs:
             return
-        fresh = [ElementRun(run, index, array.elements[index]) for run, index in held.items() if run not in known.runs]
+        board = array.board
+        fresh = [
+            ElementRun(run, index, array.elements[index], board.of_run(lease.id, run))
+            for run, index in held.items()
+            if run not in known.runs
+        ]
         for start in range(0, len(fresh), MAX_TOGETHER):
             session.send(Command(lease.id, lease.fence, RunElements(tuple(fresh[start : start + MAX_TOGETHER]))))
         known.runs = set(held)
@@ -166,12 +171,14 @@ class OpenArrays:
     # --- what nodes may read and store ------------------------------------------------------------------------------------
 
     def may_read(self, lease: Lease, artifact: Digest) -> bool:
-        """Whether an artifact is an input of something that a lease is to run."""
+        """Whether an artifact is an input of something that a lease is to run, or a result that it is to look at."""
         array = self._open.get(lease.job)
         if array is None:
             return False
         held = array.board.of_lease(lease.id).values()
-        return any(artifact in array.elements[index].inputs.values() for index in held)
+        return any(artifact in array.elements[index].inputs.values() for index in held) or (
+            artifact in array.board.looks_of(lease.id)
+        )
 
     def most_of(self, lease: Lease, answers: str) -> int | None:
         """Bytes that a result may have at most which a lease stores now; None: it is not waited for."""
