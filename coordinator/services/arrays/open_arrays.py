@@ -37,6 +37,7 @@ class OpenArray:
     Attributes:
         drops: run numbers that a lease shall forget, once this work is stored.
         heard: lease -> when it last said anything of its runs. draining: leases that get nothing more.
+        asked_back: nodes that another job waits for.
         fed, looked, staffed, counted: when that was done last.
         told: why it waits, as it was noted last.
     """
@@ -48,6 +49,7 @@ class OpenArray:
     drops: dict[str, list[int]] = field(default_factory=dict)
     heard: dict[str, float] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
+    asked_back: frozenset[str] = frozenset()
     fed: float = float("-inf")
     looked: float = float("-inf")
     staffed: float = float("-inf")

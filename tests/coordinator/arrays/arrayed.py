@@ -194,7 +194,8 @@ class ElementNode:
                 case Assign() as lease:
                     self.forget()
                     self.lease, self.seen = lease, set()
-                    await self.say(ArrayReady("cpu", self.slots))
+                    if lease.spec.array is not None:  # What trains or serves is held, and does nothing.
+                        await self.say(ArrayReady("cpu", self.slots))
                 case Command(body=RunElements(runs=runs)):
                     fresh = [run for run in runs if run.run not in self.seen]
                     self.seen |= {run.run for run in fresh}
