@@ -48,18 +48,20 @@ VerifiedBy = Literal["replicated", "checked", "spot-checked", "trusted"]
 
 ``replicated``: so many distinct owners (``ArraySpec.owners``) must come to the same result, byte for byte; where they differ,
 further owners run it. ``checked``: one owner runs each element, and a program of the submitter's own (``ArraySpec.checker``)
-decides at two further owners whether its result is taken. ``spot-checked``: one owner runs each element, and a part of them, by lot and more often for nodes without
-standing, is run by a second one. ``trusted``: owners that the submitter names run each element once.
+decides at two further owners whether its result is taken. ``spot-checked``: one owner runs each element, and a part of them, by
+lot and more often for nodes without standing, is run by a second one. ``trusted``: owners that the submitter names run each
+element once.
 """
 
 
 class CheckerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A program that decides whether a result is taken: it is if the program ends with 0.
 
-    It has what the element had, the files of the result in ``/in/result``, and no more room. What it leaves in ``/out`` is a part
-    of its verdict: two owners must come to the same bytes. ``command``: as ``ArraySpec.command``, with the element's arguments
-    behind it. ``image``: the artifact of its image; None: the array's own. ``seconds``: after so long it is ended.
-    ``estimate``: seconds that it takes on a usual node.
+    It has what the element had, the files of the result in ``/in/result``, and ``COTTAGE_SEED``: 32 hexadecimal digits which
+    nobody knew before the result was there, the same for all who look at it. What it leaves in ``/out`` is a part of its
+    verdict: two owners must come to the same bytes. ``command``: as ``ArraySpec.command``, with the element's arguments behind
+    it. ``image``: the artifact of its image; None: the array's own. ``seconds``: after so long it is ended. ``estimate``:
+    seconds that it takes on a usual node.
     """
 
     command: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=64)]
@@ -74,9 +76,9 @@ class ArraySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ``image``: the artifact of an OCI archive. ``command``: with ``{input}`` (path of the element's first input), ``{name}`` and
     ``{index}`` filled in, and the element's arguments behind it. ``elements``: the artifact of their list; ``count``: how many
     they are. ``inputs``, ``environment``: of all elements. ``memory_mb``, ``disk_mb``: of one, its scratch and result together.
-    ``seconds``: after so long an element is ended. ``retries``: how often one that fails is run again.
-    ``owners``: that must agree where results are ``replicated``. ``checker``: what decides where they are ``checked``. ``trusted``: payout addresses of the owners that may run it.
-    ``estimate``: seconds that one takes on a usual node, for the price that a quote shows.
+    ``seconds``: after so long an element is ended. ``retries``: how often one that fails is run again. ``owners``: that must
+    agree where results are ``replicated``. ``checker``: what decides where they are ``checked``. ``trusted``: payout addresses
+    of the owners that may run it. ``estimate``: seconds that one takes on a usual node, for the price that a quote shows.
     """
 
     image: Digest
@@ -178,10 +180,10 @@ def _filled(part: str, values: Mapping[str, str]) -> str:
     return part
 
 
-def environment_of(array: ArraySpec, index: int, element: ArrayElement) -> dict[str, str]:
-    """The variables that an element's command sees, beside its image's own."""
+def environment_of(array: ArraySpec, index: int, element: ArrayElement, seed: str | None = None) -> dict[str, str]:
+    """The variables that an element's command sees, beside its image's own. ``seed``: of what looks at a result."""
     own = {"COTTAGE_ELEMENT": str(index), "COTTAGE_NAME": element.name}
-    return own | array.environment | element.environment
+    return own | array.environment | element.environment | ({} if seed is None else {"COTTAGE_SEED": seed})
 
 
 def inputs_of_element(array: ArraySpec, element: ArrayElement) -> dict[str, Digest]:

@@ -13,11 +13,11 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from protocol.job.array import RelativePath
+from protocol.job.elements import MAX_RESULT_FILES
 
 _BLOCK = tarfile.BLOCKSIZE
 _MODE = 0o644
 _MAX_PAX = 4096  # A path has 240 letters at most, of four bytes each.
-MAX_FILES = 100_000
 END = bytes(2 * _BLOCK)
 """How every archive ends; an archive of nothing is only that."""
 
@@ -75,7 +75,7 @@ class ArchivedFile(msgspec.Struct, frozen=True):
     size: int
 
 
-def contents(read: Callable[[int, int], bytes], size: int, most: int = MAX_FILES) -> list[ArchivedFile]:
+def contents(read: Callable[[int, int], bytes], size: int, most: int = MAX_RESULT_FILES) -> list[ArchivedFile]:
     """The files of an archive, once it was found to be one that ``packed`` would have made.
 
     Args:

@@ -21,7 +21,8 @@ from rich.text import Text
 
 from common.console import Terminal
 from common.terminal import say, say_json
-from coordinator.client.arrays import array_document, elements_of_files, folder_of
+from common.untrusted_text import untrusted
+from coordinator.client.arrays import array_document, elements_of_files
 from coordinator.client.client import Client
 from coordinator.client.commands.base import EXIT_REFUSED, CliUsageError
 from coordinator.client.commands.submit import agreed, funded
@@ -232,8 +233,8 @@ async def _fetched(
         async for element in client.ended(job):
             if element.result is None:
                 failed.append(element)
-            elif not (target := folder_of(folder, element)).exists():  # It is put there whole.
-                await client.download_result(job, element, target)
+            elif fault := (await client.taken(job, element, folder)).fault:
+                failed.append(msgspec.structs.replace(element, reason=untrusted(fault)))
             bar.update(task, advance=1, description=f"{len(failed)} failed" if failed else "running")
             if options.json:
                 say_json(element)
@@ -251,7 +252,7 @@ async def _told(
 ) -> int:
     """How it ended."""
     view = await client.get(job)
-    done = view.array.done if view.array is not None else count - len(failed)
+    done = count - len(failed) if view.array is None else min(view.array.done, count - len(failed))
     if not options.json:
         for element in failed[:MAX_SHOWN]:
             out.print(_failure(element))

@@ -47,11 +47,19 @@ def queue_length(slots: int, usual: float, left: int, seats: int) -> int:
 class ArrayBoard:
     """All elements of an array job."""
 
-    def __init__(self, job: str, count: int, rules: VoteRules, courses: Iterable[ElementCourse] = ()) -> None:
-        """``courses``: of those elements that were begun."""
+    def __init__(
+        self,
+        job: str,
+        count: int,
+        rules: VoteRules,
+        courses: Iterable[ElementCourse] = (),
+        draw_seed: Callable[[], str] = str,
+    ) -> None:
+        """``courses``: of those elements that were begun. ``draw_seed``: a fresh one, for a result that is looked at."""
         self.job: Final = job
         self.count: Final = count
         self.rules: Final = rules
+        self._draw_seed = draw_seed
         self.changed: dict[int, ElementCourse] = {}
         self.done = self.failed = 0
         self._courses: dict[int, ElementCourse] = {}
@@ -91,13 +99,14 @@ class ArrayBoard:
         """Those that have anything."""
         return {lease for lease, runs in self._running.items() if runs}
 
-    def of_run(self, lease: str, run: int) -> Digest | None:
-        """The result that a run under way looks at; None: it runs its element."""
-        return next(one.of for one in self.course(self._running[lease][run]).tries if one.run == run)
+    def look_of(self, lease: str, run: int) -> tuple[Digest, str] | None:
+        """The result that a run under way looks at, and its seed; None: it runs its element."""
+        one = next(one for one in self.course(self._running[lease][run]).tries if one.run == run)
+        return None if one.of is None else (one.of, one.seed or "")
 
     def looks_of(self, lease: str) -> set[Digest]:
         """Results that a lease's runs look at."""
-        return {of for run in self.of_lease(lease) if (of := self.of_run(lease, run)) is not None}
+        return {look[0] for run in self.of_lease(lease) if (look := self.look_of(lease, run)) is not None}
 
     def begun_at(self, lease: str) -> list[float]:
         """When each of a lease's runs began that have begun."""
@@ -219,9 +228,11 @@ class ArrayBoard:
         return True
 
     def _begin(self, seat: ElementSeat, index: int, number: int, now: float, of: Digest | None = None) -> ElementTry:
-        one = ElementTry(number, seat.lease, seat.node, seat.owner, seat.block, seat.replica, now, of=of)
-        self._looked[seat.node] += of is not None
-        course = self.course(index)
+        course, seed = self.course(index), None
+        if of is not None:
+            self._looked[seat.node] += 1
+            seed = next((one.seed for one in course.tries if one.of == of and one.seed), None) or self._draw_seed()
+        one = ElementTry(number, seat.lease, seat.node, seat.owner, seat.block, seat.replica, now, of=of, seed=seed)
         self._take(msgspec.structs.replace(course, tries=(*_kept(course.tries), one)))
         return one
 

@@ -14,7 +14,7 @@ import msgspec
 from common.untrusted_text import Told, Untrusted
 from protocol.ids import Digest, NodeAddress
 from protocol.job.array import LOOKS, ArraySpec
-from protocol.job.elements import ElementOutcome
+from protocol.job.elements import ElementOutcome, LookSeed
 
 FURTHER = (
     3  # Different results beyond ``need`` that nobody agrees with; then it is the command, which is not deterministic.
@@ -34,7 +34,7 @@ class ElementTry(Told, frozen=True):
         owner: where its node is paid. block: of addresses that the node comes from; empty: nothing is known of it.
         replica: the number of its lease's seat. sent: when, in Unix seconds.
         operations: what it counts as: its seconds at its node's speed.
-        of: the result that the array's checker looks at; None: it runs the element itself.
+        of: the result that the array's checker looks at; None: it runs the element itself. seed: of that look.
         paid: it is among those that are paid.
     """
 
@@ -56,6 +56,7 @@ class ElementTry(Told, frozen=True):
     operations: int = 0
     tail: tuple[Untrusted, ...] = ()
     of: Digest | None = None
+    seed: LookSeed | None = None
     paid: bool = False
 
     @property
@@ -243,7 +244,7 @@ def _words(one: ElementTry, times: int) -> str:
         "time": "the command took longer than its limit",
         "memory": "the command took more memory than it may",
         "disk": "the command wrote more than it may, or something that is no plain file",
-        "inputs": "its inputs could not be had",
+        "inputs": "its inputs could not be had, or its result could not be taken",
         "owner": "its node was needed otherwise",
     }[one.outcome or "owner"]
     return ended if times == 1 else f"{ended}; it was tried {times} times"

@@ -44,12 +44,12 @@ class ElementResults:
         if end.result is None:
             return end
         if (data := end.data) is not None:
-            if hashlib.sha256(end.data).hexdigest() != end.result:
+            if hashlib.sha256(data).hexdigest() != end.result:
                 return _without(end, _NOT_HERE)
             if _files(end, lambda begin, stop: data[begin:stop], len(data)) is None:
                 return _without(end, _NONE)
             if not await self._artifacts.has(end.result):
-                await self._artifacts.put(_once(end.data), end.result, INLINE_BYTES)
+                await self._artifacts.put(_once(data), end.result, INLINE_BYTES)
             return msgspec.structs.replace(end, data=None)
         async with self._context.store.transaction() as tx:
             stored = await self._deliveries.stored(tx, lease.id, end.result)

@@ -99,8 +99,13 @@ class OpenArrays:
             spec = array_of(work)
             elements = await self.listed(job, spec)
             begun = await work.tx.find(ElementCourse, col(ElementCourse.job).equals(job))
-            self._open[job] = OpenArray(spec, ArrayBoard(job, len(elements), rules_of(spec), begun), elements)
+            self._open[job] = OpenArray(
+                spec, ArrayBoard(job, len(elements), rules_of(spec), begun, self._seed), elements
+            )
         return self._open[job]
+
+    def _seed(self) -> str:
+        return self._context.entropy(16).hex()
 
     async def listed(self, job: str, spec: ArraySpec) -> Sequence[ArrayElement]:
         """The elements of a job. Those that were asked for last are kept: pages of the same job follow each other."""
@@ -162,7 +167,7 @@ class OpenArrays:
             return
         board = array.board
         fresh = [
-            ElementRun(run, index, array.elements[index], board.of_run(lease.id, run))
+            ElementRun(run, index, array.elements[index], *(board.look_of(lease.id, run) or ()))
             for run, index in held.items()
             if run not in known.runs
         ]

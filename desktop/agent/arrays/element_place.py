@@ -179,7 +179,7 @@ class ElementPlace:
                 self._folders,
                 tools.image if run.check is None else tools.checker,
                 command_of(tools.array, run.index, element, run.check is not None),
-                environment_of(tools.array, run.index, element),
+                environment_of(tools.array, run.index, element, run.seed),
                 tools.size.limits,
                 tools.array.gpu and run.check is None,
             )

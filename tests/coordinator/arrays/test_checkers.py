@@ -85,8 +85,11 @@ async def test_each_element_is_run_once_and_looked_at_by_two_others_and_all_are_
         made = next(one for one in course.tries if one.of is None)
         said = [one for one in course.tries if one.of == made.result]
         assert len({one.owner for one in said}) == len(said) == 2
+        assert len({one.seed for one in said}) == 1
         assert made.owner not in {one.owner for one in said}
         assert len(owners_paid(course)) >= 3
+    courses = await world.courses(job)
+    assert len({one.seed for course in courses for one in course.tries if one.seed}) > 30, "each result has its own"
     assert all((await world.earned(job, nodes)).values())
     await check_books(world, job, nodes)
 

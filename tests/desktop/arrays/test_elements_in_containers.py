@@ -85,7 +85,7 @@ async def test_a_checker_finds_inputs_and_the_files_of_a_result_and_says_what_it
         await it.ready(assign)
         result = {"sub/dir/answer": b"42\n", "empty": b"", "large": bytes(100_000)}
         archive = it.coordinator.store(packed(result))
-        look = "cd /in; cat shared.txt own result/sub/dir/answer; wc -c result/large > /out/seen; ls result; echo $1"
+        look = "cd /in; cat shared.txt own result/sub/dir/answer; wc -c result/large > /out/seen; ls result; echo $COTTAGE_SEED"
         cases = {
             "good": look,
             "bad": "echo it is not 42; exit 3",
@@ -95,14 +95,14 @@ async def test_a_checker_finds_inputs_and_the_files_of_a_result_and_says_what_it
         runs = {}
         for name, script in cases.items():
             made = it.element("exit 9", own=b"only mine\n", **{"look.sh": script.encode()})
-            runs[name] = msgspec.structs.replace(made, check=archive)
+            runs[name] = msgspec.structs.replace(made, check=archive, seed="5" * 32)
         plain = it.element("ls -A /in > seen")
         await it.send(assign, *runs.values(), plain)
         await it.coordinator.until(lambda: len(it.ends(assign)) == 5)
         ends = {name: it.ends(assign)[run.run] for name, run in runs.items()}
         found = {name: (end.outcome, end.code) for name, end in ends.items()}
         assert found == {"good": ("exited", 0), "bad": ("exited", 3), "slow": ("time", 0), "writes": ("exited", 1)}
-        said = ("for all", "only mine", "42", "empty", "large", "sub", runs["good"].element.name)
+        said = ("for all", "only mine", "42", "empty", "large", "sub", "5" * 32)
         assert ends["good"].tail == said
         assert it.files(ends["good"]) == {"seen": b"100000 result/large\n"}
         assert ends["bad"].tail == ("it is not 42",)
