@@ -18,6 +18,7 @@ from coordinator.domain.arrays.votes import ElementCourse
 from coordinator.domain.job import Job
 from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.network.nodes import NodeSession
 from coordinator.store.memory import MemoryStore
@@ -231,7 +232,9 @@ class ElementNode:
                 await self.say(ElementsMoved(tuple(begun) if start == 0 else (), tuple(ended[start : start + 64])))
 
     def end_of(self, run: ElementRun) -> ElementEnd:
-        return self.answer(run) if run.check is None else self.look(run, self.world.artifacts.kept[run.check])
+        if run.check is None:
+            return self.answer(run)
+        return self.look(run, self.world.kept(run.check))
 
     async def beat(self) -> None:
         if self.session is not None and self.world.clock.t - self.beaten >= BEAT_S:
@@ -338,6 +341,12 @@ class ArrayWorld:
             self.parts.conversation.left(node.session)
         node.session = None
         node.forget()
+
+    def kept(self, digest: Digest) -> bytes:
+        """An artifact, wherever this world has them."""
+        if isinstance(self.artifacts, DiskArtifacts):
+            return self.artifacts.path(digest).read_bytes()
+        return self.artifacts.kept[digest]
 
     async def stored(self, job: str) -> Job:
         async with self.store.transaction() as tx:

@@ -80,6 +80,28 @@ async def test_a_coordinator_that_dies_at_any_wait_of_its_store_loses_and_pays_n
     await assert_whole(world, job, 80)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_ten_thousand_elements_come_once_through_kills_of_eight_agents_and_of_the_coordinator() -> None:
+    world, lot, count = ArrayWorld(seed=8), random.Random(8), 10_000
+    nodes = [await world.come(number, slots=16, pace=0.5) for number in range(1, 9)]
+    job = await world.submit(world.document(count))
+    crashes = kills = 0
+    for turn in range(4_000):
+        await world.turn(0.25)
+        if turn % 9 == 4:
+            await world.crash(lot.choice(nodes))
+            crashes += 1
+        if turn % 61 == 30:
+            await world.kill()
+            kills += 1
+        if (await world.stored(job)).state == "settled":
+            break
+    assert crashes > 20
+    assert kills > 3
+    await assert_whole(world, job, count)
+
+
 CHILD = """
 import asyncio, sys
 from tests.coordinator.arrays.test_kills import lives

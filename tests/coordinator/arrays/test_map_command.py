@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -270,6 +271,33 @@ async def test_what_nodes_made_up_is_a_failure_and_the_others_results_come(
     assert "its result could not be taken" in " ".join(capsys.readouterr().out.split())
     with tarfile.open(archive) as tar:
         assert {name.partition("/")[0] for name in tar.getnames()} == {"n0.txt", "n4.txt"}
+
+
+async def test_a_checker_is_named_on_the_command_line_and_decides(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def look(run: ElementRun, data: bytes) -> ElementEnd:
+        own = house.square(msgspec.structs.replace(run, check=None))
+        return right(run, packed({"seen": (run.seed or "").encode()})) if own.data == data else fails(run, 4)
+
+    liar, *others = await house.nodes(4)
+    liar.answer = lambda run: right(run, packed({"square.txt": b"made up"}))
+    for node in (liar, *others):
+        node.look = look
+    inputs, out = numbers(tmp_path / "inputs", list(range(9))), tmp_path / "results"
+    words = ["map", house.image, "square {input}", "--over", f"{inputs}/*.txt", "--out", str(out), "--yes"]
+    assert await cottage(house, *words, "--check-estimate", "1") == 2
+    assert "--check names its command" in capsys.readouterr().err
+    async with house.running(), Client(house.url) as client:
+        assert await cottage(house, *words, "--estimate", "2", "--check", "look {input}", "--check-estimate", "1") == 0
+        (view,) = await client.jobs()
+        assert await cottage(house, "show", view.id) == 0
+    assert squares(out) == {f"n{value}.txt": str(value * value) for value in range(9)}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "your checker looks" in said
+    assert view.array is not None
+    assert view.array.looked >= 18
+    assert "of them the checker's" in said
 
 
 async def test_a_result_that_is_damaged_later_is_named_and_the_others_come(
