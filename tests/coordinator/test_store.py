@@ -27,7 +27,7 @@ from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store, col
 from coordinator.store.records import EventRecord, MetricRecord, NodeRecord, OutboxRecord, RunRecord
 from coordinator.store.sql import MIGRATIONS, SqlStore, migrate
-from coordinator.store.tables import metadata
+from coordinator.store.period_tables import metadata
 from protocol.task import Layers, Traffic
 from tests.coordinator.fakes import WALLET, profile, spec
 from tests.coordinator.jobs.test_lifecycle import JOB

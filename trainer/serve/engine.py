@@ -5,6 +5,7 @@ and what prompts begin with alike is computed once.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,22 +29,28 @@ from protocol.serving import (
     GenerateCommand,
     PingCommand,
     PongReport,
+    ProveCommand,
+    ProvenReport,
     RefusedReport,
     TextReport,
 )
-from trainer.audit.environment import configure
+from trainer.audit.environment import configure, env_class
 from trainer.errors import DataError
 from trainer.serve.adapters import AdapterFiles, choose, layers_of, put_beside, rows_of
 from trainer.serve.checking import AnswerChecker, leads_fault
 from trainer.serve.embeddings import EmbeddingQueue
 from trainer.serve.loading import load
+from trainer.serve.proving import AnswerProver
 from trainer.serve.requests import AskedAnswer, Requests
 from trainer.serve.sampling import ADAPTER, FORM, LIKELIHOODS, SAMPLING, SeededSampler
 
 PAGE = 32  # Tokens of a page of the cache.
 BATCH = 512  # Tokens that are computed at a time: a long prompt comes in parts, so that answers under way go on.
 MAX_DETAIL = 500  # Characters of what went wrong.
+NOTHING = "0" * 64  # The digest of nothing.
 _FLOAT32 = 4
+
+LOG = logging.getLogger(__name__)
 
 Say = Callable[[EngineReport], None]
 
@@ -88,7 +95,7 @@ class Engine:
         self.parameters = loaded.parameters
         self._ends = loaded.ends
         self._requests = Requests(loaded, self.longest, [one.template for one in adapters])
-        self._checker = AnswerChecker(loaded)
+        self._checker, self._prover = AnswerChecker(loaded), AnswerProver(loaded, env_class(threads, device))
         self._checks = ThreadPoolExecutor(1, "check")
         self._embeddings = EmbeddingQueue(loaded, self._requests, say)
         pages = max(-(-self.longest // PAGE) + 1, CACHE_BYTES // (each * PAGE))
@@ -121,6 +128,7 @@ class Engine:
 
     async def __aexit__(self, *_: object) -> None:
         self._checker.stop()
+        self._prover.stop()
         await asyncio.to_thread(self._checks.shutdown, cancel_futures=True)
         await self._embeddings.close()
         await asyncio.to_thread(self._manager.stop, hard_stop=True)
@@ -146,6 +154,8 @@ class Engine:
                 self.cancel(command.id)
             case CheckCommand():
                 self.check(command)
+            case ProveCommand():
+                self.prove(command)
             case EmbedCommand():
                 self._embeddings.begin(command)
             case CheckEmbeddingsCommand():
@@ -204,11 +214,27 @@ class Engine:
         except DataError as error:
             self._say(leads_fault(command, f"this request cannot have this answer: {error.detail}"))
             return
-        loop = asyncio.get_running_loop()
-        checking = self._checks.submit(self._checker.check, command, asked)
-        checking.add_done_callback(lambda done: loop.call_soon_threadsafe(self._checked, command.id, done))
+        self._look(command.id, lambda: self._checker.check(command, asked))
 
-    def _checked(self, request: str, done: Future[CheckedReport]) -> None:
+    def prove(self, command: ProveCommand) -> None:
+        """Begin to look whether no rounding explains an answer, as ``check``."""
+        self._look(command.id, lambda: self._proven(command))
+
+    def _proven(self, command: ProveCommand) -> ProvenReport:
+        check = command.check
+        try:
+            self._requests.check_known((*check.asked.begun, *check.tokens), "the answer")
+            return self._prover.prove(command, lambda one: self._requests.read(one.asked, one.context))
+        except DataError as error:  # Another version may read what this one cannot: it proves nothing.
+            LOG.warning("an answer that cannot be read is not looked at: %s", error.detail)
+            return self._prover.proven(command.id, "", NOTHING)
+
+    def _look(self, request: str, work: Callable[[], CheckedReport | ProvenReport]) -> None:
+        loop = asyncio.get_running_loop()
+        looking = self._checks.submit(work)
+        looking.add_done_callback(lambda done: loop.call_soon_threadsafe(self._checked, request, done))
+
+    def _checked(self, request: str, done: Future[CheckedReport | ProvenReport]) -> None:
         if done.cancelled():
             return
         if (error := done.exception()) is None:
