@@ -30,7 +30,6 @@ MAX_LINE = 2 * MAX_MESSAGE  # A request of a whole conversation.
 SKETCH_BYTES = 8  # Of what crossed from one stage to the next at a token.
 MAX_EMBEDDED = 2048  # Texts of a request for embeddings, as OpenAI's API has it.
 MAX_VECTOR = 1 << 16  # Bytes of an embedding; the widest models in use have half as many.
-NO_EMBEDDINGS_TOGETHER = "nodes that hold a model together make no embeddings: deploy it on nodes that hold it whole"
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 AdapterNumber = Annotated[int, Meta(ge=0, le=MAX_ADAPTERS)]
 """Of a deployment's adapters, counted from 1; 0: the model as it is."""

@@ -18,6 +18,7 @@ from protocol.job.job import ServedWeights
 from protocol.serving import (
     CACHE_BYTES,
     LONGEST,
+    MAX_ADAPTERS,
     AnsweredReport,
     CancelCommand,
     CheckCommand,
@@ -36,7 +37,7 @@ from protocol.serving import (
 )
 from trainer.audit.environment import configure, env_class
 from trainer.errors import DataError
-from trainer.serve.adapters import AdapterFiles, choose, layers_of, put_beside, rows_of
+from trainer.serve.adapters import AdapterFiles, choose, keep_apart, layers_of, put_beside, rows_of
 from trainer.serve.checking import AnswerChecker, leads_fault
 from trainer.serve.embeddings import EmbeddingQueue
 from trainer.serve.loading import load
@@ -110,8 +111,7 @@ class Engine:
                 use_async_batching=False,
                 per_request_processors=True,
                 auto_switch_to_flash=False,
-                # The same words have other keys and values with another adapter.
-                allow_block_sharing=not adapters,
+                allow_block_sharing=True,
             ),
         )
         sampler, processors = SeededSampler(), self._manager.logit_processor
@@ -121,6 +121,8 @@ class Engine:
         processors.do_processing = True
         if adapters:
             loaded.model.register_forward_pre_hook(self._choose_adapters)
+            made = self._manager._create_batch_processor
+            cast(Any, self._manager)._create_batch_processor = lambda: self._with_pages_apart(made(), loaded.vocabulary)
 
     async def __aenter__(self) -> "Engine":
         self._manager.start()
@@ -193,6 +195,16 @@ class Engine:
         if added is None:
             del self._answers[command.id]
             self._say(RefusedReport(command.id, "failed", "the model computes nothing any more"))
+
+    def _with_pages_apart(self, processor: Any, vocabulary: int) -> Any:
+        """What computes batches, whose pages are shared by requests of one adapter only."""
+
+        def adapter_of(request: str) -> int:
+            asked = self._answers.get(request)  # One that nobody waits for any more shares nothing.
+            return MAX_ADAPTERS + 1 if asked is None else asked.adapter
+
+        keep_apart(processor.cache, adapter_of, vocabulary)
+        return processor
 
     def _choose_adapters(self, model: Any, _: object) -> None:
         """Before a pass of the manager's: which of its tokens have which adapter."""

@@ -75,8 +75,8 @@ class AnswerProver:
             lots = hashlib.blake2b(f"{command.seed}:{number}".encode(), digest_size=8).digest()
             self._blur.begin(lots if number else None, self._passes.model.device)
             with adapted(whole_pass(check.asked.adapter)):
-                found = self._leads(check, read(check), seen, rivals)
-            leads = [min(pair) for pair in zip(leads, found, strict=True)]
+                now = self._leads(check, read(check), seen, rivals)
+            leads = [min(pair) for pair in zip(leads, now, strict=True)]
             if max(leads, default=0.0) <= FAR:
                 return self.proven(command.id, "", seen.hexdigest())
         far = leads.index(max(leads))

@@ -39,7 +39,7 @@ from coordinator.services.training.staffing import shape_of
 from coordinator.store.records import CommitRecord, OutboxRecord
 from protocol.job.job import ServeSpec
 from protocol.merkle import merkle_root
-from protocol.serving import CheckedReport
+from protocol.serving import CheckedReport, CheckEmbeddingsCommand
 
 START_S = 600.0  # To fetch the model and load it.
 
@@ -174,7 +174,11 @@ class Deployments(PeriodJobs):
         standing. Where that is one of two, neither is paid, and they hold no replica together any more."""
         if work.run is None:
             return
-        blame = rules.blame(len(drawn.seats), report.stages, drawn.silent) if report.wrong else Blame()
+        blame = Blame()
+        if report.wrong and isinstance(drawn.check, CheckEmbeddingsCommand):
+            blame = rules.blame_of_embeddings(len(drawn.seats))
+        elif report.wrong:
+            blame = rules.blame(len(drawn.seats), report.stages, drawn.silent)
         every, unpaid = [seat.node for seat in drawn.seats], [drawn.seats[stage] for stage in blame.unpaid]
         served = work.run.served.looked_at(every, {seat.node for seat in unpaid}, bool(report.wrong))
         work.change_run(served=served)

@@ -275,7 +275,7 @@ def _status(options: argparse.Namespace) -> int:
         elif task.serves:
             part = f"stage {(task.stage or 0) + 1} of {task.stages} of " if task.stages > 1 else ""
             place = f"answers, {part}replica {(task.replica or 0) + 1}"
-        state = "ready" if task.waits else "loads the model" if task.loads else task.state
+        state: str = "ready" if task.waits else "loads the model" if task.loads else task.state
         state += f" {100 * task.fetched:.0f} %" if task.fetched is not None else ""
         loss = "" if task.loss is None else f"{task.loss:.3f}"
         sent = f"{(task.activations + task.bulk) / 1e6:,.1f} MB"

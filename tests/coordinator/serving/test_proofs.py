@@ -142,7 +142,7 @@ async def test_where_nobody_can_say_in_time_nothing_is_lost_and_the_words_are_fo
 
 
 def an_accused() -> AccusedAnswer:
-    return AccusedAnswer("a", "job", "node", "liar", "cpu", b"{}", "0" * 64, "1" * 64, 0.0)  # type: ignore[arg-type]
+    return AccusedAnswer("a", "job", "node", "liar", "cpu", b"{}", "0" * 64, "1" * 64, 0.0)
 
 
 def found(owner: str, wrong: str = "far off", digest: str = "d", env_class: str = "cpu") -> Witness:
