@@ -85,6 +85,7 @@ from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.engines import Engines
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.private import PrivateSessions
+from coordinator.services.serving.proofs import AnswerProofs
 from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import Staffing
@@ -153,6 +154,7 @@ class CoordinatorParts:
     operation: OperatorService
     homes: Homes
     answer_checks: AnswerChecks
+    answer_proofs: AnswerProofs
     private: PrivateSessions
     elements: ElementBooks
     checks: DatasetChecks | None = None
@@ -192,6 +194,7 @@ class CoordinatorParts:
             "evaluations": self.evaluations.run,
             "homes": self.homes.watch,
             "answer-checks": self.answer_checks.run,
+            "answer-proofs": self.answer_proofs.run,
             "unpaid": self.unpaid.run,
             "forgetting": self.forgetting.run,
             "machine-days": self.days.run,
@@ -294,7 +297,8 @@ def assemble(
     talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
     private = PrivateSessions(context, nodes, rounds.homes, relays)
     kinds = (ElementResults(context, artifacts, deliveries), Federations(context, desk, runs))
-    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, private, *kinds)
+    proofs = AnswerProofs(context, desk, nodes, rounds.deployments, generator)
+    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, proofs, private, *kinds)
     open_arrays.attend(desk)
     keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
     upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
@@ -308,11 +312,11 @@ def assemble(
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator, days)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
     buckets = OutputBuckets(context, artifacts, checkpoints, OutsideBuckets(clock, config.webhook_networks))
-    openings = StepOpenings(context, artifacts)
-    leavings = JobOutputs(checkpoints, Trials(context, checkpoints, generator, rounds.homes), logs, openings, buckets)
-    checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
-    outside = outside or (lambda: outside_session(allowed=config.webhook_networks))
-    notices = NoticeDelivery(context, outside, config.mail)
+    asking = Trials(context, checkpoints, generator, rounds.homes)
+    leavings = JobOutputs(checkpoints, asking, logs, StepOpenings(context, artifacts), buckets)
+    notices = NoticeDelivery(
+        context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail
+    )
     work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
     found = (beacons, referee, Bonds(context, desk, chain, drawing), Canaries(context, desk, forger))
     shown = (upkeep, jobs, network, market, books, leavings)
@@ -322,7 +326,8 @@ def assemble(
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
     evaluations = Evaluations(context, desk, checkpoints, task_runner)
     operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic, rounds.homes)
-    served = (rounds.homes, checks, private, ElementBooks(context, open_arrays, artifacts))
+    checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
+    served = (rounds.homes, checks, proofs, private, ElementBooks(context, open_arrays, artifacts))
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
     return CoordinatorParts(*parts)
 
