@@ -88,6 +88,7 @@ from coordinator.services.serving.private import PrivateSessions
 from coordinator.services.serving.proofs import AnswerProofs
 from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
+from coordinator.services.training.secure_sums import SecureSums
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
 from coordinator.services.views.market_views import MarketService, nobody_looks
@@ -184,6 +185,7 @@ class CoordinatorParts:
             "canaries": self.canaries.run,
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
+            "sums": partial(self.runs.sums.run, self.runs.advance),
             "lenders": self.nodes.watch_lenders,
             "stakes": self.stakes.run,
             "withdrawals": self.withdrawals.run,
@@ -235,6 +237,7 @@ def _rounds(
     chain: ChainPort,
     coordinator: str,
     open_arrays: OpenArrays,
+    artifacts: ArtifactStore,
 ) -> _Rounds:
     deadlines = Deadlines(context, nodes, links)
     disputes = DisputeService(context, nodes, deadlines)
@@ -252,7 +255,8 @@ def _rounds(
     deployments = Deployments(context, nodes, settlement, homes, links)
     staffing = Staffing(context, nodes, links, watching)
     arrays = ArrayJobs(context, nodes, settlement, open_arrays)
-    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays)
+    sums = SecureSums(desk, artifacts)
+    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays, sums)
     made = (watching, drawing, disputes, verification, promises, settlement, funding, lanes)
     return _Rounds(*made, runs, homes, deployments)
 
@@ -286,7 +290,7 @@ def assemble(
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node), key)
     open_arrays = OpenArrays(context, nodes, artifacts)
-    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays)
+    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays, artifacts)
     runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
     referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
     beacons = Beacons(context, desk, drawing, runs, chain)

@@ -223,7 +223,7 @@ class Worker:
                         LOG.info("stopped: %s", reason)
                         return
                     case WorkerCommand(body=ReduceRound() | ApplyRound() | AbandonRound() as order):
-                        self._inbox.order(order)
+                        self._inbox.order(order, bytearray(payload))
                     case WorkerCommand(
                         body=OpenStep()
                         | ShowLeaf()
