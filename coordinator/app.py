@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -99,7 +99,9 @@ from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import application
 from coordinator.web.auth import Auth
-from coordinator.web.connections import IDLE_S, Connections, listen
+from coordinator.web.connections import IDLE_S, Connections, is_anywhere, listen
+from coordinator.web.fronts.answering import FrontAnswers
+from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.monitoring.requests import measured, show_metrics
 from coordinator.web.services import Services
 from coordinator.web.signal import NodeSocket
@@ -110,6 +112,7 @@ from protocol.identity import NodeKey
 
 TEST_FUNDS = Amount(1_000_000_000_000)  # A million tokens: more than any test on one PC will spend.
 TEST_LAMPORTS = 1_000_000_000_000
+CONNECTIONS: Final = web.AppKey("connections", Connections)
 SHUTDOWN_S = 5.0  # Connections that are still busy by then are cut.
 
 LOG = logging.getLogger(__name__)
@@ -393,8 +396,11 @@ async def build(
         parts = replace(parts, checks=checks, vital_signs=signs)
         app = web.Application(middlewares=[measured(parts.context.metrics)])
         NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
-        auth = Auth(store, clock, config, budgets=budgets)
-        add_interface(app, parts, uploads, checks, artifacts, auth)
+        seal = FrontSeal(key.seed)
+        auth = Auth(store, clock, config, budgets=budgets, fronts=seal)
+        services = add_interface(app, parts, uploads, checks, artifacts, auth)
+        app[CONNECTIONS] = Connections(config.behind_proxy)
+        FrontAnswers(seal, services, parts.context.bus, chain, app[CONNECTIONS]).setup(app)
         show_metrics(app, parts.context.metrics, signs.look)
         if not config.open and not await auth.accounts.any():
             LOG.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
@@ -411,8 +417,8 @@ def add_interface(
     checks: DatasetChecks,
     artifacts: ArtifactStore,
     auth: Auth,
-) -> None:
-    """Add the REST interface and the pages of ``parts`` to ``app``, which has not started."""
+) -> Services:
+    """Add the REST interface and the pages of ``parts`` to ``app``, which has not started; returns what stands behind them."""
     context = parts.context
     services = Services(
         parts.jobs,
@@ -435,6 +441,7 @@ def add_interface(
         context.config.public_url,
     )
     application.setup(app, services, parts.nodes.authorise, auth, Replays(context.store, context.clock))
+    return services
 
 
 async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.Event) -> None:
@@ -473,10 +480,13 @@ async def _work(
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=IDLE_S)
         await runner.setup()
         assert runner.server is not None
-        Connections(config.behind_proxy).guard(runner.server)
+        app[CONNECTIONS].guard(runner.server)
         try:
             await listen(runner, config.host, config.port)
             url = url_of(config.host, _port_of(runner))
+            if ownership is not None:
+                anywhere = config.reachable_at is None and is_anywhere(config.host)
+                await ownership.open_door(config.reachable_at or url, anywhere)
             ready(url)
             loops = parts.loops()
             if own is not None:
