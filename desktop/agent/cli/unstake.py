@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 async def _run(home: Home, key: NodeKey, rpc: str | None) -> StakeBack:
     settings = home.settings()
     with contextlib.closing(EarningRecords.at(home)) as books:
-        info = books.earnings.ledger(settings.coordinator)
+        info = books.ledger(settings.coordinator)
     if info is None and rpc is None:
         raise AgentError("no coordinator has named its ledger to this agent: say where it is with --rpc")
     config = LedgerConfig(rpc or "") if info is None else LedgerConfig(rpc or info.url, info.program, info.mint)
