@@ -304,6 +304,13 @@
     </message>
 </context>
 <context>
+    <name>CardsMenu</name>
+    <message>
+        <source>Graphics &amp;cards</source>
+        <translation>Grafik&amp;karten</translation>
+    </message>
+</context>
+<context>
     <name>CheckWords</name>
     <message>
         <source>Device</source>

@@ -42,7 +42,7 @@ from transport.nettest.result import NetTest, PeerTest
 RETRY_S = 30.0
 
 
-@dataclass
+@dataclass(eq=False)
 class LentCard:
     """One of them: its home, and while it is lent its agent.
 
@@ -88,7 +88,9 @@ class Computer:
 
     @property
     def _agents(self) -> list[Agent]:
-        return [card.agent for card in self._cards.values() if card.agent is not None]
+        """Those that work; who hands over comes behind."""
+        cards = sorted(self._cards.values(), key=lambda card: card.end.is_set())
+        return [card.agent for card in cards if card.agent is not None]
 
     @property
     def first(self) -> Agent | None:
@@ -131,10 +133,7 @@ class Computer:
         Raises:
             SandboxError: it cannot run jobs; the processor takes no card's place here.
         """
-        parts = await startup.prepare(card.home, self._settings.of_card(card.gpu), self._arguments)
-        if parts.device.gpu != card.gpu:
-            await parts.sandbox.aclose()
-            raise SandboxError(parts.device.note)
+        parts = await startup.prepare(card.home, self._settings.of_card(card.gpu), self._arguments, alone=False)
         others = OtherCards(
             lambda: tuple(pid for agent in self._agents if agent is not card.agent for pid in agent.pids()),
             lambda: card.agent is self.first and not any(agent.held() for agent in self._agents),
@@ -193,7 +192,7 @@ class Computer:
             elif card.leaves:
                 card.again = True
             elif card.task is None and not card.finished:
-                card.end, card.trouble = asyncio.Event(), None
+                card.end = asyncio.Event()
                 card.task = self._group.create_task(self._lend(card), name=f"card-{card.gpu[:12]}")
 
     async def _lend(self, card: LentCard) -> None:
@@ -249,7 +248,10 @@ class Computer:
 
     async def adopt(self, settings: Settings) -> None:
         """Take over settings that need no new start; which cards are on is one of them."""
-        self._settings = settings.completed(self._key.address)
+        before, self._settings = self._on(), settings.completed(self._key.address)
+        for card in self._on():
+            if card not in before:
+                card.trouble, card.finished = None, False
         self._follow()
         for card in self._cards.values():
             if card.agent is not None:

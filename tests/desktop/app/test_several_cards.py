@@ -17,7 +17,7 @@ from desktop.agent.base.config import Home, Settings
 from desktop.agent.cli import cli
 from desktop.agent.earnings.earnings import together
 from desktop.agent.earnings.records import EarningRecords
-from desktop.agent.errors import SandboxError, SettingsError
+from desktop.agent.errors import GaveUpError, SandboxError, SettingsError
 from desktop.agent.jobs.line_limits import LimitsChange
 from desktop.agent.lending.keeper import LendingChange
 from desktop.answers import EarningsSummary
@@ -203,6 +203,33 @@ async def test_a_card_that_is_gone_is_not_replaced_by_the_processor(
         assert (view.state, str(view.name)) == ("off", "not in this computer")
         assert SECOND in view.trouble
         assert len(coordinator.nodes) == 1
+
+
+async def test_a_card_that_may_not_go_on_is_switched_off_until_its_owner_says_so(
+    cards: Driver, home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lending(home, coordinator, monkeypatch) as (service, first, second):
+        live = service._agent
+        assert isinstance(live, computer.Computer)
+        [agent] = [agent for agent in live._agents if agent.status().node == second]
+        agent._give_up(GaveUpError("somebody reached into a job", "tampered"))
+        await coordinator.until(lambda: second not in coordinator.nodes)
+        async with asyncio.timeout(10):
+            while not (view := (await status.ask(home.socket)).cards[1]).trouble:
+                await asyncio.sleep(0.02)
+        assert (view.on, view.trouble) == (False, "somebody reached into a job")
+        assert home.settings().resting == (SECOND,)
+        assert first in coordinator.nodes
+        assert service.desk.on
+        await switch(home, SECOND, on=True)
+        await coordinator.until(lambda: second in coordinator.nodes)
+        assert not (await status.ask(home.socket)).cards[1].trouble
+        for one in live._agents:
+            one._give_up(GaveUpError("somebody reached into all of them", "tampered"))
+        async with asyncio.timeout(10):
+            while service.desk.on:
+                await asyncio.sleep(0.02)
+        assert "all of them" in (await status.ask(home.socket)).trouble
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------------

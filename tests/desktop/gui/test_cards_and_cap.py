@@ -81,6 +81,7 @@ BOTH = [
 def test_each_of_several_cards_has_a_switch_of_its_own(opened: Opened) -> None:
     home = opened.window.home
     wait_for(lambda: home.cards.isHidden(), "one card alone needs no second switch")
+    assert not opened.desktop.tray.cards.menuAction().isVisible()
     opened.docs["status"] = status(meters=METERS | {"gpus": [FIRST, SECOND]}, gpu=FIRST["uuid"], cards=BOTH)
     wait_for(lambda: home.cards.isVisible(), "the cards")
     first, second = home.cards.rows
@@ -97,6 +98,16 @@ def test_each_of_several_cards_has_a_switch_of_its_own(opened: Opened) -> None:
         {"card": SECOND["uuid"], "on": True},
         {"card": FIRST["uuid"], "on": False},
     ]
+    menu = opened.desktop.tray.cards
+    assert menu.menuAction().isVisible()
+    assert [(row.text(), row.isChecked()) for row in menu.actions()] == [
+        ("NVIDIA GeForce RTX 4090", True),
+        ("NVIDIA GeForce RTX 3060", False),
+    ]
+    menu.actions()[1].trigger()
+    wait_for(lambda: len(opened.ordered("cards")) == 3, "the order of the tray")
+    assert opened.ordered("cards")[-1] == {"card": SECOND["uuid"], "on": True}
+    assert not menu.actions()[1].isChecked()
     assert not second.switch.isChecked(), "only what the agent says moves a switch"
     save_picture(opened.window, "several-cards")
 
