@@ -168,6 +168,8 @@ class Keeping:
             found |= {*run.checkpoints, *(state for point in run.points for state in point.checkpoints)}
             seats = () if run.round is None else run.round.seats
             found |= {digest for seat in seats for digest in (seat.state, seat.checkpoint) if digest is not None}
+            total = None if run.round is None or run.round.sum is None else run.round.sum.total
+            found |= set() if total is None else {total}
         for dispute in (record.dispute for record in disputes):
             found |= {digest for digest in (dispute.replay.opening, dispute.replay.anchor) if digest is not None}
             found |= {said.inputs for said in dispute.said.values() if said.inputs is not None}

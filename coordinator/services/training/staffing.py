@@ -132,7 +132,8 @@ class Staffing:
             shares=quote.replicas if training.sampling == "epochs" else None,
         )
         if federated is not None:
-            work.run = msgspec.structs.replace(work.run, **federating.run_settings(federated))
+            learns, _ = shape.stage_learns(0, shape.layers, True, True, training.lora)
+            work.run = msgspec.structs.replace(work.run, **federating.run_settings(federated, learns))
         work.change(quote=msgspec.structs.replace(quote, limit=found.limit, rounds=rounds.rounds))
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
         work.note("period", period.words(training, rounds, found))
