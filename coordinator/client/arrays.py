@@ -5,7 +5,7 @@ import contextlib
 import os
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +17,13 @@ from coordinator.client.files import Progress, download_file, sha256_of, upload_
 from coordinator.client.line import WORK_S, HttpLine, place
 from protocol.ids import Digest
 from protocol.job.array import ArrayElement, element_lines
-from protocol.job.results import is_path, is_plain
+from protocol.job.results import bundled, is_path, is_plain
 from protocol.rest import api
 from protocol.rest.arrays import ElementView
 
 TOGETHER = 8  # Files on the line at a time: small ones are mostly waiting.
+LEAST_BUNDLED, MAX_BUNDLED = 20, 500  # Short files that go in one archive; so few go one by one.
+SMALL_BYTES, BUNDLE_BYTES = 1 << 20, 32 << 20
 PAGE = 500
 POLL_S, LONGEST_POLL_S = 0.5, 5.0  # Between two looks for elements that have ended; longer while nothing does.
 _OVER = frozenset({"settled", "failed", "cancelled"})
@@ -110,6 +112,7 @@ class ArrayCalls:
         found: dict[Path, Digest] = {}
         sent: dict[Digest, asyncio.Future[None]] = {}
         turns = asyncio.Semaphore(TOGETHER)
+        await self._bundled(files, known, sent)
 
         async def send(path: Path) -> None:
             async with turns:
@@ -132,6 +135,31 @@ class ArrayCalls:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None  # The others are mostly the same, and one is enough to act on.
         return found
+
+    async def _bundled(
+        self, files: Sequence[Path], known: Mapping[str, Digest], sent: dict[Digest, asyncio.Future[None]]
+    ) -> None:
+        """Send what is short and new several hundred files at a time; ``sent`` is what has gone."""
+        small = [path for path in dict.fromkeys(files) if 0 < path.stat().st_size <= SMALL_BYTES]
+        if len(small) < LEAST_BUNDLED:
+            return
+        fresh: dict[Digest, Path] = {}
+        for path in small:
+            digest = await asyncio.to_thread(sha256_of, path)
+            if known.get(str(path)) != digest:
+                fresh[digest] = path
+        if len(fresh) < LEAST_BUNDLED:
+            return
+        for some in _portions(fresh):
+            with tempfile.TemporaryDirectory(prefix="inputs.") as scratch:
+                archive = Path(scratch) / "inputs.tar"
+                await asyncio.to_thread(_write, archive, some)
+                name = untrusted(f"{len(some)} inputs")
+                new = api.NewUpload(archive.stat().st_size, name, "inputs", sha256=sha256_of(archive))
+                await upload_file(self._line, archive, new, None, lambda _done, _all: None, lambda _upload: None)
+            for digest in some:
+                sent[digest] = asyncio.get_running_loop().create_future()
+                sent[digest].set_result(None)
 
     async def _send_input(self, path: Path, digest: Digest, progress: Progress = lambda _done, _all: None) -> None:
         if (length := path.stat().st_size) == 0:
@@ -244,6 +272,26 @@ def array_document(
     own = {"image": image, "command": list(command), "elements": elements, "count": count}
     document: dict[str, Any] = {"name": name, "budget": budget, "array": {**own, **array}}
     return document if hours is None else document | {"deadline_hours": hours}
+
+
+def _portions(files: Mapping[Digest, Path]) -> Iterator[dict[Digest, Path]]:
+    """So many at a time as go in one archive."""
+    some: dict[Digest, Path] = {}
+    size = 0
+    for digest, path in files.items():
+        length = path.stat().st_size
+        if some and (len(some) == MAX_BUNDLED or size + length > BUNDLE_BYTES):
+            yield some
+            some, size = {}, 0
+        some[digest] = path
+        size += length
+    if some:
+        yield some
+
+
+def _write(archive: Path, files: Mapping[Digest, Path]) -> None:
+    with archive.open("wb") as file:
+        file.writelines(bundled(files))
 
 
 def _unpack(archive: Path, folder: Path) -> None:

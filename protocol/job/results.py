@@ -128,6 +128,18 @@ def packed(files: Mapping[str, bytes]) -> bytes:
     return b"".join(parts) + END
 
 
+def bundled(files: Mapping[str, Path]) -> Iterator[bytes]:
+    """The archive of whole files under other names, piece by piece. Who calls has seen that they are small.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    for name in in_order(files):
+        data = files[name].read_bytes()
+        yield header(name, len(data)) + data + padding(len(data))
+    yield END
+
+
 def packed_folder(folder: Path, files: Iterable[str], chunk: int = 1 << 20) -> Iterator[bytes]:
     """The archive of files below a folder, piece by piece. Who calls has seen that they are plain files.
 

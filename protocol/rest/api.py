@@ -41,11 +41,13 @@ class Problem(View, frozen=True):
 class NewUpload(Told, frozen=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1, le=200 << 30)]
     name: ShortText = Untrusted("")
-    purpose: Literal["dataset", "weights", "tokenizer", "image", "input"] = "dataset"
+    purpose: Literal["dataset", "weights", "tokenizer", "image", "input", "inputs"] = "dataset"
     format: DatasetFormat = "auto"
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
     sha256: Digest | None = None
     """Of the whole file, where its sender knows it: another one is refused."""
+    # ``inputs``: many small inputs in one archive of the form of a result, each called by its SHA-256. They become artifacts of
+    # their own, and the archive itself is not kept.
 
 
 class Upload(msgspec.Struct, frozen=True):

@@ -76,7 +76,8 @@ MAX_TRIALS = 8
 MAX_COMPLETIONS_EACH = 16  # Answers of models to programs of an account, under way or waiting.
 MAX_COMPLETIONS = 64
 
-MAX_FILES = 2_000  # Uploaded files of an account.
+MAX_FILES = 2_000  # Uploaded files of an account,
+MAX_FILES_KNOWN = 50_000  # and of one that is known: an array of 10,000 elements reads as many.
 MAX_FILES_OF_ALL = 100_000  # Of all strangers.
 FILE_SHARE = 8  # A stranger's files have at most one part in so many of the disk, and two parts where it is known;
 ALL_SHARE = 2  # those of all strangers together, one part in so many.

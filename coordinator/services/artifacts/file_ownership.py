@@ -9,7 +9,7 @@ from common.clock import Clock
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Job
 from coordinator.errors import FullError, NotFoundError
-from coordinator.services.accounts.budgets import ALL_SHARE, FILE_SHARE, MAX_FILES, MAX_FILES_OF_ALL
+from coordinator.services.accounts.budgets import ALL_SHARE, FILE_SHARE, MAX_FILES, MAX_FILES_KNOWN, MAX_FILES_OF_ALL
 from coordinator.store.ports import Store, Transaction, col
 from coordinator.store.records import FileRecord
 from protocol.ids import Digest
@@ -35,8 +35,8 @@ class FileOwnership:
         self._known = {LOCAL_ACCOUNT}  # For good: they have trained a model.
         self._of_strangers = (0, 0)
 
-    async def check_room(self, account_id: str, more: int, promised: int) -> None:
-        """See that an account may have ``more`` bytes beside the files that it has.
+    async def check_room(self, account_id: str, more: int, promised: int, files: int = 1) -> None:
+        """See that an account may have ``more`` bytes in so many ``files`` beside those that it has.
 
         Args:
             promised: bytes that are on their way, of all accounts.
@@ -52,9 +52,10 @@ class FileOwnership:
                 await tx.sums(FileRecord, col(FileRecord.length), (), col(FileRecord.account_id).equals(account_id))
             ).get((), (0, 0))
         most = total * (2 if known else 1) // FILE_SHARE
-        if number >= MAX_FILES or held + more > most:
+        most_files = MAX_FILES_KNOWN if known else MAX_FILES
+        if number + files > most_files or held + more > most:
             raise FullError(
-                f"your {number:,} files have {held / GIGABYTE:,.1f} GB, and {MAX_FILES:,} files of "
+                f"your {number:,} files have {held / GIGABYTE:,.1f} GB, and {most_files:,} files of "
                 f"{most / GIGABYTE:,.1f} GB are what an account has here{'' if known else ' that has not trained a model yet'}: "
                 "files that no job names go after a month",
                 RETRY_S,
@@ -62,7 +63,7 @@ class FileOwnership:
             )
         if not known:
             number, held = await self._strangers()
-            if number >= MAX_FILES_OF_ALL or held + promised > total // ALL_SHARE:
+            if number + files > MAX_FILES_OF_ALL or held + promised > total // ALL_SHARE:
                 raise FullError(
                     "accounts that have not trained a model yet have filled the room for their files: try again later",
                     RETRY_S,

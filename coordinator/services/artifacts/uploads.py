@@ -37,7 +37,8 @@ from coordinator.errors import (
     UnavailableError,
 )
 from coordinator.services.arrays.published_images import check_image
-from coordinator.services.artifacts.artifacts import ArtifactStore, no_room
+from coordinator.services.artifacts import input_bundles
+from coordinator.services.artifacts.artifacts import ArtifactStore, file_digest, no_room
 from coordinator.services.artifacts.datasets import NAMELESS_WEIGHTS, check_form, check_tokenizer, check_weights
 from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES, Room
 from protocol.rest.api import NewUpload, Upload
@@ -59,7 +60,7 @@ class FileRegistry(Protocol):
     async def keep(self, account_id: str, artifact: str, new: NewUpload) -> None:
         """An account has uploaded an artifact."""
 
-    async def check_room(self, account_id: str, more: int, promised: int) -> None:
+    async def check_room(self, account_id: str, more: int, promised: int, files: int = 1) -> None:
         """FullError unless an account may have ``more`` bytes; ``promised`` are on their way to all accounts."""
 
 
@@ -241,8 +242,11 @@ class UploadService:
         if state.artifact is None and state.problem is None:
             path = self._data(upload)
             try:
-                await asyncio.to_thread(_check, path, state.new)
-                state.artifact = await self._artifacts.put_file(path, link=True, expect=state.new.sha256)
+                if state.new.purpose == input_bundles.PURPOSE:
+                    state.artifact = await self._take_apart(path, state)
+                else:
+                    await asyncio.to_thread(_check, path, state.new)
+                    state.artifact = await self._artifacts.put_file(path, link=True, expect=state.new.sha256)
             except UnavailableError:
                 raise  # The disk is full: the bytes stay for another try.
             except CottageError as error:
@@ -250,12 +254,28 @@ class UploadService:
                 self._save(upload, state)
                 path.unlink()
                 raise
-            if self._kept is not None:
+            if self._kept is not None and state.new.purpose != input_bundles.PURPOSE:
                 await self._kept.keep(state.account_id, state.artifact, state.new)
             self._save(upload, state)
             path.unlink()  # Only now: a crash before this line finds the bytes here and checks them again.
         self._slots.pop(upload, None)
         return self._view(upload, state)
+
+    async def _take_apart(self, path: Path, state: _State) -> str:
+        """Many small inputs in one archive: each becomes an artifact, and a file of the account."""
+        digest = await asyncio.to_thread(file_digest, path)
+        if state.new.sha256 not in (None, digest):
+            raise InvalidError(
+                f"the file arrived with SHA-256 {digest}, not {state.new.sha256}: send it again", "sha256"
+            )
+        found = await asyncio.to_thread(input_bundles.looked_through, path)
+        if self._kept is not None:
+            await self._kept.check_room(state.account_id, 0, 0, len(found))
+        await input_bundles.take_apart(path, found, self._artifacts)
+        for one in found:
+            if self._kept is not None:
+                await self._kept.keep(state.account_id, one.path, NewUpload(one.size, state.new.name, "input"))
+        return digest
 
     def _make_room(self, new: NewUpload, account_id: str) -> None:
         """See that there is a place for one more; who has not gone on for long makes place for others.
@@ -387,7 +407,7 @@ def _check(path: Path, new: NewUpload) -> None:
             check_tokenizer(path)
         case "image":
             check_image(path)
-        case "input":
+        case "input" | "inputs":
             pass  # Of an array job: a container reads it, and nobody here.
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import hashlib
 import io
 import json
 import shutil
@@ -17,21 +18,25 @@ import pytest
 from aiohttp import web
 
 from common.clock import SystemClock
+from common.untrusted_text import Untrusted
 from coordinator.app import add_interface
 from coordinator.client import Client, ProblemError
 from coordinator.client.arrays import folder_of
 from coordinator.client.cli import main
 from coordinator.client.errors import ArchiveError
+from coordinator.client.files import upload_file
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.uploads import UploadService
+from coordinator.store.records import FileRecord
 from coordinator.web.auth import Auth
 from protocol.ids import Digest
 from protocol.job.elements import ElementEnd, ElementRun
 from protocol.job.results import packed
+from protocol.rest.api import NewUpload
 from protocol.rest.arrays import ElementView
 from tests.coordinator.arrays.arrayed import ArrayWorld, ElementNode, fails, right
 
@@ -271,6 +276,44 @@ async def test_what_nodes_made_up_is_a_failure_and_the_others_results_come(
     assert "its result could not be taken" in " ".join(capsys.readouterr().out.split())
     with tarfile.open(archive) as tar:
         assert {name.partition("/")[0] for name in tar.getnames()} == {"n0.txt", "n4.txt"}
+
+
+async def test_many_short_files_go_in_few_archives_and_are_not_sent_again(house: ArrayHouse, tmp_path: Path) -> None:
+    files = sorted(numbers(tmp_path / "inputs", list(range(1_200))).iterdir())
+    (tmp_path / "inputs" / "long.txt").write_bytes(b"x" * (1 << 20) + b"y")
+    done: list[Path] = []
+    async with Client(house.url) as client:
+        sent = await client.upload_inputs([*files, tmp_path / "inputs/long.txt"], {}, lambda path, _: done.append(path))
+        assert len(sent) == len(done) == 1_201
+        for path, digest in sent.items():
+            assert house.artifacts.path(digest).read_bytes() == path.read_bytes()
+        uploads = list((house.folder / "uploads").glob("*.json"))
+        assert len(uploads) == 4, "three archives and the long one"
+        known = {str(path): digest for path, digest in sent.items()}
+        assert await client.upload_inputs(files, known) == {path: sent[path] for path in files}
+        assert len(list((house.folder / "uploads").glob("*.json"))) == 4
+    async with house.world.store.transaction() as tx:
+        kept = await tx.find(FileRecord)
+    assert {one.artifact for one in kept} == set(sent.values())
+    assert {one.purpose for one in kept} == {"input"}
+
+
+async def test_an_archive_of_inputs_that_lies_about_them_is_refused(house: ArrayHouse, tmp_path: Path) -> None:
+    honest = hashlib.sha256(b"honest").hexdigest()
+    cases = {
+        "is not the SHA-256": packed({honest: b"another"}),
+        "1 to": packed({hashlib.sha256(b"").hexdigest(): b""}),
+        "is not taken": gzip.compress(packed({honest: b"honest"})),
+        "is empty": packed({}),
+    }
+    async with Client(house.url) as client:
+        for said, archive in cases.items():
+            path = tmp_path / "inputs.tar"
+            path.write_bytes(archive)
+            new = NewUpload(len(archive), Untrusted("x"), "inputs")
+            with pytest.raises(ProblemError, match=said):
+                await upload_file(client._line, path, new, None, lambda _done, _all: None, lambda _upload: None)
+    assert not await house.artifacts.has(honest)
 
 
 async def test_a_checker_is_named_on_the_command_line_and_decides(
