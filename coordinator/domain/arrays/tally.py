@@ -5,7 +5,7 @@ It is a part of the run, so it is stored in one transaction with the elements th
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import count
 
 import msgspec
@@ -18,8 +18,11 @@ PERIOD_S = 60.0  # Between two times that verified elements become shares.
 FALSE_STARTS = 10  # Elements that fail before any is done; then it is the command.
 GRACE_S = 60.0  # Beyond an element's limit, until its node has said so.
 QUIET_S = 1800.0  # That a node may fetch inputs before it begins anything.
-OUTVOTED = 3  # Verdicts of a node that were not what others came to; then it is out, if that is one in so many of its verdicts:
-OUTVOTED_PART = 50  # fewer than are decoys, more than an honest one has among others who do not look.
+OUTVOTED, OUTVOTERS = (
+    3,
+    3,
+)  # Verdicts of a node that were not what others came to, and owners of those others; then it is out,
+OUTVOTED_PART = 50  # if that is one in so many of its verdicts: one in twenty is about a decoy.
 REFUSED = 5  # Results of a node that a checker refused, beyond those that it took; then it is let go.
 CONTRADICTED = 5  # Failures of a node where others succeeded, after which it is let go.
 
@@ -53,7 +56,7 @@ class NodeTrack(msgspec.Struct, frozen=True):
         right: elements that it ran and was paid for. checked: of those, how many another owner ran, too.
         wrong: results that were not what holds. contradicted: failures where others succeeded.
         looked: verdicts about others' results that hold. refused: results that a checker refused, where another's was taken.
-        outvoted: verdicts of it that were not what others came to.
+        outvoted: verdicts of it that were not what others came to. outvoters: owners of those others, as far as they are needed.
     """
 
     right: int = 0
@@ -63,6 +66,18 @@ class NodeTrack(msgspec.Struct, frozen=True):
     looked: int = 0
     refused: int = 0
     outvoted: int = 0
+    outvoters: tuple[NodeAddress, ...] = ()
+
+    def outvoted_by(self, owners: Iterable[NodeAddress]) -> "NodeTrack":
+        """With one more verdict that these owners contradicted."""
+        known = tuple(dict.fromkeys((*self.outvoters, *owners)))[:OUTVOTERS]
+        return msgspec.structs.replace(self, outvoted=self.outvoted + 1, outvoters=known)
+
+    @property
+    def looks_away(self) -> bool:
+        """Whether it says verdicts without looking. Two who do that outvote an honest one, but are always the same two."""
+        many = self.outvoted >= max(OUTVOTED, self.looked // OUTVOTED_PART)
+        return many and len(self.outvoters) >= OUTVOTERS
 
 
 class ArrayTally(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
 """What follows from the runs of an element: its result holds, or it fails, who is paid for it, and who was found wrong."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from common.untrusted_text import untrusted
@@ -70,8 +72,10 @@ class ElementVotes:
         if found.state == "failed" and array.board.failed <= rules.FALSE_STARTS:
             work.note("element", f"element {course.index} failed: {found.why}")
         for one in course.tries:
-            if one.run in found.wrong:
-                await (self._wrong if one.of is None else self._outvoted)(work, array, one)
+            if one.run in found.wrong and one.of is None:
+                await self._wrong(work, array, one)
+            elif one.run in found.wrong:
+                await self._outvoted(work, array, one, [other for other in right if other.of == one.of])
             elif found.state == "done" and one.run in found.refused:
                 await self._refused(work, one)
             elif found.state == "done" and one.ended and one.result is None and one.of is None:
@@ -116,12 +120,15 @@ class ElementVotes:
         for record in await work.tx.find(NodeRecord, col(NodeRecord.address).equals(one.node)):
             await work.tx.update(msgspec.structs.replace(record, faults=record.faults + 1))
 
-    async def _outvoted(self, work: UnitOfWork, array: OpenArray, one: ElementTry) -> None:
-        """A node's verdict was not what others came to. Once may be two others who do not look; a habit is its own."""
+    async def _outvoted(
+        self, work: UnitOfWork, array: OpenArray, one: ElementTry, others: Sequence[ElementTry]
+    ) -> None:
+        """A node's verdict was not what others came to. Once may be two who do not look; a habit is its own."""
         assert work.run is not None
-        work.change_run(tally=work.run.tally.tracked(one.node, outvoted=1))
-        track = work.run.tally.track(one.node)
-        if track.wrong == 0 and track.outvoted >= max(rules.OUTVOTED, track.looked // rules.OUTVOTED_PART):
+        tally = work.run.tally
+        track = tally.track(one.node).outvoted_by(other.owner for other in others)
+        work.change_run(tally=msgspec.structs.replace(tally, nodes={**tally.nodes, one.node: track}))
+        if track.wrong == 0 and track.looks_away:
             await self._wrong(work, array, one)
 
     @staticmethod

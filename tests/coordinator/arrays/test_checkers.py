@@ -121,11 +121,10 @@ async def test_who_makes_results_up_is_refused_unpaid_and_let_go(cheat: str, wor
     for seed in worlds:
         world, job, nodes = await play(seed, [CHEATS[cheat]()], [], 4)
         assert await world.results(job) == {index: truth(index) for index in range(ELEMENTS)}
-        found, earned = await tracks(world, job, nodes), await world.earned(job, nodes)
+        found = await tracks(world, job, nodes)
         (liar,) = [node for node in nodes if node.answer is not right]
-        assert 5 <= found[liar.number][1] <= len(liar.ran) < 16, "and it works there no more"
-        assert found[liar.number][2] <= 1, "the lazy one has run its first element"
-        assert earned[liar.number] < min(earned[node.number] for node in nodes if node is not liar)
+        assert 4 <= found[liar.number][1] <= len(liar.ran) < 16, "it is let go after five"
+        assert found[liar.number][2] <= (cheat == "lazy"), "it is paid for none, but the first one of the lazy"
         assert all(found[node.number][:2] == (0, 0) for node in nodes if node is not liar), "an honest node was blamed"
         await check_books(world, job, nodes)
 
