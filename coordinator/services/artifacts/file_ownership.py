@@ -85,7 +85,8 @@ class FileOwnership:
 
     async def keep(self, account_id: str, artifact: Digest, new: NewUpload) -> None:
         """Note that an account has uploaded an artifact; a second time changes nothing."""
-        record = FileRecord(account_id, artifact, new.purpose, new.name, new.length, self._clock.time())
+        purpose = "input" if new.purpose == "inputs" else new.purpose
+        record = FileRecord(account_id, artifact, purpose, new.name, new.length, self._clock.time())
         async with self._store.transaction() as tx:
             if not await tx.find(
                 FileRecord, col(FileRecord.account_id).equals(account_id), col(FileRecord.artifact).equals(artifact)
