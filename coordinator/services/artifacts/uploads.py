@@ -36,8 +36,8 @@ from coordinator.errors import (
     TooManyError,
     UnavailableError,
 )
+from coordinator.services.arrays import input_bundles
 from coordinator.services.arrays.published_images import check_image
-from coordinator.services.artifacts import input_bundles
 from coordinator.services.artifacts.artifacts import ArtifactStore, file_digest, no_room
 from coordinator.services.artifacts.datasets import NAMELESS_WEIGHTS, check_form, check_tokenizer, check_weights
 from coordinator.services.artifacts.disk_space import JOBS_BYTES, MIN_FREE_BYTES, Room
