@@ -77,7 +77,7 @@ from tests.coordinator.fakes import (
     profile,
 )
 from tests.coordinator.rerun import ScriptedJudge
-from tests.sim.summing import SimSums
+from tests.sim.federated.summing import SimSums
 
 NONCE, HOST = b"n" * 32, "sim"
 UNKNOWN = -1  # How many reports an agent made that died: the coordinator says.
