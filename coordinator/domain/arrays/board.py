@@ -179,6 +179,8 @@ class ArrayBoard:
             if len(given) >= room:
                 break
             for waits in [one for one in course.running if now - (one.begun or one.sent) > late]:
+                if waits.of is None and self.rules.looks and any(one.result for one in course.tries if one.of is None):
+                    continue  # One came first, so now owners are needed who have not run it.
                 beside = sum(one.of == waits.of for one in course.running)
                 if beside <= self._needed(course, waits.of) and self._may(seat, course, False, waits.of):
                     given.append(self._begin(seat, index, number + len(given), now, waits.of))
@@ -220,7 +222,7 @@ class ArrayBoard:
         several = max(self.rules.owners, self.rules.need_failed) > 1
         for one in course.tries:
             beside = one.of == of or (of is not None and one.of is None and one.result == of)
-            if not beside or (alone and one.ended and one.result is None and (of is None or one.outcome == "inputs")):
+            if not beside or (alone and one.ended and one.result is None and (of is None or one.outcome != "exited")):
                 continue
             same = one.owner == seat.owner or (seat.block != "" and one.block == seat.block)
             if one.node == seat.node or (several and same):

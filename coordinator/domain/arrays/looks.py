@@ -10,6 +10,7 @@ the result of another element. Whatever the checker makes of it, two owners must
 
 import math
 from collections import defaultdict
+from collections.abc import Collection
 
 import msgspec
 
@@ -67,7 +68,7 @@ def checked_verdict(course: ElementCourse, rules: VoteRules) -> ElementVerdict:
         if one.ended and one.result is not None:
             made[one.result].append(one)
     asked = dict.fromkeys([*made, *(one.of for one in course.tries if one.of is not None)])
-    opinions = {of: opinion_of(course, of, rules.looks) for of in asked}
+    opinions = {of: opinion_of(course, of, owners_of(made.get(of, ())), rules) for of in asked}
     right = tuple(run for said in opinions.values() for run in said.right)
     wrong = tuple(run for said in opinions.values() for run in said.wrong)
     decoys = tuple((of, said.missing) for of, said in opinions.items() if of not in made and said.missing)
@@ -76,8 +77,9 @@ def checked_verdict(course: ElementCourse, rules: VoteRules) -> ElementVerdict:
     if taken is not None:
         if decoys:
             return ElementVerdict("open", looks=decoys)
-        held = made[taken][0].run
-        return ElementVerdict("done", taken, (held, *right), wrong, refused=tuple(one.run for one in refused))
+        counted = 1 + rules.looks - _looks_at(owners_of(made[taken]), rules)
+        held = tuple(one.run for one in one_of_each_owner(made[taken])[:counted])
+        return ElementVerdict("done", taken, (*held, *right), wrong, refused=tuple(one.run for one in refused))
     if various := max((said.various for said in opinions.values()), default=0):
         why = f"{various} owners came to {various} different verdicts: the checker is not deterministic"
         return ElementVerdict("failed", right=(*(one.run for one in runs if one.ended), *right), why=why)
@@ -96,9 +98,15 @@ def checked_verdict(course: ElementCourse, rules: VoteRules) -> ElementVerdict:
     return ElementVerdict("open", looks=(*decoys, *(((waits[0], missing),) if missing else ())))
 
 
-def opinion_of(course: ElementCourse, of: Digest, looks: int) -> Opinion:
-    """What was said of a result, or of a decoy. ``looks``: owners that must come to the same."""
-    mine = [one for one in course.tries if one.of == of]
+def _looks_at(makers: Collection[str], rules: VoteRules) -> int:
+    """How many owners are to look at a result. Who came to the same bytes may not look, and counts as if they did."""
+    return max(1, rules.looks - max(0, len(makers) - 1))
+
+
+def opinion_of(course: ElementCourse, of: Digest, makers: Collection[str], rules: VoteRules) -> Opinion:
+    """What was said of a result, or of a decoy. ``makers``: owners who have come to it, whose looks at it do not count."""
+    looks = _looks_at(makers, rules)
+    mine = [one for one in course.tries if one.of == of and one.owner not in makers]
     said: dict[str, list[ElementTry]] = defaultdict(list)
     for one in mine:
         if one.ended and one.outcome != "inputs":

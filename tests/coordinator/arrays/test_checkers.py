@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from coordinator.domain.arrays.looks import decoy_rate, expected_looks, standing
-from coordinator.domain.arrays.votes import ElementCourse, VoteRules
+from coordinator.domain.arrays.votes import ElementCourse, ElementTry, VoteRules
 from coordinator.domain.audits.sampling import WHOLE
 from coordinator.errors import InvalidError, NotFoundError
 from protocol.codec import MessageError, convert
@@ -211,6 +211,31 @@ async def test_a_checker_that_is_too_slow_at_one_node_is_no_lie() -> None:
     world, job, nodes = await play(3, [], [slow], 4)
     assert await world.results(job) == {index: truth(index) for index in range(ELEMENTS)}
     assert {found[:2] for found in (await tracks(world, job, nodes)).values()} == {(0, 0)}
+
+
+async def test_two_who_came_to_the_same_bytes_need_one_look_more_so_three_owners_are_enough() -> None:
+    world = ArrayWorld()
+    nodes = [await world.come(number, pace=pace) for number, pace in ((1, 60.0), (2, 1.0), (3, 1.0))]
+    job = await world.submit(world.document(2, verify="checked", seconds=200.0))
+    assert (await world.until_over(job, 600)).state == "settled"
+    assert await world.results(job) == {index: truth(index) for index in range(2)}
+    courses = await world.courses(job)
+    twins = [course for course in courses if sum(one.of is None and one.ended for one in course.tries) == 2]
+    assert all(len(owners_paid(course)) == 3 for course in twins)
+    await check_books(world, job, nodes)
+
+
+def test_a_run_that_came_to_the_same_result_is_as_good_as_a_look() -> None:
+    def one(run: int, owner: int, **more: object) -> ElementTry:
+        fields = {"state": "ended", "outcome": "exited", "operations": run} | more
+        return ElementTry(run, f"l{owner}", f"n{owner}", f"o{owner}", "", owner, 0.0, **fields)  # type: ignore[arg-type]
+
+    rules = VoteRules(1, 1, 2, 2, looks=2)
+    twins = (one(1, 1, result="a" * 64), one(2, 2, result="a" * 64))
+    waits = standing(ElementCourse("j", 0, tries=twins), rules)
+    assert waits.looks == (("a" * 64, 1),)
+    over = standing(ElementCourse("j", 0, tries=(*twins, one(3, 3, result="b" * 64, of="a" * 64))), rules)
+    assert (over.state, over.result, over.right) == ("done", "a" * 64, (1, 2, 3))
 
 
 async def test_a_search_that_fails_by_bad_luck_blames_nobody() -> None:
