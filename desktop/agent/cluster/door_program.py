@@ -29,7 +29,7 @@ assert sys.platform != "win32", "it runs in a container of Linux"
 
 KEY = 32
 PIECE = 1 << 16
-DATA, END, FREEZE, THAW, TAKEN = range(5)
+DATA, END, FREEZE, THAW, TAKEN, NOTHING = range(6)
 FROM_AGENT, FROM_POD = b"\x00", b"\x01"
 REACHED_INTO = 98
 LOOK_S = 0.1
@@ -97,6 +97,8 @@ class PodDoor:
                     self.came.release()
                 elif kind in (FREEZE, THAW):
                     os.killpg(self.worker.pid, signal.SIGSTOP if kind == FREEZE else signal.SIGCONT)
+                elif kind == NOTHING:
+                    self.say(NOTHING, b"")
                 else:
                     break
         except (Ended, OSError):

@@ -1,12 +1,13 @@
 """Jobs in pods of the cluster that the agent itself runs in: a Job for each worker, one card each, and no rights at all."""
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.cluster.api import ACCOUNT, ClusterApi
 from desktop.agent.cluster.door_program import REACHED_INTO
-from desktop.agent.cluster.manifest import GRACE_S, PodPlan, PodSurroundings, job, mounts, targets
+from desktop.agent.cluster.manifest import PodPlan, PodSurroundings, job, mounts, targets
 from desktop.agent.cluster.pod_watch import PodWatch, SeenPod
 from desktop.agent.cluster.room import ClusterRoom
 from desktop.agent.cluster.sealed_stream import SealedStream
@@ -35,7 +36,7 @@ YIELD_S: Final = (
 )
 GONE_S: Final = 30.0  # Longer than any grace: a machine that does not answer keeps its pods.
 TRIAL_S: Final = 60.0
-KILLED: Final = 137  # 128 + SIGKILL
+LAST_WORDS_S: Final = 3.0
 DIGEST: Final = re.compile(r"^[^@\s]{1,255}@(sha256:[0-9a-f]{64})$")
 TAMPERED: Final = "somebody in this cluster reached into the job's pod, so the job was ended"
 NO_DIGEST: Final = (
@@ -107,7 +108,12 @@ class PodWorker:
             raise SandboxError(
                 f"the cluster did not put every restriction in force: {self._tampered or self._seen.tampered}"
             )
-        attached = await self._sandbox.api.attach(self._seen.name, "worker")
+        try:
+            attached = await self._sandbox.api.attach(self._seen.name, "worker")
+        except SandboxError:
+            await self._until(lambda: "terminated" in self._seen.container, LAST_WORDS_S)
+            self._check_lives()
+            raise
         self._stream = SealedStream(attached, self._tamper)
         await self._stream.begin()
         self._sandbox.placed.add(self)
@@ -158,12 +164,8 @@ class PodWorker:
         await api.delete_job(self.name)
         if seen.name and not seen.gone:
             await api.delete_pod(seen.name, max(1, int(grace)))
-        try:
-            async with asyncio.timeout(GONE_S + grace):
-                while seen.name and not seen.gone:
-                    seen.news.clear()
-                    await seen.news.wait()
-        except TimeoutError:
+        await self._until(lambda: not seen.name or seen.gone, GONE_S + grace)
+        if seen.name and not seen.gone:
             LOG.warning("the pod %s is still there: its machine does not answer", seen.name)
         self._sandbox.forget(self)
 
@@ -194,14 +196,26 @@ class PodWorker:
                     f"the worker's pod has not started within {PLACED_S:.0f} s: {waiting.get('reason', 'it is not said why')}"
                 )
             seen.news.clear()
-            try:
-                async with asyncio.timeout(1.0):
-                    await seen.news.wait()
-            except TimeoutError:
-                continue
-        if "running" not in seen.container:
-            code = seen.container["terminated"].get("exitCode")
-            raise SandboxError(f"the worker's pod ended with exit code {code} before anybody spoke with it")
+            await self._until(seen.news.is_set, 1.0)
+        self._check_lives()
+
+    def _check_lives(self) -> None:
+        """Raises SandboxError where its first program has ended it, or something else did."""
+        ended = self._seen.container.get("terminated")
+        if ended is None:
+            return
+        code, last = ended.get("exitCode"), printable(str(ended.get("message") or ""))[:500]
+        if code == egress.LEAK:
+            raise SandboxError(egress.leaked(last))
+        raise SandboxError(f"the worker's pod ended with exit code {code} before anybody spoke with it: {last}")
+
+    async def _until(self, holds: Callable[[], bool], patience: float) -> None:
+        """Return once it is so, or after ``patience`` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while not holds():
+                    self._seen.news.clear()
+                    await self._seen.news.wait()
 
     async def _no_room(self, why: str) -> None:
         """Tell the keeper, who has the lease end as for the owner's switch; whoever is still here then has failed."""
@@ -434,6 +448,3 @@ async def _all_of(end: socket.socket | None) -> bytes:
     while data := await loop.sock_recv(end, 1 << 16):
         parts.append(data)
     return b"".join(parts)
-
-
-__all__ = ["GRACE_S", "TAMPERED", "ClusterPlace", "KubernetesSandbox", "PodWorker"]
