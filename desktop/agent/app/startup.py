@@ -92,10 +92,12 @@ def _readings(home: Home, settings: Settings, device: Device, sandbox: Sandbox) 
 
 
 async def prepare(
-    home: Home, settings: Settings, worker_arguments: Sequence[str] = (), *, auditor: bool = False
+    home: Home, settings: Settings, worker_arguments: Sequence[str] = (), *, auditor: bool = False, alone: bool = True
 ) -> AgentParts:
     """Check and measure everything; what remains to be done is to run ``Agent(parts)``, or ``Auditor(parts)``.
 
+    Args:
+        alone: where a card cannot be used, the processor is lent in its place; others work beside it otherwise.
     Raises:
         SettingsError: the key or a setting cannot be used.
         SandboxError: jobs cannot be run safely on this machine, or not at all.
@@ -103,6 +105,11 @@ async def prepare(
     key = home.key()
     settings = settings.completed(key.address)
     device = await asyncio.to_thread(chosen, settings.gpu, settings.sandbox)
+    if not alone and device.gpu != settings.gpu:
+        missing = (
+            f"{settings.gpu} is not in this computer: choose others under Settings, or `cottage node settings --gpu`"
+        )
+        raise SandboxError(missing if device.gone else device.note)
     LOG.info("%s", device.name if auditor else f"{device.name}. {device.note}")
     await asyncio.to_thread(_empty, home.jobs)
     if settings.sandbox == "process":
@@ -112,7 +119,7 @@ async def prepare(
     try:
         sandbox, bench = await measured(home, settings, device, worker_arguments)
     except SandboxError as error:
-        if device.kind == "cpu" or settings.sandbox == "kubernetes":
+        if device.kind == "cpu" or not alone or settings.sandbox == "kubernetes":
             raise  # A cluster's cards come back when others have done with them.
         LOG.warning("%s cannot be used for jobs: %s", device.name, error)
         device = processor(f"{device.name} is here, but jobs cannot use it ({error}): they run on the processor.")
