@@ -292,8 +292,9 @@ class KubernetesSandbox:
         self._own = await self.api.pod(self._place.name)
         self._around = self._surroundings()
         await self.api.create(job(self._plan("trial", ()), self._around), only_try=True)
-        self._watch = PodWatch(self.api, f"{HOME_LABEL}={self._home}")
-        await self._watch.start()
+        if self._watch is None:
+            self._watch = PodWatch(self.api, f"{HOME_LABEL}={self._home}")
+            await self._watch.start()
         return match[1]
 
     async def sweep(self) -> int:
