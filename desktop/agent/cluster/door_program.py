@@ -25,8 +25,6 @@ from typing import IO
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-assert sys.platform != "win32", "it runs in a container of Linux"
-
 KEY = 32
 PIECE = 1 << 16
 DATA, END, FREEZE, THAW, TAKEN, NOTHING = range(6)
@@ -69,6 +67,9 @@ class Seal:
     def open(self, sealed: bytes) -> tuple[int, bytes]:
         plain = self._cipher.decrypt(self.nonce(), sealed, None)
         return plain[0], plain[1:]
+
+
+assert sys.platform != "win32", "it runs in a container of Linux; what stands above is the agent's, too"
 
 
 class PodDoor:

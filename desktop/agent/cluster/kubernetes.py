@@ -6,7 +6,6 @@ import hashlib
 import re
 import secrets
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,6 @@ from desktop.agent.sandbox import egress
 from desktop.agent.sandbox.base import WORKER_BY_STDIO, Exit, SandboxLimits
 from desktop.agent.sandbox.restrictions import DATA, HOME_LABEL, INSIDE
 from protocol.node import SandboxKind
-
-assert sys.platform != "win32", "``startup.make_sandbox`` refuses it there: an agent in a cluster runs on Linux"
 
 ENTRY: Final = ("-m", "trainer")
 ROOM_S: Final = 10.0  # A pod that no machine has taken by then is told so by the scheduler, at the latest.
