@@ -159,7 +159,7 @@ def look(door: PodDoor) -> None:
     while not strangers():
         time.sleep(LOOK_S)
     door.end()
-    os.write(2, HOW.encode() + b"\n")
+    os.write(2, f"\n{HOW}\n".encode())  # The worker may have left a line unfinished.
     os._exit(REACHED_INTO)
 
 

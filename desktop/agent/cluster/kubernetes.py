@@ -80,7 +80,7 @@ class PodWorker:
         self._sandbox, self._seen = sandbox, seen
         self._stream: SealedStream | None = None
         self._stopping = False
-        self._taken_at = 0.0
+        self._taken_at, self._taken = 0.0, ""
         self._tampered = ""
         seen.changed = self._look
 
@@ -123,7 +123,7 @@ class PodWorker:
         if self._taken_at:
             if loop.time() < self._taken_at + YIELD_S:
                 return None
-            return Exit(None, f"the cluster took the job's place back: {self._sandbox.room.why}")
+            return Exit(None, f"the cluster took the job's place back: {self._taken}")
         if seen.gone:
             return Exit(None, "somebody removed the worker's pod")
         finished = seen.container.get("terminated")
@@ -228,8 +228,8 @@ class PodWorker:
         if seen.tampered:
             self._tamper(seen.tampered)
         elif not self._stopping and not self._taken_at and "terminated" not in seen.container and seen.taken:
-            self._taken_at = asyncio.get_running_loop().time()
-            self._sandbox.no_room(seen.taken)
+            self._taken_at, self._taken = asyncio.get_running_loop().time(), seen.taken
+            self._sandbox.no_room(self._taken)
 
     def _tamper(self, how: str) -> None:
         """Somebody reached into it: end it at once."""
