@@ -129,8 +129,8 @@ class PodWorker:
         finished = seen.container.get("terminated")
         if finished is None:
             return None
-        code, said = int(finished.get("exitCode", 1)), printable(self._stream.said() if self._stream else "").strip()
-        last = said.rpartition("\n")[2][:500]
+        code, said = int(finished.get("exitCode", 1)), (self._stream.said() if self._stream else "").strip()
+        last, said = printable(said.rpartition("\n")[2])[:500], printable(said[-1000:])
         if finished.get("reason") == "OOMKilled":
             memory = self._sandbox.limits.memory_mb
             return Exit(
@@ -140,7 +140,7 @@ class PodWorker:
             return Exit(code, f"{TAMPERED}: {last}", tampered=True)
         if code == egress.LEAK:
             return Exit(code, egress.leaked(last))
-        return Exit(code, f"the worker ended with exit code {code}{': ' + said[-1000:] if said else ''}")
+        return Exit(code, f"the worker ended with exit code {code}{': ' + said if said else ''}")
 
     async def freeze(self) -> None:
         """Stop its processes; what a card is computing it completes."""

@@ -81,14 +81,14 @@ async def checked(sandbox: Here) -> AsyncIterator[Here]:
     await sandbox.aclose()
 
 
-async def until(holds: Callable[[], Any], seconds: float = 10.0) -> Any:
+async def until(holds: Callable[[], Any], seconds: float = 40.0) -> Any:
     async with asyncio.timeout(seconds):
         while not (found := holds()):
             await asyncio.sleep(0.02)
         return found
 
 
-async def ended(worker: PodWorker, seconds: float = 10.0) -> Exit:
+async def ended(worker: PodWorker, seconds: float = 40.0) -> Exit:
     async with asyncio.timeout(seconds):
         while (found := await worker.ended()) is None:
             await asyncio.sleep(0.02)
