@@ -10,9 +10,9 @@ from coordinator.domain.rounds.summing import PHASES
 from coordinator.store.records import EventRecord, RoundRecord, RunRecord
 from protocol.job.federated import PrivacySpec
 from protocol.job.job import JobSpec, ModelSpec
+from tests.sim.federated.test_federations import check_unopened, document, join, to_the_end
 from tests.sim.test_everybody_leaves import calm
 from tests.sim.test_faults import TURNS_TO_END, gather_nodes, read, submit, timeline
-from tests.sim.test_federations import check_unopened, document, join, to_the_end
 from tests.sim.world import World
 from tests.support.seeds import seeds
 
