@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -85,6 +85,7 @@ from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.engines import Engines
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.private import PrivateSessions
+from coordinator.services.serving.proofs import AnswerProofs
 from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.secure_sums import SecureSums
@@ -98,7 +99,9 @@ from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import application
 from coordinator.web.auth import Auth
-from coordinator.web.connections import IDLE_S, Connections, listen
+from coordinator.web.connections import IDLE_S, Connections, is_anywhere, listen
+from coordinator.web.fronts.answering import FrontAnswers
+from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.monitoring.requests import measured, show_metrics
 from coordinator.web.services import Services
 from coordinator.web.signal import NodeSocket
@@ -109,6 +112,7 @@ from protocol.identity import NodeKey
 
 TEST_FUNDS = Amount(1_000_000_000_000)  # A million tokens: more than any test on one PC will spend.
 TEST_LAMPORTS = 1_000_000_000_000
+CONNECTIONS: Final = web.AppKey("connections", Connections)
 SHUTDOWN_S = 5.0  # Connections that are still busy by then are cut.
 
 LOG = logging.getLogger(__name__)
@@ -154,6 +158,7 @@ class CoordinatorParts:
     operation: OperatorService
     homes: Homes
     answer_checks: AnswerChecks
+    answer_proofs: AnswerProofs
     private: PrivateSessions
     elements: ElementBooks
     checks: DatasetChecks | None = None
@@ -194,6 +199,7 @@ class CoordinatorParts:
             "evaluations": self.evaluations.run,
             "homes": self.homes.watch,
             "answer-checks": self.answer_checks.run,
+            "answer-proofs": self.answer_proofs.run,
             "unpaid": self.unpaid.run,
             "forgetting": self.forgetting.run,
             "machine-days": self.days.run,
@@ -298,7 +304,8 @@ def assemble(
     talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
     private = PrivateSessions(context, nodes, rounds.homes, relays)
     kinds = (ElementResults(context, artifacts, deliveries), Federations(context, desk, runs))
-    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, private, *kinds)
+    proofs = AnswerProofs(context, desk, nodes, rounds.deployments, generator)
+    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, proofs, private, *kinds)
     open_arrays.attend(desk)
     keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
     upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
@@ -312,11 +319,11 @@ def assemble(
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator, days)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
     buckets = OutputBuckets(context, artifacts, checkpoints, OutsideBuckets(clock, config.webhook_networks))
-    openings = StepOpenings(context, artifacts)
-    leavings = JobOutputs(checkpoints, Trials(context, checkpoints, generator, rounds.homes), logs, openings, buckets)
-    checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
-    outside = outside or (lambda: outside_session(allowed=config.webhook_networks))
-    notices = NoticeDelivery(context, outside, config.mail)
+    asking = Trials(context, checkpoints, generator, rounds.homes)
+    leavings = JobOutputs(checkpoints, asking, logs, StepOpenings(context, artifacts), buckets)
+    notices = NoticeDelivery(
+        context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail
+    )
     work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
     found = (beacons, referee, Bonds(context, desk, chain, drawing), Canaries(context, desk, forger))
     shown = (upkeep, jobs, network, market, books, leavings)
@@ -326,7 +333,8 @@ def assemble(
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
     evaluations = Evaluations(context, desk, checkpoints, task_runner)
     operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic, rounds.homes)
-    served = (rounds.homes, checks, private, ElementBooks(context, open_arrays, artifacts))
+    checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
+    served = (rounds.homes, checks, proofs, private, ElementBooks(context, open_arrays, artifacts))
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
     return CoordinatorParts(*parts)
 
@@ -388,8 +396,11 @@ async def build(
         parts = replace(parts, checks=checks, vital_signs=signs)
         app = web.Application(middlewares=[measured(parts.context.metrics)])
         NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
-        auth = Auth(store, clock, config, budgets=budgets)
-        add_interface(app, parts, uploads, checks, artifacts, auth)
+        seal = FrontSeal(key.seed)
+        auth = Auth(store, clock, config, budgets=budgets, fronts=seal)
+        services = add_interface(app, parts, uploads, checks, artifacts, auth)
+        app[CONNECTIONS] = Connections(config.behind_proxy)
+        FrontAnswers(seal, services, parts.context.bus, chain, app[CONNECTIONS]).setup(app)
         show_metrics(app, parts.context.metrics, signs.look)
         if not config.open and not await auth.accounts.any():
             LOG.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
@@ -406,8 +417,8 @@ def add_interface(
     checks: DatasetChecks,
     artifacts: ArtifactStore,
     auth: Auth,
-) -> None:
-    """Add the REST interface and the pages of ``parts`` to ``app``, which has not started."""
+) -> Services:
+    """Add the REST interface and the pages of ``parts`` to ``app``, which has not started; returns what stands behind them."""
     context = parts.context
     services = Services(
         parts.jobs,
@@ -430,6 +441,7 @@ def add_interface(
         context.config.public_url,
     )
     application.setup(app, services, parts.nodes.authorise, auth, Replays(context.store, context.clock))
+    return services
 
 
 async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.Event) -> None:
@@ -468,10 +480,13 @@ async def _work(
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=IDLE_S)
         await runner.setup()
         assert runner.server is not None
-        Connections(config.behind_proxy).guard(runner.server)
+        app[CONNECTIONS].guard(runner.server)
         try:
             await listen(runner, config.host, config.port)
             url = url_of(config.host, _port_of(runner))
+            if ownership is not None:
+                anywhere = config.reachable_at is None and is_anywhere(config.host)
+                await ownership.open_door(config.reachable_at or url, anywhere)
             ready(url)
             loops = parts.loops()
             if own is not None:

@@ -44,6 +44,7 @@ from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving import seating
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.private import PrivateSessions
+from coordinator.services.serving.proofs import AnswerProofs
 from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
@@ -127,13 +128,14 @@ class Conversation:
         doors: ArtifactAccess,
         returns: Returns,
         homes: Homes,
+        proofs: AnswerProofs,
         private: PrivateSessions,
         results: ElementResults,
         federations: Federations,
     ) -> None:
         self._context = context
         self._results = results
-        self._homes, self._private, self._federations = homes, private, federations
+        self._homes, self._proofs, self._private, self._federations = homes, proofs, private, federations
         self._returns = returns
         self._settlement = settlement
         self._promises = promises
@@ -163,6 +165,8 @@ class Conversation:
 
     async def begin(self, session: NodeSession, hello: Hello) -> None:
         """Pick up where the node's last connection ended."""
+        # Where its last connection is not known to be over, what was lost with that one is missing in what comes now.
+        self._homes.left(session.node)
         named = {held.lease for held in hello.leases}
         for lease in self._leases.of_node(session.node):
             async with self._desk.open(lease.job) as work:
@@ -376,6 +380,7 @@ class Conversation:
                 self._logs.offer(lease, log)
             case ModelSaid() as said:
                 self._homes.said(lease, said)
+                self._proofs.said(lease, said)
             case _:
                 self._context.metrics.count("reports_stale_total")  # Only these may go without a number.
 

@@ -127,6 +127,7 @@ class HeldTask:
         may_die: another worker opens what this one leaves on the disk, should its process end. ``died``: how it did.
         ready: called once a restored worker is here.
         waits: of a replica that several nodes hold together, the others are not all there.
+        loads: its worker is not ready yet.
     """
 
     assign: Assign
@@ -140,6 +141,7 @@ class HeldTask:
     tampered: bool = False
     cause: FailureCause = "machine"
     waits: bool = False
+    loads: bool = True
     by_system: bool = False  # Disk or sockets failed, which the machine's own test does not see.
     pid: int | None = None
     bridge: Bridge = field(init=False)
@@ -371,6 +373,7 @@ class HeldTask:
             self.state, self.reason, self.cause = "failed", printable(body.reason), body.cause
         if isinstance(body, TaskReady):
             LOG.info("%s: the worker is ready (%s parameters)", self, f"{body.parameters:,}")
+            self.loads = False
         report = self.outbox.add(body, self.bridge.traces.said(body)) if reliable else self.outbox.lossy(body)
         with contextlib.suppress(NotConnectedError):  # Sent again after the reconnect, if it is reliable.
             await self.tools.send(report)

@@ -112,6 +112,7 @@ RUN_BY = {
     "node leave": ("tests/e2e/test_federation.py", "leave"),
     "node federations": ("tests/e2e/test_federation.py", "federations"),
     "node logs": ("tests/cottage/test_odd_machines.py", "logs"),
+    "node cards": ("tests/desktop/app/test_several_cards.py", "cards"),
     "node settings": ("tests/desktop/app/test_owner_of_an_agent.py", "settings"),
     "node earnings": ("tests/e2e/test_lessons.py", "lend-your-gpu"),
     "node send": ("tests/desktop/test_withdrawing_without_sol.py", "send"),
