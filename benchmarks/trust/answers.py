@@ -258,7 +258,7 @@ def costs(run: Measuring) -> dict[str, Any]:
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
     """All of it."""
     async with here(options.model, options.threads) as checker, AsyncExitStack() as stack:
-        template = checker.engine._requests._chat.there
+        template = checker.engine._requests._chats[0].there
         worlds = [world(number, options.tokens, template) for number in range(options.worlds)]
         run = Measuring(checker, worlds, options.model, options.threads, options.only)
         if options.proofs:
