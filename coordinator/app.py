@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -88,6 +88,7 @@ from coordinator.services.serving.private import PrivateSessions
 from coordinator.services.serving.proofs import AnswerProofs
 from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
+from coordinator.services.training.secure_sums import SecureSums
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
 from coordinator.services.views.market_views import MarketService, nobody_looks
@@ -98,7 +99,9 @@ from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import application
 from coordinator.web.auth import Auth
-from coordinator.web.connections import IDLE_S, Connections, listen
+from coordinator.web.connections import IDLE_S, Connections, is_anywhere, listen
+from coordinator.web.fronts.answering import FrontAnswers
+from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.monitoring.requests import measured, show_metrics
 from coordinator.web.services import Services
 from coordinator.web.signal import NodeSocket
@@ -109,6 +112,7 @@ from protocol.identity import NodeKey
 
 TEST_FUNDS = Amount(1_000_000_000_000)  # A million tokens: more than any test on one PC will spend.
 TEST_LAMPORTS = 1_000_000_000_000
+CONNECTIONS: Final = web.AppKey("connections", Connections)
 SHUTDOWN_S = 5.0  # Connections that are still busy by then are cut.
 
 LOG = logging.getLogger(__name__)
@@ -184,6 +188,7 @@ class CoordinatorParts:
             "canaries": self.canaries.run,
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
+            "sums": partial(self.runs.sums.run, self.runs.advance),
             "lenders": self.nodes.watch_lenders,
             "stakes": self.stakes.run,
             "withdrawals": self.withdrawals.run,
@@ -235,6 +240,7 @@ def _rounds(
     chain: ChainPort,
     coordinator: str,
     open_arrays: OpenArrays,
+    artifacts: ArtifactStore,
 ) -> _Rounds:
     deadlines = Deadlines(context, nodes, links)
     disputes = DisputeService(context, nodes, deadlines)
@@ -252,7 +258,8 @@ def _rounds(
     deployments = Deployments(context, nodes, settlement, homes, links)
     staffing = Staffing(context, nodes, links, watching)
     arrays = ArrayJobs(context, nodes, settlement, open_arrays)
-    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays)
+    sums = SecureSums(desk, artifacts)
+    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays, sums)
     made = (watching, drawing, disputes, verification, promises, settlement, funding, lanes)
     return _Rounds(*made, runs, homes, deployments)
 
@@ -286,7 +293,7 @@ def assemble(
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node), key)
     open_arrays = OpenArrays(context, nodes, artifacts)
-    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays)
+    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays, artifacts)
     runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
     referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
     beacons = Beacons(context, desk, drawing, runs, chain)
@@ -389,8 +396,11 @@ async def build(
         parts = replace(parts, checks=checks, vital_signs=signs)
         app = web.Application(middlewares=[measured(parts.context.metrics)])
         NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
-        auth = Auth(store, clock, config, budgets=budgets)
-        add_interface(app, parts, uploads, checks, artifacts, auth)
+        seal = FrontSeal(key.seed)
+        auth = Auth(store, clock, config, budgets=budgets, fronts=seal)
+        services = add_interface(app, parts, uploads, checks, artifacts, auth)
+        app[CONNECTIONS] = Connections(config.behind_proxy)
+        FrontAnswers(seal, services, parts.context.bus, chain, app[CONNECTIONS]).setup(app)
         show_metrics(app, parts.context.metrics, signs.look)
         if not config.open and not await auth.accounts.any():
             LOG.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
@@ -407,8 +417,8 @@ def add_interface(
     checks: DatasetChecks,
     artifacts: ArtifactStore,
     auth: Auth,
-) -> None:
-    """Add the REST interface and the pages of ``parts`` to ``app``, which has not started."""
+) -> Services:
+    """Add the REST interface and the pages of ``parts`` to ``app``, which has not started; returns what stands behind them."""
     context = parts.context
     services = Services(
         parts.jobs,
@@ -431,6 +441,7 @@ def add_interface(
         context.config.public_url,
     )
     application.setup(app, services, parts.nodes.authorise, auth, Replays(context.store, context.clock))
+    return services
 
 
 async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.Event) -> None:
@@ -469,10 +480,13 @@ async def _work(
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=IDLE_S)
         await runner.setup()
         assert runner.server is not None
-        Connections(config.behind_proxy).guard(runner.server)
+        app[CONNECTIONS].guard(runner.server)
         try:
             await listen(runner, config.host, config.port)
             url = url_of(config.host, _port_of(runner))
+            if ownership is not None:
+                anywhere = config.reachable_at is None and is_anywhere(config.host)
+                await ownership.open_door(config.reachable_at or url, anywhere)
             ready(url)
             loops = parts.loops()
             if own is not None:

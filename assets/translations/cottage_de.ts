@@ -253,6 +253,64 @@
     </message>
 </context>
 <context>
+    <name>CardRow</name>
+    <message>
+        <source>Lend this graphics card</source>
+        <translation>Diese Grafikkarte verleihen</translation>
+    </message>
+    <message>
+        <source>Lend {0}</source>
+        <translation>{0} verleihen</translation>
+    </message>
+    <message>
+        <source>Switched off. The others go on.</source>
+        <translation>Ausgeschaltet. Die anderen machen weiter.</translation>
+    </message>
+    <message>
+        <source>It is lent when lending is on.</source>
+        <translation>Sie wird verliehen, wenn das Verleihen eingeschaltet ist.</translation>
+    </message>
+    <message>
+        <source>It is being measured.</source>
+        <translation>Sie wird vermessen.</translation>
+    </message>
+    <message>
+        <source>It waits for the network.</source>
+        <translation>Sie wartet auf das Netz.</translation>
+    </message>
+    <message>
+        <source>It is lent; no job needs it now.</source>
+        <translation>Sie ist verliehen; gerade braucht sie kein Auftrag.</translation>
+    </message>
+    <message>
+        <source>It steps aside for now.</source>
+        <translation>Sie tritt gerade zurück.</translation>
+    </message>
+    <message>
+        <source>The network does not take it now.</source>
+        <translation>Das Netz nimmt sie gerade nicht.</translation>
+    </message>
+    <message>
+        <source>It hands over what it has.</source>
+        <translation>Sie übergibt, was sie hat.</translation>
+    </message>
+    <message>
+        <source>{0} jobs use it.</source>
+        <translation>{0} Aufträge nutzen sie.</translation>
+    </message>
+    <message>
+        <source>A job uses it.</source>
+        <translation>Ein Auftrag nutzt sie.</translation>
+    </message>
+</context>
+<context>
+    <name>CardsMenu</name>
+    <message>
+        <source>Graphics &amp;cards</source>
+        <translation>Grafik&amp;karten</translation>
+    </message>
+</context>
+<context>
     <name>CheckWords</name>
     <message>
         <source>Device</source>
@@ -2212,6 +2270,10 @@
     <message>
         <source>The power cap is not in force: {0}</source>
         <translation>Die Leistungsgrenze gilt nicht: {0}</translation>
+    </message>
+    <message>
+        <source>all {0} cards</source>
+        <translation>alle {0} Karten</translation>
     </message>
     <message>
         <source>a GPU that is not here ({0})</source>

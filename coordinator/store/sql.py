@@ -112,7 +112,7 @@ class SqlStore:
                     await self._do(connection.begin().start())
                     if self._ownership is not None:
                         await self._do(self._ownership.check(connection))
-                yield _Sql(connection, self._do)
+                yield SqlTransaction(connection, self._do)
                 async with answering():
                     await self._do(connection.commit())
             finally:
@@ -147,7 +147,9 @@ async def _cut_short(doing: Awaitable[T]) -> T:
     return await doing
 
 
-class _Sql:
+class SqlTransaction:
+    """Implements ``ports.Transaction``."""
+
     def __init__(self, connection: AsyncConnection, do: Callable[[Awaitable[Any]], Awaitable[Any]]) -> None:
         self._connection, self._do = connection, do
 

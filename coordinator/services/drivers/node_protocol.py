@@ -83,6 +83,8 @@ from protocol.task import (
     RoundHolding,
     StepChallenge,
     StepOpened,
+    SumSaid,
+    TaskCommand,
     TaskFailed,
     TaskReady,
     TaskReport,
@@ -298,6 +300,8 @@ class Conversation:
                 self._runs.fold(work, lease, body)
             case RoundHolding() | RoundApplied() | Validation():
                 self._runs.fold(work, lease, body)
+            case SumSaid():
+                self._runs.answer(work, lease, body)
             case OpeningMade() | StepOpened():
                 self._verification.opened(work, lease, body)
             case LeafShown():
@@ -443,7 +447,9 @@ class Conversation:
                 continue
             if not session.knows(lease.id) and lease.seq == 0:
                 session.assign(_assignment(work, lease))
-            commands = work.commands(lease.id, newcomers) if lease.state == "ready" else ()
+            commands: tuple[TaskCommand, ...] = ()
+            if lease.state == "ready":
+                commands = (*work.commands(lease.id, newcomers), *self._runs.sums.commands(work, lease.id))
             self._doors.told(work, lease, commands)
             if lease.state == "ready":
                 session.tell(lease, commands)

@@ -45,7 +45,7 @@ from protocol.node import SandboxKind
 from transport.nettest import words as line_words
 
 _SANDBOX_HELP = (
-    "docker: jobs see neither your files nor your network; "
+    "docker: jobs see neither your files nor your network; kubernetes: the same, in pods of the cluster that this runs in; "
     "process: NO PROTECTION, for the demo and for development (docker)"
 )
 MEASURES = "Getting ready: the sandbox is checked and this computer is measured, which takes about a minute."

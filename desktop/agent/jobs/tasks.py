@@ -39,12 +39,13 @@ from desktop.agent.federated.federated_gate import FederatedGate
 from desktop.agent.federated.memberships import Memberships
 from desktop.agent.jobs.crash_records import CrashRecords, FoundLease, RecalledPart, RoundStart
 from desktop.agent.jobs.handed_over import shape_in
+from desktop.agent.jobs.outside import Outside
 from desktop.agent.jobs.peer_audits import Accusation, Doubts
 from desktop.agent.jobs.peer_router import Peers
 from desktop.agent.jobs.state_replication import States
 from desktop.agent.jobs.weight_exchange import Circle
 from desktop.agent.jobs.weights import StageWeights
-from desktop.agent.jobs.worker_bridge import Bridge, Outside
+from desktop.agent.jobs.worker_bridge import Bridge
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
 from protocol.job.elements import ArrayReady, DropElements, ElementsMoved, RunElements
 from protocol.models.weights import WEIGHT_INDEX
@@ -167,6 +168,7 @@ class HeldTask:
                 self.report,
                 self._record if seated else None,
                 self._recall if seated else None,
+                None if self._owner is None else self._owner.sums(self._upload, self.report),
             ),
         )
         self._doubts: Doubts | None = None
