@@ -3,7 +3,6 @@
 With a small model of random weights; ``benchmarks.trust.answers --proofs`` does the same with one that people use.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,19 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.trust.answers import measured
+from benchmarks.trust._answering import here, there
+from benchmarks.trust._asked import world
+from benchmarks.trust.answers import TOGETHER, Measuring, cheat_row
 from protocol.job.job import TokenizerSpec
 from tests.trainer.small import LLAMA
 from trainer.data.prepare import BYTE_SPECIALS, make_tokenizer
 
-WORLDS = 20
+WORLDS, TOKENS = 20, 24
 COSTS_STAKE = (
     "without its last fifth of layers",
     "another prompt's answer",
     "half of it",
+    "half of it, and an end",
     "tokens counted behind the end",
     "a longer prompt counted",
     "another text than its tokens",
@@ -45,9 +47,17 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 async def test_lies_cost_stake_in_every_world_and_honest_nodes_nothing(model: Path) -> None:
-    found = await measured(argparse.Namespace(model=model, worlds=WORLDS, tokens=24, threads=1, only="", proofs=True))
-    assert not any(row["called_wrong"] for row in found["honest"].values())
-    assert (found["honest_slashed"], found["other_bits"]) == (0, 0), "two processes come to the same bits"
+    worlds = [world(number, TOKENS, template=False) for number in range(WORLDS)]
+    async with here(model, 1) as checker, there(model, 1, {}) as other:
+        run = Measuring(checker, worlds, model, 1, ",".join(COSTS_STAKE), other=other)
+        run.honest, _ = await checker.answers(run.asked, TOGETHER)
+        await run.look("honest", run.honest)
+        await run.with_other_models()
+        await run.with_lies()
+    assert not any(one.wrong for one in run.seen["honest"].values())
+    assert not any(run.proven["honest"])
+    assert run.apart == 0, "two processes come to the same bits"
+    assert set(run.seen) - {"honest"} == set(COSTS_STAKE)
     for way in COSTS_STAKE:
-        row = found["cheats"][way]
+        row = cheat_row(worlds, run.seen[way], run.proven[way])
         assert (row["worlds"], row["caught"], row["stake_lost"]) == (WORLDS,) * 3, way
