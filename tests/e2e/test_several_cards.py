@@ -14,7 +14,6 @@ from cottage.demo.options import parse
 from cottage.demo.processes import output_of
 from cottage.demo.run import DemoRun
 from cottage.demo.screen import LineScreen
-from desktop.agent.base.config import Home, Settings
 from protocol.job.job import JobSpec
 from tests.e2e.two_cards import CARDS
 from tests.support.small_job import CORPUS_BYTES, small_job
@@ -30,8 +29,6 @@ class TwoCards(DemoNetwork):
     """A network whose computers have two cards each."""
 
     async def add_provider(self, name: str, extra: Sequence[str] = (), program: Sequence[str] = AGENT) -> Provider:
-        home = Home.at(self.options.folder / "nodes" / name)
-        home.remember(Settings(gpu=CARDS[0], cards=CARDS[1:], memory_mb=4096))
         return await super().add_provider(name, ["--threads", "2", *extra], PROGRAM)
 
 
