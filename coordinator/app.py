@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -85,8 +85,10 @@ from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.engines import Engines
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.private import PrivateSessions
+from coordinator.services.serving.proofs import AnswerProofs
 from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
+from coordinator.services.training.secure_sums import SecureSums
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
 from coordinator.services.views.market_views import MarketService, nobody_looks
@@ -97,7 +99,9 @@ from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import application
 from coordinator.web.auth import Auth
-from coordinator.web.connections import IDLE_S, Connections, listen
+from coordinator.web.connections import IDLE_S, Connections, is_anywhere, listen
+from coordinator.web.fronts.answering import FrontAnswers
+from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.monitoring.requests import measured, show_metrics
 from coordinator.web.services import Services
 from coordinator.web.signal import NodeSocket
@@ -108,6 +112,7 @@ from protocol.identity import NodeKey
 
 TEST_FUNDS = Amount(1_000_000_000_000)  # A million tokens: more than any test on one PC will spend.
 TEST_LAMPORTS = 1_000_000_000_000
+CONNECTIONS: Final = web.AppKey("connections", Connections)
 SHUTDOWN_S = 5.0  # Connections that are still busy by then are cut.
 
 LOG = logging.getLogger(__name__)
@@ -153,6 +158,7 @@ class CoordinatorParts:
     operation: OperatorService
     homes: Homes
     answer_checks: AnswerChecks
+    answer_proofs: AnswerProofs
     private: PrivateSessions
     elements: ElementBooks
     checks: DatasetChecks | None = None
@@ -182,6 +188,7 @@ class CoordinatorParts:
             "canaries": self.canaries.run,
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
+            "sums": partial(self.runs.sums.run, self.runs.advance),
             "lenders": self.nodes.watch_lenders,
             "stakes": self.stakes.run,
             "withdrawals": self.withdrawals.run,
@@ -192,6 +199,7 @@ class CoordinatorParts:
             "evaluations": self.evaluations.run,
             "homes": self.homes.watch,
             "answer-checks": self.answer_checks.run,
+            "answer-proofs": self.answer_proofs.run,
             "unpaid": self.unpaid.run,
             "forgetting": self.forgetting.run,
             "machine-days": self.days.run,
@@ -232,6 +240,7 @@ def _rounds(
     chain: ChainPort,
     coordinator: str,
     open_arrays: OpenArrays,
+    artifacts: ArtifactStore,
 ) -> _Rounds:
     deadlines = Deadlines(context, nodes, links)
     disputes = DisputeService(context, nodes, deadlines)
@@ -249,7 +258,8 @@ def _rounds(
     deployments = Deployments(context, nodes, settlement, homes, links)
     staffing = Staffing(context, nodes, links, watching)
     arrays = ArrayJobs(context, nodes, settlement, open_arrays)
-    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays)
+    sums = SecureSums(desk, artifacts)
+    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays, sums)
     made = (watching, drawing, disputes, verification, promises, settlement, funding, lanes)
     return _Rounds(*made, runs, homes, deployments)
 
@@ -283,7 +293,7 @@ def assemble(
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node), key)
     open_arrays = OpenArrays(context, nodes, artifacts)
-    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays)
+    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays, artifacts)
     runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
     referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
     beacons = Beacons(context, desk, drawing, runs, chain)
@@ -294,7 +304,8 @@ def assemble(
     talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
     private = PrivateSessions(context, nodes, rounds.homes, relays)
     kinds = (ElementResults(context, artifacts, deliveries), Federations(context, desk, runs))
-    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, private, *kinds)
+    proofs = AnswerProofs(context, desk, nodes, rounds.deployments, generator)
+    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, proofs, private, *kinds)
     open_arrays.attend(desk)
     keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
     upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
@@ -308,11 +319,11 @@ def assemble(
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator, days)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
     buckets = OutputBuckets(context, artifacts, checkpoints, OutsideBuckets(clock, config.webhook_networks))
-    openings = StepOpenings(context, artifacts)
-    leavings = JobOutputs(checkpoints, Trials(context, checkpoints, generator, rounds.homes), logs, openings, buckets)
-    checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
-    outside = outside or (lambda: outside_session(allowed=config.webhook_networks))
-    notices = NoticeDelivery(context, outside, config.mail)
+    asking = Trials(context, checkpoints, generator, rounds.homes)
+    leavings = JobOutputs(checkpoints, asking, logs, StepOpenings(context, artifacts), buckets)
+    notices = NoticeDelivery(
+        context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail
+    )
     work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
     found = (beacons, referee, Bonds(context, desk, chain, drawing), Canaries(context, desk, forger))
     shown = (upkeep, jobs, network, market, books, leavings)
@@ -322,7 +333,8 @@ def assemble(
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
     evaluations = Evaluations(context, desk, checkpoints, task_runner)
     operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic, rounds.homes)
-    served = (rounds.homes, checks, private, ElementBooks(context, open_arrays, artifacts))
+    checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
+    served = (rounds.homes, checks, proofs, private, ElementBooks(context, open_arrays, artifacts))
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
     return CoordinatorParts(*parts)
 
@@ -384,8 +396,11 @@ async def build(
         parts = replace(parts, checks=checks, vital_signs=signs)
         app = web.Application(middlewares=[measured(parts.context.metrics)])
         NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
-        auth = Auth(store, clock, config, budgets=budgets)
-        add_interface(app, parts, uploads, checks, artifacts, auth)
+        seal = FrontSeal(key.seed)
+        auth = Auth(store, clock, config, budgets=budgets, fronts=seal)
+        services = add_interface(app, parts, uploads, checks, artifacts, auth)
+        app[CONNECTIONS] = Connections(config.behind_proxy)
+        FrontAnswers(seal, services, parts.context.bus, chain, app[CONNECTIONS]).setup(app)
         show_metrics(app, parts.context.metrics, signs.look)
         if not config.open and not await auth.accounts.any():
             LOG.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
@@ -402,8 +417,8 @@ def add_interface(
     checks: DatasetChecks,
     artifacts: ArtifactStore,
     auth: Auth,
-) -> None:
-    """Add the REST interface and the pages of ``parts`` to ``app``, which has not started."""
+) -> Services:
+    """Add the REST interface and the pages of ``parts`` to ``app``, which has not started; returns what stands behind them."""
     context = parts.context
     services = Services(
         parts.jobs,
@@ -426,6 +441,7 @@ def add_interface(
         context.config.public_url,
     )
     application.setup(app, services, parts.nodes.authorise, auth, Replays(context.store, context.clock))
+    return services
 
 
 async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.Event) -> None:
@@ -464,10 +480,13 @@ async def _work(
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=IDLE_S)
         await runner.setup()
         assert runner.server is not None
-        Connections(config.behind_proxy).guard(runner.server)
+        app[CONNECTIONS].guard(runner.server)
         try:
             await listen(runner, config.host, config.port)
             url = url_of(config.host, _port_of(runner))
+            if ownership is not None:
+                anywhere = config.reachable_at is None and is_anywhere(config.host)
+                await ownership.open_door(config.reachable_at or url, anywhere)
             ready(url)
             loops = parts.loops()
             if own is not None:

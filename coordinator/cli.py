@@ -124,6 +124,7 @@ def _config(options: argparse.Namespace) -> Config:
         ledger_mint=options.ledger_mint,
         host=options.host,
         port=options.port,
+        reachable_at=options.reachable_at,
         database_url=database_of(options),
         store=options.store,
         store_gigabytes=options.store_gigabytes,
@@ -181,6 +182,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", type=Path, required=True, help="folder for the database, keys and files")
     add("--host", type=host, default=default.host, help="address to listen on (%(default)s)")
     add("--port", type=port, default=default.port, help="port, 0 for any (%(default)s)")
+    others = "where coordinators that stand by reach this one; the address that the database sees, if it is not given"
+    add("--reachable-at", type=_public_url, metavar="URL", help=others)
     add("--ready-file", type=Path, help="write the base address here once it serves")
     add("--log-format", choices=["text", "json"], default="text", help="of each line on standard error (%(default)s)")
     add("--ledger-url", help="JSON-RPC of the ledger")

@@ -80,6 +80,7 @@ class Config:
         test_wallet: the coordinator funds jobs without a submitter from a wallet of its own (embedded ledger only).
         open: no sign-in: whoever reaches the port is the built-in account; only on a loopback address.
         sign_up: strangers may make accounts; whom the identity provider vouches for is none.
+        reachable_at: where coordinators that stand by reach this one; None: where it listens, as the database sees it.
         public_url: where browsers find the coordinator; wallets and passkeys sign for it, and the identity provider leads back.
         identity: the identity provider that people may sign in through; None: there is none.
         own_auditor: one auditor runs beside the coordinator, where PyTorch is installed (``coordinator.ownauditor``).
@@ -125,6 +126,7 @@ class Config:
     ledger_mint: str | None = None
     host: str = "127.0.0.1"
     port: int = 8470
+    reachable_at: str | None = None
     database_url: str | None = None
     store: str | None = None
     store_gigabytes: int = 1_000

@@ -26,6 +26,13 @@ CottageError
 from typing import ClassVar
 
 
+class ElsewhereError(Exception):
+    """Only the coordinator at work can answer this, and this process stands by: the request is led to it.
+
+    No ``CottageError``: nobody is answered with it, and who shows errors on a page must not catch it.
+    """
+
+
 class CottageError(Exception):
     """Base of everything that is answered with a clear text instead of a traceback."""
 

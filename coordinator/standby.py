@@ -1,4 +1,7 @@
-"""A second coordinator on the same PostgreSQL database waits, and takes over when the first one ends or falls silent."""
+"""A second coordinator on the same PostgreSQL database waits, and takes over when the first one ends or falls silent.
+
+Meanwhile it is a front: it answers what it can read, and leads the rest to the one at work (``web.fronts``).
+"""
 
 import asyncio
 import logging
@@ -9,16 +12,16 @@ from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
-from common.clock import Clock
+from common.clock import Clock, SystemClock
 from common.own_folders import make_folder
 from coordinator.config import Config
 from coordinator.errors import StoreAwayError
+from coordinator.front import front_of
 from coordinator.store.ownership import Ownership
-from coordinator.web.connections import listen, put_off
+from coordinator.web.connections import IDLE_S, Connections, listen
 from protocol.identity import NodeKey
 
 LOOK_S = 0.25
-BACK_S = 2  # Whoever asks meanwhile comes back then.
 PATIENCE_S = 1.0  # A coordinator that was started anew after a clean end has its place at once.
 
 LOG = logging.getLogger(__name__)
@@ -56,16 +59,17 @@ async def wait(config: Config, ownership: Ownership, stopping: asyncio.Event) ->
     if await _taken(ownership, stopping, PATIENCE_S):
         return True
     LOG.warning("another coordinator works with this database, or did a moment ago: this one stands by")
-    app = web.Application()
-    app.router.add_get("/healthz", _alive)
-    put_off(app, "This coordinator stands by: another one is at work. Come back in a moment.", BACK_S)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await listen(runner, config.host, config.port)
-        return await _taken(ownership, stopping)
-    finally:
-        await runner.cleanup()
+    seed = NodeKey.load_or_generate(config.data / "coordinator.key").seed
+    async with front_of(config, SystemClock(), lambda: ownership.at_work, seed) as app:
+        runner = web.AppRunner(app, shutdown_timeout=0.1, keepalive_timeout=IDLE_S)
+        await runner.setup()
+        assert runner.server is not None
+        Connections(config.behind_proxy).guard(runner.server)
+        try:
+            await listen(runner, config.host, config.port)
+            return await _taken(ownership, stopping)
+        finally:
+            await runner.cleanup()
 
 
 async def _taken(ownership: Ownership, stopping: asyncio.Event, seconds: float = float("inf")) -> bool:
@@ -91,7 +95,3 @@ def _files(config: Config) -> str:
         os.link(draft, path)  # Whole, or not at all: another coordinator may look just now.
     draft.unlink()
     return f"the data folder {path.read_text().strip()}"
-
-
-async def _alive(_request: web.Request) -> web.Response:
-    return web.json_response({"status": "standby"})

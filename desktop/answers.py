@@ -34,7 +34,8 @@ class Task(View, frozen=True, kw_only=True):
 
     ``shown``: after a crash, the last round whose work it shows, and it does nothing else. ``serves``: it answers with the
     model, and trains nothing. ``stages``: parts that the model is cut into, each of which a node holds. ``waits``: it is ready,
-    and the other nodes that hold the model with it are not all there. ``gpu``: on which card, where several are lent.
+    and the other nodes that hold the model with it are not all there. ``loads``: it reads a model that it is to answer with.
+    ``fetched``: how much of its files is here, where that is known. ``gpu``: on which card, where several are lent.
     """
 
     job: ShortText
@@ -51,6 +52,8 @@ class Task(View, frozen=True, kw_only=True):
     serves: bool = False
     stages: Count = 1
     waits: bool = False
+    loads: bool = False
+    fetched: Annotated[float, Meta(ge=0, le=1)] | None = None
     gpu: ShortText = ""
 
     @property

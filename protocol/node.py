@@ -68,7 +68,7 @@ MAX_ENTRIES = 2_048  # Named in one message; a node keeps no more.
 MAX_LEASES = 64  # A node with eight GPUs holds eight leases; audits and spares leave the rest.
 MAX_ENVELOPE = 128 * 1024  # An SDP of 64 KB, signed.
 MAX_ICE_SERVERS = MAX_RELAYS  # A node uses one relay and one STUN server of them; the rest stand by.
-SandboxKind = Literal["docker", "process"]
+SandboxKind = Literal["docker", "kubernetes", "process"]
 """How jobs are kept apart from the owner's files and network: ``desktop.agent.sandbox``."""
 
 

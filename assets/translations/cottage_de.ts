@@ -1741,6 +1741,18 @@
         <translation>Zeigt die Arbeit an „{0}“ noch einmal.</translation>
     </message>
     <message>
+        <source>Your computer reads this model into its memory, and answers with it then.</source>
+        <translation>Ihr Computer lädt dieses Modell in seinen Speicher und antwortet dann damit.</translation>
+    </message>
+    <message>
+        <source>Loading “{0}”.</source>
+        <translation>Lädt „{0}“.</translation>
+    </message>
+    <message>
+        <source>Fetching its files: {0} are here.</source>
+        <translation>Holt die Dateien: {0} sind da.</translation>
+    </message>
+    <message>
         <source>Preparing “{0}”.</source>
         <translation>Bereitet „{0}“ vor.</translation>
     </message>
@@ -1829,8 +1841,16 @@
         <translation>Teil {0} von {1} des Modells</translation>
     </message>
     <message>
+        <source>Fetching its files, {0}</source>
+        <translation>Holt die Dateien, {0}</translation>
+    </message>
+    <message>
         <source>Fetching its files</source>
         <translation>Holt die Dateien</translation>
+    </message>
+    <message>
+        <source>Loading the model</source>
+        <translation>Lädt das Modell</translation>
     </message>
     <message>
         <source>Starting</source>

@@ -1,16 +1,18 @@
 """How many homes one coordinator carries: real WebSockets, a key for each home, the protocol's own messages, SQLite on a disk.
 
-    python -m benchmarks.upkeep.fleet [--homes 50,200] [--share 0.4] [--seconds 40]
+    python -m benchmarks.upkeep.fleet [--homes 50,200] [--share 0.4] [--seconds 40] [--postgres] [--fronts 2] [--readers 8]
 
-A coordinator is a process of its own; all homes are another one. They come all at once. Then so many of them idle, and the
-others (``--share``) work in jobs of 2 stages x 2 replicas, whose rounds take some seconds: they report progress once a second,
-and commit, open, audit, apply as real ones do. Workers, ledger and artifacts are stand-ins; what the coordinator decides, stores
-and says is not. Figures are of the last seconds, after all jobs have begun:
+A coordinator is a process of its own; all homes are another one. With ``--postgres`` it works with a PostgreSQL of this run's
+own; with ``--fronts`` so many others stand by beside it, and all homes and readers come to those. Homes come all at once. Then so
+many of them idle, and the others (``--share``) work in jobs of 2 stages x 2 replicas, whose rounds take some seconds: they report
+progress once a second, and commit, open, audit, apply as real ones do. Workers, ledger and artifacts are stand-ins; what the
+coordinator decides, stores and says is not. Figures are of the last seconds, after all jobs have begun:
 
 * ``welcomed``: seconds until everybody was let in. ``core``: share of one core that the coordinator took.
 * ``stored`` and ``progress``: reports a second. ``beats``: heartbeats a second.
-* ``beat``, ``ack``, ``page``: milliseconds until a heartbeat was answered, a stored report acknowledged, a page there; of all
-  but one in a hundred.
+* ``pages``: read a second, by ``--readers`` who read one after the other. ``fronts``: share of one core that all of them took.
+* ``beat``, ``ack``, ``page``, ``command``: milliseconds until a heartbeat was answered, a stored report acknowledged, a page
+  there, a job shared or no longer; of all but one in a hundred.
 
 The first row is the peer: the size that one process was meant for before this was measured. Writes build/bench/fleet.json.
 """
@@ -24,8 +26,8 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,23 +35,31 @@ from typing import Any
 import aiohttp
 import msgspec
 import psutil
+from aiohttp import web
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import publish
+from common.clock import SystemClock
 from coordinator.client.client import Client
 from coordinator.config import Config
+from coordinator.front import front_of
+from coordinator.store.ownership import Ownership
+from coordinator.web.connections import listen
+from coordinator.web.signal import PATH
 from protocol.codec import decode
 from protocol.node import Acknowledged, Beat, Challenge, CoordinatorMessage, Heartbeat, HeldLease, Refused, Report
 from protocol.rest.api import NewJob
 from protocol.task import Progress, TaskReport
-from tests.coordinator.conftest import ScriptedNode, opened
+from tests.coordinator.conftest import FRONTS_SEED, ScriptedNode, opened
 from tests.coordinator.fake_task import FakeTask
 from tests.coordinator.fakes import FakeChain, Peers, spec
+from tests.support.databases import Postgres
 
 STAGES, REPLICAS = 2, 2
 TICK_S = 1.0  # A home at work says where it is, and does what has become possible.
 PAGE_EVERY_S = 0.25
+COMMAND_EVERY_S = 1.0
 PAGES = ("/", "/network", "/api/v1/network", "/api/v1/jobs")
 ROUNDS = 1_000
 BUDGET = 3_000_000  # The wallet that pays for all of them has a thousand tokens.
@@ -63,6 +73,7 @@ class Fleet:
 
     url: str
     http: aiohttp.ClientSession
+    doors: list[str] = field(default_factory=list)
     peers: Peers = field(default_factory=Peers)
     counts: Counter[str] = field(default_factory=Counter)
     waits: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -81,6 +92,7 @@ class Home(ScriptedNode):
         """Not yet connected."""
         super().__init__(fleet, number)  # type: ignore[arg-type]  # It asks for address and peers alone.
         self._fleet = fleet
+        self._door = fleet.doors[number % len(fleet.doors)] + PATH
         self._beat_sent = 0.0
         self._next = 0.0
         self._sent: dict[tuple[str, int], float] = {}
@@ -89,7 +101,7 @@ class Home(ScriptedNode):
 
     async def run(self) -> None:
         """Connect and obey, until cancelled or closed."""
-        async with self._fleet.http.ws_connect(self._fleet.url, max_msg_size=0) as socket:
+        async with self._fleet.http.ws_connect(self._door, max_msg_size=0) as socket:
             self._socket = socket
             await self.send(self.hello(decode(await socket.receive_bytes(), Challenge)))
             async with asyncio.TaskGroup() as group:
@@ -153,17 +165,41 @@ class Home(ScriptedNode):
         await super().send(message)
 
 
-def serve(folder: str, pipe: Connection) -> None:
+def serve(folder: str, database: str | None, pipe: Connection) -> None:
     """The coordinator's process: says its address, and ends when it is told to."""
     _allow_files()
 
     async def run() -> None:
-        config = Config(data=Path(folder), ledger_url="http://ledger.test", validations=2)
-        async with opened(config, FakeChain(), rest=True) as house:
-            pipe.send(house.url)
+        config = replace(_config(folder), database_url=database)
+        ownership = None if database is None else await Ownership.open(database, SystemClock(), "key", "files")
+        if ownership is not None:
+            assert await ownership.take(), "nobody else knows this database"
+        async with opened(config, FakeChain(), rest=True, ownership=ownership) as house:
+            pipe.send(house.url.removesuffix(PATH))
             await asyncio.to_thread(pipe.recv)
 
     asyncio.run(run())
+
+
+def stand_by(folder: str, database: str, door: str, pipe: Connection) -> None:
+    """A front's process, likewise."""
+    _allow_files()
+
+    async def run() -> None:
+        config = replace(_config(folder), database_url=database, open=True)
+        async with front_of(config, SystemClock(), lambda: door, FRONTS_SEED) as app:
+            runner = web.AppRunner(app)
+            await runner.setup()
+            await listen(runner, "127.0.0.1", 0)
+            pipe.send(f"http://127.0.0.1:{runner.addresses[0][1]}")
+            await asyncio.to_thread(pipe.recv)
+            await runner.cleanup()
+
+    asyncio.run(run())
+
+
+def _config(folder: str) -> Config:
+    return Config(data=Path(folder), ledger_url="http://ledger.test", validations=2)
 
 
 def _allow_files() -> None:
@@ -171,50 +207,78 @@ def _allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, most), most))
 
 
+@dataclass(frozen=True)
+class Town:
+    """Processes that run: where the one at work serves, and where everybody comes in."""
+
+    work: str
+    doors: list[str]
+    worker: psutil.Process
+    fronts: list[psutil.Process]
+
+
 @asynccontextmanager
-async def coordinator() -> AsyncIterator[tuple[str, psutil.Process]]:
-    """A running one: its address, and its process."""
+async def _process(target: Any, *given: Any) -> AsyncIterator[tuple[str, psutil.Process]]:
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
-    with tempfile.TemporaryDirectory() as folder:
-        process = spawning.Process(target=serve, args=(folder, theirs))
-        process.start()
-        try:
-            url = await asyncio.to_thread(ours.recv)
-            yield url, psutil.Process(process.pid)
-        finally:
-            ours.send(None)
-            await asyncio.to_thread(process.join, 30)
-            process.kill()
+    process = spawning.Process(target=target, args=(*given, theirs))
+    process.start()
+    try:
+        yield await asyncio.to_thread(ours.recv), psutil.Process(process.pid)
+    finally:
+        ours.send(None)
+        await asyncio.to_thread(process.join, 30)
+        process.kill()
 
 
-async def row(homes: int, jobs: int, seconds: float) -> dict[str, float]:
+@asynccontextmanager
+async def coordinators(postgres: bool, fronts: int) -> AsyncIterator[Town]:
+    """One at work, and those beside it."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        database = None
+        if postgres:
+            server = Postgres()
+            stack.callback(server.remove)
+            server.start()
+            database = server.url()
+        work, worker = await stack.enter_async_context(_process(serve, folder, database))
+        beside = [await stack.enter_async_context(_process(stand_by, folder, database, work)) for _ in range(fronts)]
+        yield Town(work, [url for url, _ in beside] or [work], worker, [one for _, one in beside])
+
+
+async def row(homes: int, jobs: int, options: argparse.Namespace) -> dict[str, float]:
     """One size of fleet."""
-    async with coordinator() as (url, process), aiohttp.ClientSession(connector=_unbounded()) as http:
-        empty = process.memory_info().rss
-        fleet = Fleet(url, http)
+    async with (
+        coordinators(options.postgres, options.fronts) as town,
+        aiohttp.ClientSession(connector=_unbounded()) as http,
+    ):
+        empty = town.worker.memory_info().rss
+        fleet = Fleet(town.work, http, town.doors)
         made = [Home(fleet, number + 1) for number in range(homes)]
         began = time.perf_counter()
         running = [asyncio.create_task(home.run()) for home in made]
         try:
             await _until(lambda: all(home.welcomes or home.refused for home in made), running)
             welcomed = time.perf_counter() - began
-            await _submitted(url.removesuffix("/api/v1/node"), jobs)
+            job = await _submitted(town.doors[0], jobs)
             await _until(lambda: sum(home.works for home in made) >= jobs * STAGES * REPLICAS, running)
             await asyncio.sleep(10.0)
             fleet.measure_anew()
-            before, since = sum(process.cpu_times()[:2]), time.perf_counter()
-            page = await _pages(http, url.removesuffix("/api/v1/node"), seconds)
+            before, since = [_cpu([town.worker]), _cpu(town.fronts)], time.perf_counter()
+            readers = [_pages(fleet, reader, options.seconds) for reader in range(options.readers)]
+            await asyncio.gather(*readers, _commands(fleet, job, options.seconds))
             passed = time.perf_counter() - since
             figures = {
                 "welcomed": welcomed,
                 "refused": float(fleet.refused),
                 "at_work": float(sum(home.works for home in made)),
-                "core": (sum(process.cpu_times()[:2]) - before) / passed,
-                "kilobytes_a_home": (process.memory_info().rss - empty) / 1000 / homes,
+                "core": (_cpu([town.worker]) - before[0]) / passed,
+                "fronts": (_cpu(town.fronts) - before[1]) / passed,
+                "kilobytes_a_home": (town.worker.memory_info().rss - empty) / 1000 / homes,
             }
-            figures |= {name: fleet.counts[name] / passed for name in ("beats", "stored", "progress")}
-            waits = {"beat": fleet.waits["beat"], "ack": fleet.waits["ack"], "page": page}
+            figures |= {name: fleet.counts[name] / passed for name in ("beats", "stored", "progress", "pages")}
+            waits = {name: fleet.waits[name] for name in ("beat", "ack", "page", "command")}
             figures |= {f"{name}_p50_ms": 1000 * statistics.median(found) for name, found in waits.items() if found}
             figures |= {f"{name}_p99_ms": 1000 * _p99(found) for name, found in waits.items() if found}
             return {name: round(value, 3) for name, value in figures.items()}
@@ -222,6 +286,11 @@ async def row(homes: int, jobs: int, seconds: float) -> dict[str, float]:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+
+def _cpu(processes: list[psutil.Process]) -> float:
+    """Seconds of a core that processes have taken."""
+    return sum(sum(one.cpu_times()[:2]) for one in processes)
 
 
 def _unbounded() -> aiohttp.TCPConnector:
@@ -236,27 +305,41 @@ async def _until(condition: Any, running: list["asyncio.Task[None]"]) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _submitted(url: str, jobs: int) -> None:
+async def _submitted(url: str, jobs: int) -> str:
+    """The first of them."""
     document = spec(STAGES, REPLICAS, tokens=ROUNDS * 1024)
-    document = msgspec.structs.replace(document, budget=BUDGET)
+    document, made = msgspec.structs.replace(document, budget=BUDGET), []
     async with Client(url) as client:
         for _ in range(jobs):
-            job = await client.create_job(msgspec.to_builtins(NewJob(document).spec))
-            await client.fund(job.id)
+            made.append((await client.create_job(msgspec.to_builtins(NewJob(document).spec))).id)
+            await client.fund(made[-1])
+    return made[0]
 
 
-async def _pages(http: aiohttp.ClientSession, url: str, seconds: float) -> list[float]:
+async def _pages(fleet: Fleet, reader: int, seconds: float) -> None:
     """Pages in turn, until the time is over."""
-    found, until, turn = [], time.perf_counter() + seconds, 0
+    until, turn, url = time.perf_counter() + seconds, reader, fleet.doors[reader % len(fleet.doors)]
     while time.perf_counter() < until:
         began = time.perf_counter()
-        async with http.get(url + PAGES[turn % len(PAGES)]) as answer:
+        async with fleet.http.get(url + PAGES[turn % len(PAGES)]) as answer:
             assert answer.status == 200, await answer.text()
             await answer.read()
-        found.append(time.perf_counter() - began)
+        fleet.waits["page"].append(time.perf_counter() - began)
+        fleet.counts["pages"] += 1
         turn += 1
         await asyncio.sleep(PAGE_EVERY_S)
-    return found
+
+
+async def _commands(fleet: Fleet, job: str, seconds: float) -> None:
+    """A job is shared, and not, in turn."""
+    until, shared = time.perf_counter() + seconds, False
+    while time.perf_counter() < until:
+        began, shared = time.perf_counter(), not shared
+        where = f"{fleet.doors[0]}/api/v1/jobs/{job}/share"
+        async with fleet.http.put(where, json={"shared": shared}) as answer:
+            assert answer.status == 200, await answer.text()
+        fleet.waits["command"].append(time.perf_counter() - began)
+        await asyncio.sleep(COMMAND_EVERY_S)
 
 
 def _p99(found: list[float]) -> float:
@@ -265,8 +348,9 @@ def _p99(found: list[float]) -> float:
 
 def shown(rows: dict[str, dict[str, float]]) -> Table:
     """For people."""
-    names = ("welcomed", "core", "beats", "stored", "progress", "beat_p99_ms", "ack_p99_ms", "page_p99_ms")
-    table = Table(title="one coordinator, one process")
+    rates = ("welcomed", "core", "fronts", "beats", "stored", "progress", "pages")
+    names = (*rates, "beat_p99_ms", "ack_p99_ms", "page_p99_ms", "command_p99_ms")
+    table = Table(title="one coordinator at work")
     for name in ("homes (at work)", *names):
         table.add_column(name, justify="right")
     for name, found in rows.items():
@@ -282,13 +366,18 @@ async def main() -> None:
     parser.add_argument("--homes", default="50,200")
     parser.add_argument("--share", type=float, default=0.4, help="of them that work; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=40.0, help="that are measured; default: %(default)s")
+    parser.add_argument("--postgres", action="store_true", help="instead of SQLite")
+    parser.add_argument("--fronts", type=int, default=0, help="that stand by beside it; needs --postgres (%(default)s)")
+    parser.add_argument("--readers", type=int, default=1, help="of pages, at a time (%(default)s)")
     options = parser.parse_args()
+    if options.fronts and not options.postgres:
+        parser.error("--fronts stand by for PostgreSQL alone: add --postgres")
     _allow_files()
     rows, console = {}, Console(stderr=True)
     for homes in map(int, options.homes.split(",")):
         jobs = int(homes * options.share) // (STAGES * REPLICAS)
         with console.status(f"{homes:,} homes, {jobs:,} jobs"), suppress(asyncio.CancelledError):
-            rows[f"{homes:,}"] = await row(homes, jobs, options.seconds)
+            rows[f"{homes:,}"] = await row(homes, jobs, options)
         console.print(f"{homes:,} homes: {rows[f'{homes:,}']}")
     console.print(shown(rows))
     claim = "200 homes of which 80 work in rounds of some seconds are one process's"

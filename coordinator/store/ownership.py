@@ -8,6 +8,10 @@ later sees another fence and changes nothing. An owner that stands still with a 
 Source: fencing tokens, M. Kleppmann, "Designing Data-Intensive Applications" (2017), chapter 8; explicit locking, PostgreSQL's
 manual, 13.3.
 
+The owner writes its *door* there once it serves: where those that wait reach it, who take requests and nodes in its place
+(fronts, ``coordinator.web.fronts``). A door counts with the fence that it was written under, so that nobody looks for a new owner
+at the old one's.
+
 The table is made here and not by a migration: a newer version that waits must not change what an older one works with.
 """
 
@@ -23,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from common.clock import Clock
+from common.urls import parse_url, url_of
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.store.faults import UNUSABLE, answering, unusable
 
@@ -37,8 +42,13 @@ CREATE TABLE IF NOT EXISTS cottage_owner (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), holder text NOT NULL DEFAULT '', fence bigint NOT NULL DEFAULT 0,
     beats bigint NOT NULL DEFAULT 0, address text NOT NULL DEFAULT '', files text NOT NULL DEFAULT '')
 """
+_DOOR = "ALTER TABLE cottage_owner ADD COLUMN IF NOT EXISTS door text NOT NULL DEFAULT ''"
+_HAS_DOOR = """
+SELECT count(*) FROM information_schema.columns
+WHERE table_schema = current_schema() AND table_name = 'cottage_owner' AND column_name = 'door'
+"""
 _FIRST = "INSERT INTO cottage_owner DEFAULT VALUES ON CONFLICT DO NOTHING"
-_LOOK = "SELECT holder, fence, beats, address, files FROM cottage_owner"
+_LOOK = "SELECT holder, fence, beats, address, files, door FROM cottage_owner"
 _END_CONNECTIONS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = :name AND pid <> pg_backend_pid()
@@ -56,6 +66,7 @@ class _Seen:
     beats: int
     address: str
     files: str
+    door: str
 
 
 class Ownership:
@@ -63,6 +74,7 @@ class Ownership:
 
     Attributes:
         fence: by which its transactions are known; 0 before it has ever been the owner.
+        at_work: the base address of the coordinator that is at work, as last seen while waiting; empty: none serves.
     """
 
     def __init__(self, engine: AsyncEngine, clock: Clock, address: str, files: str) -> None:
@@ -72,6 +84,7 @@ class Ownership:
         self._seen: _Seen | None = None
         self._since = 0.0
         self.fence = 0
+        self.at_work = ""
 
     @classmethod
     async def open(cls, url: str, clock: Clock, address: str, files: str) -> "Ownership":
@@ -87,6 +100,8 @@ class Ownership:
                     # Two that make it at the same time would fail, one of them.
                     await connection.execute(text("SELECT pg_advisory_xact_lock(7073697)"))
                     await connection.execute(text(_MAKE))
+                    if not await connection.scalar(text(_HAS_DOOR)):  # Asked first: to alter waits for transactions.
+                        await connection.execute(text(_DOOR))
                     await connection.execute(text(_FIRST))
             except BaseException:
                 await engine.dispose()
@@ -112,6 +127,7 @@ class Ownership:
         except StoreAwayError:
             self._seen = None  # Who is the owner may not have reached it either.
             raise
+        self.at_work = _door_of(seen)
         now = self._clock.now()
         if seen.holder and seen != self._seen:
             if self._seen is not None:  # It lives.
@@ -130,6 +146,21 @@ class Ownership:
         """
         if await connection.scalar(text("SELECT fence FROM cottage_owner")) != self.fence:
             raise StoreAwayError("another coordinator has taken over")
+
+    async def open_door(self, url: str, anywhere: bool) -> None:
+        """Let those that wait know where this one serves, now that it does.
+
+        Args:
+            url: its base address. ``anywhere``: it listens on all addresses; it is told by that one which the database sees.
+        Raises:
+            StoreAwayError: the database does not answer; then they go on saying that nobody serves.
+        """
+        async with answering(), self._engine.begin() as connection:
+            seen = await connection.scalar(text("SELECT host(inet_client_addr())")) if anywhere else None
+            found = parse_url(url)
+            here = url_of(seen or "127.0.0.1", found.port or 80) if anywhere else url
+            values = {"door": f"{self.fence} {here}", "fence": self.fence}
+            await connection.execute(text("UPDATE cottage_owner SET door = :door WHERE fence = :fence"), values)
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[asyncio.Event]:
@@ -194,6 +225,12 @@ class Ownership:
                 f"the coordinator that works with this database has its files in {seen.files}, and this one in "
                 f"{self._files}: to stand by for it share its data folder, or name the same bucket with --store"
             )
+
+
+def _door_of(seen: _Seen) -> str:
+    """Where the owner serves; empty: nobody does, or nobody has said so under this fence."""
+    fence, _, url = seen.door.partition(" ")
+    return url if seen.holder and fence == str(seen.fence) else ""
 
 
 def _name(holder: str) -> str:

@@ -9,10 +9,14 @@ import ipaddress
 import logging
 import resource
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
+
+from common.urls import ip_of
 
 MAX_CONNECTIONS = 32_768  # 20,000 nodes, 4,096 streams, and pages.
 MAX_EACH = 2_304  # Of one address: its nodes, and what its browsers open.
@@ -32,7 +36,18 @@ class Connections:
         self._each = each
         self._open: dict[RequestHandler, str] = {}
         self._of: Counter[str] = Counter()
+        self._fronts: Counter[str] = Counter()
         self.refused = 0
+
+    @contextmanager
+    def of_front(self, request: web.Request) -> Iterator[None]:
+        """Meanwhile as many may be open as come from where this request came from: they are other people's, led here."""
+        address = "" if request.transport is None else _address(request.transport)
+        self._fronts[address] += 1
+        try:
+            yield
+        finally:
+            self._fronts -= Counter({address: 1})
 
     def guard(self, server: web.Server) -> None:
         """Refuse what is too much from now on."""
@@ -41,7 +56,7 @@ class Connections:
         def connection_made(handler: RequestHandler, transport: asyncio.Transport) -> None:
             came(handler, transport)
             address = _address(transport)
-            counts = self._each_counts and not _is_here(address)
+            counts = self._each_counts and not self._fronts[address] and not _is_here(address)
             if len(self._open) >= self._total or (counts and self._of[address] >= self._each):
                 self.refused += 1
                 transport.abort()
@@ -66,6 +81,12 @@ async def listen(runner: web.AppRunner, host: str, port: int) -> None:
     await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
 
 
+def is_anywhere(host: str) -> bool:
+    """Whether a port opened at ``host`` is open at all of this machine's addresses."""
+    address = ip_of(host)
+    return not host or (address is not None and address.is_unspecified)
+
+
 def put_off(app: web.Application, why: str, seconds: int) -> None:
     """Answer everything that ``app`` has no route for with ``why``, and when to come back."""
 
@@ -75,7 +96,7 @@ def put_off(app: web.Application, why: str, seconds: int) -> None:
     app.router.add_route("*", "/{rest:.*}", later)
 
 
-def _address(transport: asyncio.Transport) -> str:
+def _address(transport: asyncio.BaseTransport) -> str:
     peer: Any = transport.get_extra_info("peername")
     return str(peer[0]).partition("%")[0] if isinstance(peer, tuple) and peer else ""
 

@@ -12,7 +12,15 @@ from aiohttp import ClientConnectionError, hdrs, web
 from aiohttp.typedefs import Handler
 
 from common.untrusted_text import untrusted
-from coordinator.errors import CottageError, FullError, InvalidError, StoreAwayError, TooLargeError, TooManyError
+from coordinator.errors import (
+    CottageError,
+    ElsewhereError,
+    FullError,
+    InvalidError,
+    StoreAwayError,
+    TooLargeError,
+    TooManyError,
+)
 from coordinator.services.accounts.budgets import Bodies
 from coordinator.web.packing import pack
 from protocol import codec
@@ -152,6 +160,8 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
         except ConnectionError:
             # The other side has gone: there is nobody to answer, and nothing to log, which strangers could fill a disk with.
             return web.Response(status=CLOSED)
+        except ElsewhereError:
+            raise  # Whoever can answer it is asked (``fronts``).
         except Exception as error:  # The outermost boundary: whatever it is, log it and answer without its text.
             if isinstance(error, web.HTTPException) and error.status < 400:
                 raise

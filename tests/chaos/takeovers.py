@@ -1,7 +1,7 @@
 """A run whose coordinators are killed, frozen and ended, one after the other: two on one PostgreSQL, behind a door.
 
-The door is what a load balancer does: it asks each for ``/readyz``, leads everybody to the one that answers, and cuts what leads
-to another.
+The door leads everybody to the one that says that it works, and cuts what leads to another: who stands by answers as well, and
+would hide how long nobody is at work.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import aiohttp
 
@@ -23,7 +23,7 @@ from tests.chaos.storm import ENDED, LOOPBACK, PRICE_PER_PETAFLOP, RETURN_S, STA
 from tests.support.addresses import free_port
 from tests.support.databases import Postgres
 
-Manner = Literal["killed", "frozen", "ended"]
+Manner = Literal["killed", "frozen", "ended", "front killed"]
 MANNERS: Sequence[Manner] = ("killed", "frozen", "ended")
 LOOK_S = 0.1
 ANSWER_S = 0.5
@@ -54,7 +54,7 @@ class Door:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
         async with aiohttp.ClientSession(timeout=timeout) as http:
             while True:
-                found = [port for port in self.ports if await _ready(http, port)]
+                found = [port for port in self.ports if await works(http, port)]
                 if self.leads not in found:
                     self._cut()
                     self.leads = found[0] if found else None
@@ -71,19 +71,25 @@ class Door:
                 far_reader, far_writer = await asyncio.open_connection(LOOPBACK, self.leads)
                 both = {writer, far_writer}
                 self._open |= both
-                await asyncio.gather(_pass(reader, far_writer), _pass(far_reader, writer))
+                await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
                 self._open -= both
         writer.close()
 
 
-async def _ready(http: aiohttp.ClientSession, port: int) -> bool:
+async def works(http: aiohttp.ClientSession, port: int) -> bool:
+    """Whether a coordinator is the one at work."""
+    return await says(http, port, "/healthz", "ok")
+
+
+async def says(http: aiohttp.ClientSession, port: int, path: str, status: str) -> bool:
+    """Whether a coordinator says of itself, at ``/healthz`` or ``/readyz``, that it is so."""
     with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-        async with http.get(f"http://{LOOPBACK}:{port}/readyz") as answer:
-            return answer.status == 200
+        async with http.get(f"http://{LOOPBACK}:{port}{path}") as answer:
+            return answer.status == 200 and (await answer.json()).get("status") == status
     return False
 
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(65_536):
             writer.write(data)
@@ -104,7 +110,11 @@ class Takeover:
 class Takeovers(Storm):
     """A run without kills of nodes; ``strikes``: of coordinators, spread over it."""
 
+    door_kind: ClassVar[type[Door]] = Door
+
     strikes: int = 6
+    coordinators: int = 2
+    manners: Sequence[Manner] = MANNERS
     made: list[Takeover] = field(default_factory=list)
     roles: dict[int, DemoProcess] = field(default_factory=dict)
     postgres: Postgres | None = None
@@ -125,7 +135,7 @@ class Takeovers(Storm):
         self.postgres = Postgres()
         self.postgres.start()
         self.database = self.postgres.url()
-        self.door = Door((free_port(), free_port()))
+        self.door = self.door_kind(tuple(free_port() for _ in range(self.coordinators)))
         await self.door.start()
         for port in self.door.ports:
             await self._run(port)
@@ -137,6 +147,9 @@ class Takeovers(Storm):
         assert self.door is not None
         port = self.door.leads
         assert port is not None
+        if manner == "front killed":
+            await self._strike_front(port)
+            return
         role, began = self.roles[port], time.monotonic()
         match manner:
             case "killed":
@@ -154,6 +167,14 @@ class Takeovers(Storm):
             await self.household.kill(role)
             await self._run(port)
 
+    async def _strike_front(self, worker: int) -> None:
+        """Kill one that stands by; nobody has to take over."""
+        assert self.door is not None
+        port = next(one for one in self.door.ports if one != worker)
+        await self.household.kill(self.roles[port])
+        self.made.append(Takeover("front killed", 0.0))
+        await self._run(port)
+
     async def _watch(self, client: Client, job_id: str) -> api.JobView:
         while True:
             job = await _asked(client, job_id)
@@ -161,7 +182,7 @@ class Takeovers(Storm):
                 return job
             share = job.rounds_done / max(1, job.rounds_total)
             if job.state == "running" and len(self.made) < self.strikes * min(1.0, 1.1 * share):
-                await self.strike(MANNERS[len(self.made) % len(MANNERS)])
+                await self.strike(self.manners[len(self.made) % len(self.manners)])
             self._check_roles()
             await asyncio.sleep(0.2)
 

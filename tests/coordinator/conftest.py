@@ -27,6 +27,10 @@ from coordinator.store.ownership import Ownership
 from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web.auth import Auth
+from coordinator.web.connections import Connections
+from coordinator.web.fronts.answering import FrontAnswers
+from coordinator.web.fronts.seal import FrontSeal
+from coordinator.web.monitoring.requests import measured
 from coordinator.web.signal import PATH, NodeSocket
 from protocol.codec import decode, encode
 from protocol.identity import NodeKey
@@ -65,6 +69,8 @@ from tests.coordinator.fakes import (
 )
 from tests.support.databases import Postgres
 
+FRONTS_SEED = bytes(range(32))
+FRONTS = FrontSeal(FRONTS_SEED)
 TURN_S, TURNS_OF_A_BEAT = 0.02, 8
 BUSY_S = 240.0  # On a machine that others keep busy.
 
@@ -147,16 +153,20 @@ async def opened(
         key=key,
     )
     await parts.recover()
-    app = web.Application()
+    app = web.Application(middlewares=[measured(parts.context.metrics)] if ownership is not None else [])
     NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
     if rest:
         artifacts = DiskArtifacts(config.data / "artifacts")
         uploads = UploadService(config.data / "uploads", artifacts)
-        auth = Auth(store, SystemClock(), replace(config, open=not signed_in))
+        auth = Auth(store, SystemClock(), replace(config, open=not signed_in), fronts=FRONTS)
         checks = DatasetChecks(config.data / "checks", artifacts, cast(Inspector, models))
-        add_interface(app, parts, uploads, checks, artifacts, auth)
+        services = add_interface(app, parts, uploads, checks, artifacts, auth)
+        if ownership is not None:
+            FrontAnswers(FRONTS, services, parts.context.bus, chain, Connections(False)).setup(app)
     server = TestServer(app)
     await server.start_server()
+    if ownership is not None:
+        await ownership.open_door(str(server.make_url("/")).rstrip("/"), anywhere=False)
     loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]
     try:
         yield House(parts, chain, models, str(server.make_url(PATH)), loops)

@@ -255,20 +255,21 @@ async def test_processes_take_over_when_one_is_killed_stopped_or_ended(
         await serves(0)
         second = await coordinator(1)
         await line_with(second, "this one stands by")
-        await until(lambda: _is(urls[1], "/healthz", 200))
-        status, said = await answers(urls[1], "/api/v1/network")
-        assert (status, said) == (503, "This coordinator stands by: another one is at work. Come back in a moment.\n")
-        first.kill()
+        await until(lambda: _does(urls[1], "standby"))
         await serves(1)
+        assert (await answers(urls[1], "/api/v1/network"))[0] == 200, "it answers in the first one's place"
+        first.kill()
+        await until(lambda: _does(urls[1], "ok"))
         await first.wait()
         first = await coordinator(0)
         await line_with(first, "this one stands by")
         second.send_signal(signal.SIGSTOP)
-        await serves(0)
+        await until(lambda: _does(urls[0], "ok"))
         second.send_signal(signal.SIGCONT)
         await line_with(second, "another coordinator has taken the database over")
-        await until(lambda: _is(urls[1], "/readyz", 503))
+        await until(lambda: _does(urls[1], "standby"))
         first.send_signal(signal.SIGTERM)
+        await until(lambda: _does(urls[1], "ok"))
         await serves(1)
         _, complaint = await asyncio.wait_for(first.communicate(), 20)
         assert first.returncode == 0, complaint.decode()
@@ -280,8 +281,9 @@ async def test_processes_take_over_when_one_is_killed_stopped_or_ended(
                 await process.wait()
 
 
-async def _is(url: str, path: str, status: int) -> bool:
-    return (await answers(url, path))[0] == status
+async def _does(url: str, what: str) -> bool:
+    """Whether a process says that it works ("ok"), or stands by ("standby")."""
+    return (await answers(url, "/healthz"))[1] == json.dumps({"status": what}, separators=(",", ":"))
 
 
 async def test_the_table_of_owners_is_no_business_of_migrations(waiting: Waiting) -> None:

@@ -182,7 +182,16 @@ def test_every_setting_of_the_program_is_the_charts_or_the_operators() -> None:
         values = yaml.safe_load((VALUES / f"{name}.yaml").read_text()).get("coordinator", {}).get("settings", {})
         written |= set(tomllib.loads(settings(render(name)))["serve"]) - set(values)
     written -= {"log-format"}  # The chart's unless the operator has it.
-    never = {"help", "config", "check-config", "ready-file", "open", "database-url", "database-password-file"}
+    never = {
+        "help",
+        "config",
+        "check-config",
+        "ready-file",
+        "open",
+        "database-url",
+        "database-password-file",
+        "reachable-at",
+    }
     assert allowed <= options
     assert options - allowed == written | never
 
@@ -294,7 +303,7 @@ def test_a_machine_is_emptied_of_one_coordinator_at_a_time() -> None:
     assert budget["maxUnavailable"] == 1
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         asked = pod(render("least"), "coordinator")["spec"]["containers"][0][probe]["httpGet"]
-        assert asked == {"path": "/healthz", "port": "http"}, "who stands by answers 200 here, and 503 at /readyz"
+        assert asked == {"path": "/healthz", "port": "http"}, "who stands by answers 200 here, whomever it reaches"
     live = pod(render("least"), "coordinator")["spec"]["containers"][0]["livenessProbe"]
     assert live["periodSeconds"] * live["failureThreshold"] >= 600, (
         "a migration, which comes after standing by, may take so long"

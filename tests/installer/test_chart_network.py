@@ -30,11 +30,14 @@ def of(objects: list[Object], part: str) -> Peer:
 
 
 @pytest.mark.parametrize("name", ["least", "bucket", "trial"])
-def test_only_the_proxy_reaches_coordinators(name: str) -> None:
+def test_only_the_proxy_and_each_other_reach_coordinators(name: str) -> None:
     objects = render(name)
     assert lets(objects, "coordinator", "ingress", of(objects, "proxy"), 8470)
     assert lets(objects, "proxy", "egress", of(objects, "coordinator"), 8470)
-    for peer in (STRANGER, ELSEWHERE, INGRESS, of(objects, "coordinator")):
+    for way in ("ingress", "egress"):
+        assert lets(objects, "coordinator", way, of(objects, "coordinator"), 8470), "who stands by leads to who works"
+        assert not lets(objects, "coordinator", way, of(objects, "coordinator"), 22)
+    for peer in (STRANGER, ELSEWHERE, INGRESS):
         assert not lets(objects, "coordinator", "ingress", peer, 8470)
     assert not lets(objects, "coordinator", "ingress", of(objects, "proxy"), 22)
     assert not lets(objects, "proxy", "egress", of(objects, "coordinator"), 5432)
@@ -111,7 +114,7 @@ def test_the_ingress_leads_to_the_proxy_with_tls(name: str) -> None:
 
 @dataclass
 class Pretender:
-    """As the program is towards a proxy: 200 at /readyz for who works, 503 everywhere for who stands by."""
+    """As the program is towards a proxy: 200 at /readyz, and 503 everywhere for who stands by and reaches nobody."""
 
     works: bool
     asked: int = 0

@@ -134,11 +134,11 @@ class Servers:
         [found] = self.client.containers.list(filters={"label": f"com.docker.compose.service={service}"})
         return found
 
-    def ready(self, service: str) -> bool:
+    def works(self, service: str) -> bool:
         """Whether this coordinator works."""
         networks = self.container(service).attrs["NetworkSettings"]["Networks"]
         [address] = [one["IPAddress"] for one in networks.values()]
-        return bool(address) and self.ask(f"http://{address}:8470/readyz") is not None
+        return bool(address) and self.ask(f"http://{address}:8470/healthz") == {"status": "ok"}
 
     def said(self) -> str:
         """The end of each container's log."""
@@ -252,7 +252,7 @@ def test_a_job_trains_through_the_proxy_while_the_coordinator_at_work_is_killed(
     servers: Servers, tmp_path: Path
 ) -> None:
     brought_up(servers)
-    assert (servers.ready("coordinator-1"), servers.ready("coordinator-2")).count(True) == 1
+    assert (servers.works("coordinator-1"), servers.works("coordinator-2")).count(True) == 1
     until(lambda: up(servers) == "1", servers)
     kept_apart(servers)
     account = "docker compose exec -T coordinator-1 cottage accounts --data /var/lib/cottage"
@@ -262,15 +262,15 @@ def test_a_job_trains_through_the_proxy_while_the_coordinator_at_work_is_killed(
         until(lambda: "connected to" in log.read_text(), servers)
         job = f"{SITE}/api/v1/jobs/{submitted(servers, tmp_path)}"
         until(lambda: (servers.ask(job) or {}).get("rounds_done", 0) >= KILLED_AFTER, servers)
-        [victim] = [name for name in COORDINATORS if servers.ready(name)]
+        [victim] = [name for name in COORDINATORS if servers.works(name)]
         [other] = {*COORDINATORS} - {victim}
         os.kill(servers.container(victim).attrs["State"]["Pid"], signal.SIGKILL)
-        until(lambda: servers.ready(other), servers)
+        until(lambda: servers.works(other), servers)
         until(lambda: (servers.ask(job) or {}).get("state") in ("settled", "failed", "cancelled"), servers)
         assert servers.ask(job)["state"] == "settled", servers.said()
-        assert servers.ready(other)
+        assert servers.works(other)
         assert servers.container(victim).attrs["RestartCount"] == 1
-        assert not servers.ready(victim), "what was started again stands by"
+        assert not servers.works(victim), "what was started again stands by"
         rounds = Counter(
             one["round"] for one in servers.ask(f"{job}/rounds") if one["tokens"] and one["state"] == "complete"
         )

@@ -378,7 +378,7 @@ class JobService:
         paid = frozenset(row.id for row in rows)
         run = runs[0].run if runs else None
         found = resources.job_nodes(stored, run, leases, commits, audits, paid, known, self._traffic_of)
-        now = self._homes.uncounted(job)  # Of a deployment, since its last period.
+        now = {} if stored.spec.serve is None else self._homes.uncounted(job)  # Since its last period.
         return [
             msgspec.structs.replace(one, tokens=one.tokens + now[one.node].tokens) if one.node in now else one
             for one in found

@@ -24,6 +24,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.trace_parts import trace_of
 from coordinator.services.network.admission import Crowd, CrowdedError
+from coordinator.services.network.claims import Claims
 from coordinator.services.network.lenders import LOOK_S, Lenders
 from coordinator.services.payments.chain import ChainPort
 from coordinator.store.ports import col
@@ -174,6 +175,7 @@ class Nodes:
         self._key = key
         self._context = context
         self.lenders = Lenders(context)
+        self.claims = Claims(context.clock)
         self._leases = leases
         self._ice_servers = ice_servers
         self._chain = chain

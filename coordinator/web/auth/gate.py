@@ -1,10 +1,10 @@
 """The one place where a request meets what it may do."""
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Network
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
@@ -52,6 +52,13 @@ class SiteAddress:
     host: str
 
 
+class FrontMark(Protocol):
+    """By what a request is known that another coordinator leads here."""
+
+    def is_on(self, headers: Mapping[str, str]) -> bool:
+        """Whether it is one."""
+
+
 class Auth:
     """Knows callers.
 
@@ -60,6 +67,7 @@ class Auth:
         public_url: where browsers find it, which signatures are bound to; None: on this machine alone.
         behind_proxy: a reverse proxy says in X-Forwarded-For and -Proto who asks and how.
         budgets: what accounts may ask for, beside how often.
+        fronts: knows the coordinators that stand by, who say as a proxy does who asks; None: there are none.
         identities: those whom the organisation's identity provider vouches for; None: there is no such provider.
     """
 
@@ -70,8 +78,10 @@ class Auth:
         config: Config,
         passwords: Passwords | None = None,
         budgets: Budgets | None = None,
+        fronts: FrontMark | None = None,
     ) -> None:
         self.budgets = budgets or Budgets(store, clock)
+        self.fronts = fronts
         challenges = Challenges(store, clock)
         self.accounts = AccountService(store, clock)
         self._watchers = Watchers(clock, self.accounts.by_key)
@@ -157,8 +167,8 @@ def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner], is_
 
     @web.middleware
     async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if auth.behind_proxy:
-            request = _as_the_proxy_says(request)
+        if auth.behind_proxy or (auth.fronts is not None and auth.fronts.is_on(request.headers)):
+            request = as_the_proxy_says(request)
         check_same_origin(request, auth.public_url)
         found = request.match_info
         if found.http_exception is not None or isinstance(found.route.resource, web.StaticResource):
@@ -236,8 +246,8 @@ def address_of(request: web.Request) -> str:
     return "?" if address is None else str(address)
 
 
-def _as_the_proxy_says(request: web.Request) -> web.Request:
-    """The last entry is our proxy's own; what stands before it anybody may have written."""
+def as_the_proxy_says(request: web.Request) -> web.Request:
+    """A request as it came to the proxy. The last entry is our proxy's own; what stands before it anybody may have written."""
     remote = request.headers.get(hdrs.X_FORWARDED_FOR, "").rpartition(",")[2].strip()
     scheme = request.headers.get(hdrs.X_FORWARDED_PROTO, "").rpartition(",")[2].strip()
     return request.clone(

@@ -134,7 +134,7 @@ class Agent:
             clock,
             self._accuse if settings.bond > 0 else None,
             self._records,
-            federations := Memberships(parts.home.federations),
+            federations := Memberships(parts.home.federations, parts.key),
         )
         self.joining = Joining(federations, parts.sandbox, self._session.send)
         line = LinkOptions(self._limits.polite, self._share.allowance)

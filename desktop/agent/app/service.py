@@ -142,7 +142,8 @@ class Service:
             AgentError: where it does not stay, why it cannot lend.
         """
         async with self.desk:
-            self.desk.device = await asyncio.to_thread(startup.chosen, self._home.settings().gpu)
+            settings = self._home.settings()
+            self.desk.device = await asyncio.to_thread(startup.chosen, settings.gpu, settings.sandbox)
             if self._home.trial:
                 await self._wake.wait()
                 return
@@ -305,7 +306,7 @@ class Service:
         self.desk.books.close()
 
     def _means(self, settings: Settings) -> SelfTestMeans:
-        return SelfTestMeans(lambda: startup.chosen(settings.gpu), self._speed, self._line)
+        return SelfTestMeans(lambda: startup.chosen(settings.gpu, settings.sandbox), self._speed, self._line)
 
     async def _speed(self, device: Device) -> Speed:
         if self._agent is not None:

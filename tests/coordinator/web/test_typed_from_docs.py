@@ -99,7 +99,7 @@ RUN_BY = {
     "ledger show": ("tests/e2e/test_lessons.py", "train-your-first-model"),
     "ledger refund": ("tests/ledger/test_refund.py", "refund"),
     "ledger challenge": ("tests/e2e/test_challenge.py", "challenge"),
-    "accounts": ("tests/coordinator/test_admin.py", "accounts"),
+    "accounts": ("tests/coordinator/operation/test_admin.py", "accounts"),
     "backup": ("tests/coordinator/test_backup.py", "backup"),
     "image push": ("tests/coordinator/web/arrays/test_pushed_images.py", "push"),
     "node images": ("tests/desktop/app/test_accepted_publishers.py", "images"),

@@ -1,0 +1,112 @@
+"""What a coordinator that stands by answers and leads, put together (``web.fronts``)."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+from aiohttp import ClientSession, DummyCookieJar, TCPConnector, web
+
+from common.clock import Clock
+from coordinator.config import Config
+from coordinator.services.accounts.budgets import Budgets
+from coordinator.services.accounts.notification_settings import NoticeService
+from coordinator.services.arrays.element_books import ElementBooks
+from coordinator.services.arrays.published_images import PublishedImages
+from coordinator.services.artifacts.checkpoints import Checkpoints
+from coordinator.services.artifacts.output_buckets import OutputBuckets
+from coordinator.services.artifacts.outputs import JobOutputs
+from coordinator.services.artifacts.step_openings import StepOpenings
+from coordinator.services.core.context import Context
+from coordinator.services.core.logs import JobLogs
+from coordinator.services.jobs.idempotency import Replays
+from coordinator.services.jobs.jobs import JobService
+from coordinator.services.views.ledger_views import BookService
+from coordinator.store.reading import ReadingStore
+from coordinator.web import application
+from coordinator.web.auth import Auth
+from coordinator.web.fronts.far import AwayPort, FarChain, FarMarket, FarNetwork, FarWithdrawals, absent, elsewhere
+from coordinator.web.fronts.leading import Leading
+from coordinator.web.fronts.line import LineToWork
+from coordinator.web.fronts.seal import FrontSeal
+from coordinator.web.services import Services
+
+MAX_LED = 0  # Connections to the one at work: as many as there are nodes and requests.
+
+
+@asynccontextmanager
+async def front_of(
+    config: Config, clock: Clock, door: Callable[[], str], seed: bytes
+) -> AsyncIterator[web.Application]:
+    """A front, ready to be served.
+
+    Args:
+        door: base address of the coordinator at work; empty: none is known.
+        seed: of the coordinator's key, which all of them have.
+    """
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(
+            ClientSession(connector=TCPConnector(limit=MAX_LED), cookie_jar=DummyCookieJar())
+        )
+        store = ReadingStore(config.database)
+        stack.push_async_callback(store.close)
+        context = Context(config, clock, store, secrets.token_bytes, job_sums=absent())
+        seal = FrontSeal(seed)
+        line = LineToWork(door, seal, http, context.bus, store.fits)
+        app = web.Application(middlewares=[Leading(line, seal, config.behind_proxy).lead])
+        auth = Auth(store, clock, config, budgets=Budgets(store, clock))
+        application.setup(app, _services(context, line), elsewhere, auth, Replays(store, clock))
+        following = asyncio.create_task(line.run(), name="line-to-work")
+        try:
+            yield app
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+
+
+def _services(context: Context, line: LineToWork) -> Services:
+    """Those that read what is stored, those that ask the one at work, and for the rest nothing."""
+    chain: Any = FarChain(line)
+    port: Any = AwayPort()
+    checkpoints = Checkpoints(context, port, absent())
+    jobs = JobService(
+        context,
+        desk=absent(),
+        nodes=absent(),
+        links=absent(),
+        runs=absent(),
+        funding=absent(),
+        chain=chain,
+        models=absent(),
+        artifacts=port,
+        checkpoints=checkpoints,
+        coordinator="",
+        test_wallet=None,
+        traffic_of=lambda lease: lease.traffic,
+        unpaid=absent(),
+        homes=absent(),
+    )
+    buckets = OutputBuckets(context, port, checkpoints, absent())
+    leavings = JobOutputs(checkpoints, port, JobLogs(context), StepOpenings(context, port), buckets)
+    return Services(
+        jobs=jobs,
+        network=FarNetwork(line),
+        market=FarMarket(line),
+        books=BookService(context, chain, absent(), absent(), "", absent()),
+        leavings=leavings,
+        notices=NoticeService(context, context.config.mail is not None),
+        uploads=port,
+        checks=port,
+        artifacts=port,
+        withdrawals=FarWithdrawals(line),
+        doors=port,
+        operation=port,
+        lenders=port,
+        private=port,
+        images=PublishedImages(context.store, port),
+        elements=ElementBooks(context, absent(), port),
+        downloads=context.config.data / "downloads",
+        public_url=context.config.public_url,
+    )

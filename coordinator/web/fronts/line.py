@@ -1,0 +1,161 @@
+"""A front's line to the coordinator at work: whether it is there, its news, and answers to what only it knows."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from coordinator.bus import Bus
+from coordinator.errors import ElsewhereError, StoreAwayError, UnavailableError
+from coordinator.web.fronts.answering import ASK, HEART_S, NEWS, FrontQuestion, LedgerFacts
+from coordinator.web.fronts.seal import FrontSeal
+
+T = TypeVar("T")
+
+LOOK_S = 0.1
+WAIT_S = 15.0  # For another coordinator to take over: three seconds of silence, and its start.
+SHARED_S = 0.25  # An answer that is no older is everybody's.
+ASK_S = 10.0
+MAX_KEPT = 256
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CoordinatorAtWork:
+    """The coordinator at work, where it can be reached. ``gone``: is set once it cannot, or another one works."""
+
+    url: str
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class LineToWork:
+    """Follows whoever works; ``run`` it."""
+
+    def __init__(
+        self,
+        door: Callable[[], str],
+        seal: FrontSeal,
+        http: ClientSession,
+        bus: Bus,
+        fits: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """Nobody is reached yet.
+
+        Args:
+            door: base address of the one at work; empty: none is known.
+            bus: gets the news of the one at work.
+            fits: whether this version may read the database.
+        """
+        self._door, self._seal, self._http, self._bus, self._fits = door, seal, http, bus, fits
+        self._at: CoordinatorAtWork | None = None
+        self._left = 0.0
+        self._changed = asyncio.Condition()
+        self._shared: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
+        self.reads = False
+        self.facts: LedgerFacts | None = None
+
+    @property
+    def http(self) -> ClientSession:
+        """What requests go out by."""
+        return self._http
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether one at work is reached, or was a moment ago, so that waiting for the next one is worth it."""
+        return self._at is not None or (self._left > 0 and _now() - self._left < WAIT_S)
+
+    async def reach(self, seconds: float = WAIT_S) -> CoordinatorAtWork:
+        """The one at work, as soon as it is reached.
+
+        Raises:
+            UnavailableError: nobody was within ``seconds``.
+        """
+        if not self.is_ready:
+            raise UnavailableError("This coordinator stands by: another one is at work. Come back in a moment.")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self._at is not None)
+        if self._at is None:
+            raise UnavailableError("no coordinator is at work now: another one is about to take over, come back then")
+        return self._at
+
+    async def ask(self, kind: type[T], what: str, nodes: tuple[str, ...] | None = None, address: str = "") -> T:
+        """What the one at work knows, or has said within ``SHARED_S``.
+
+        Raises:
+            ElsewhereError: it does not say.
+        """
+        key, now = (what, nodes, address), _now()
+        since, task = self._shared.get(key, (0.0, None))
+        if task is None or now - since > SHARED_S:
+            self._shared = {k: kept for k, kept in self._shared.items() if now - kept[0] <= SHARED_S}
+            task = asyncio.create_task(self._ask(FrontQuestion(what, nodes, address)), name="ask-the-one-at-work")
+            if len(self._shared) < MAX_KEPT:
+                self._shared[key] = now, task
+        data = await asyncio.shield(task)
+        return msgspec.json.decode(data, type=kind)
+
+    async def run(self) -> None:
+        """For ever: find the one at work, and follow it."""
+        while True:
+            if url := self._door():
+                following = asyncio.create_task(self._follow(url), name="follow-the-one-at-work")
+                try:
+                    while not following.done() and self._door() == url:
+                        await asyncio.wait({following}, timeout=LOOK_S)
+                finally:
+                    following.cancel()
+                    await self._lose(url, await asyncio.gather(following, return_exceptions=True))
+            await asyncio.sleep(LOOK_S)
+
+    async def _follow(self, url: str) -> None:
+        timeout = ClientTimeout(total=None, sock_connect=2.0, sock_read=4 * HEART_S)
+        async with self._http.get(url + NEWS, headers=self._seal.headers, timeout=timeout) as answer:
+            if answer.status != 200:
+                return
+            if (fits := await self._fits()) is not self.reads:
+                LOG.info("this coordinator %s what is stored", "reads" if fits else "is of another version, and leaves")
+            at, self.reads = CoordinatorAtWork(url), fits
+            await self._found(at)
+            self.facts = await self.ask(LedgerFacts, "ledger")
+            async for line in answer.content:
+                if name := line.strip().decode(errors="replace"):
+                    self._bus.publish(name)
+
+    async def _ask(self, question: FrontQuestion) -> bytes:
+        at = self._at
+        if at is None:
+            raise ElsewhereError("the coordinator at work is not reached")
+        timeout = ClientTimeout(total=ASK_S, sock_connect=2.0)
+        try:
+            body, headers = msgspec.json.encode(question), self._seal.headers
+            async with self._http.post(at.url + ASK, data=body, headers=headers, timeout=timeout) as answer:
+                if answer.status != 200:
+                    raise ElsewhereError(f"the coordinator at work answers {answer.status}")
+                return await answer.read()
+        except (ClientError, OSError, TimeoutError) as error:
+            raise ElsewhereError("the coordinator at work does not answer") from error
+
+    async def _found(self, at: CoordinatorAtWork) -> None:
+        async with self._changed:
+            self._at = at
+            self._changed.notify_all()
+
+    async def _lose(self, url: str, why: Sequence[BaseException | None]) -> None:
+        passing = (asyncio.CancelledError, ClientError, OSError, TimeoutError, StoreAwayError, ElsewhereError)
+        for error in why:
+            if error is not None and not isinstance(error, passing):
+                LOG.error("following the coordinator at %s", url, exc_info=error)
+        if self._at is not None:
+            self._at.gone.set()
+            self._at, self._left = None, _now()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
