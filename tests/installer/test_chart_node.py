@@ -1,6 +1,7 @@
 """The chart that lends a cluster: least rights, which the agent itself is tried against, and policies that find its workers."""
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -165,6 +166,22 @@ def worker_labels(objects: list[Object]) -> dict[str, str]:
     asked = job(PodPlan("cottage-worker-x", "home", "lease", ("-m", "trainer"), SandboxLimits(1024, 1)), around)
     labels: dict[str, str] = asked["spec"]["template"]["metadata"]["labels"]
     return labels
+
+
+def test_the_agents_image_has_the_parts_and_the_user_that_the_chart_expects(tmp_path: Path) -> None:
+    recipe = (ROOT / "installer" / "node" / "Dockerfile").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (wanted,) = re.findall(r"'/source\[([a-z,]+)\]'", recipe)
+    assert {"agent", "kubernetes"} <= set(wanted.split(",")) <= set(extras)
+    user = pod(render(tmp_path, LEAST), "agent")["spec"]["securityContext"]["runAsUser"]
+    assert f"USER {user}:{user}" in recipe
+    (mount,) = [one for one in pod_mounts(tmp_path) if one["name"] == "home"]
+    assert f"--home-dir {mount['mountPath']} " in recipe
+
+
+def pod_mounts(tmp_path: Path) -> list[Object]:
+    mounts: list[Object] = pod(render(tmp_path, LEAST), "agent")["spec"]["containers"][0]["volumeMounts"]
+    return mounts
 
 
 def test_policies_find_workers_and_let_nothing_through(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ from protocol.node import (
     WorkerKind,
 )
 from protocol.task import (
-    ApplyRound,
     AuditReport,
     BeginRound,
     OpenOuter,
@@ -56,7 +55,6 @@ from protocol.task import (
     ShowLeaf,
     StepOpened,
     StopTask,
-    SumStep,
     TaskCommand,
     TaskFailed,
     TaskReport,
@@ -316,12 +314,10 @@ class SimNode:
         elif self.scheme is not None and self.scheme.leaves(self, message.body):
             self.send(Goodbye("another time"))
             self.leaving = True
-        elif isinstance(message.body, SumStep) and not self.hung:
-            self.say(message.lease, self.world.sums.step(self.tasks[message.lease], self.key, message.body))
         elif not self.hung:
-            if isinstance(message.body, ApplyRound):
-                self.world.sums.check(self.tasks[message.lease], message.body)
-            self.say(message.lease, self.tasks[message.lease].act(message.body))
+            task = self.tasks[message.lease]
+            sums = self.world.sums.act(task, self.key, message.body)
+            self.say(message.lease, task.act(message.body) if sums is None else sums)
 
     def begin_anew(self) -> None:
         """Come back as somebody else: keys and wallets are free."""

@@ -8,7 +8,6 @@
 import asyncio
 import json
 import ssl
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,8 +22,6 @@ from kubernetes_asyncio.watch import Watch
 
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.errors import SandboxError
-
-assert sys.platform != "win32", "``startup.make_sandbox`` refuses it there: an agent in a cluster runs on Linux"
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CALL_S: Final = 30.0

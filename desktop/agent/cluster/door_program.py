@@ -25,11 +25,9 @@ from typing import IO
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-assert sys.platform != "win32", "it runs in a container of Linux"
-
 KEY = 32
 PIECE = 1 << 16
-DATA, END, FREEZE, THAW, TAKEN = range(5)
+DATA, END, FREEZE, THAW, TAKEN, NOTHING = range(6)
 FROM_AGENT, FROM_POD = b"\x00", b"\x01"
 REACHED_INTO = 98
 LOOK_S = 0.1
@@ -71,6 +69,9 @@ class Seal:
         return plain[0], plain[1:]
 
 
+assert sys.platform != "win32", "it runs in a container of Linux; what stands above is the agent's, too"
+
+
 class PodDoor:
     """Between standard streams and one worker."""
 
@@ -97,6 +98,8 @@ class PodDoor:
                     self.came.release()
                 elif kind in (FREEZE, THAW):
                     os.killpg(self.worker.pid, signal.SIGSTOP if kind == FREEZE else signal.SIGCONT)
+                elif kind == NOTHING:
+                    self.say(NOTHING, b"")
                 else:
                     break
         except (Ended, OSError):
@@ -156,7 +159,7 @@ def look(door: PodDoor) -> None:
     while not strangers():
         time.sleep(LOOK_S)
     door.end()
-    os.write(2, HOW.encode() + b"\n")
+    os.write(2, f"\n{HOW}\n".encode())  # The worker may have left a line unfinished.
     os._exit(REACHED_INTO)
 
 

@@ -1,12 +1,12 @@
 """Jobs in pods of the cluster that the agent itself runs in: a Job for each worker, one card each, and no rights at all."""
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import secrets
 import socket
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from typing import Any, Final
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.cluster.api import ACCOUNT, ClusterApi
 from desktop.agent.cluster.door_program import REACHED_INTO
-from desktop.agent.cluster.manifest import GRACE_S, PodPlan, PodSurroundings, job, mounts, targets
+from desktop.agent.cluster.manifest import PodPlan, PodSurroundings, job, mounts, targets
 from desktop.agent.cluster.pod_watch import PodWatch, SeenPod
 from desktop.agent.cluster.room import ClusterRoom
 from desktop.agent.cluster.sealed_stream import SealedStream
@@ -23,8 +23,6 @@ from desktop.agent.sandbox import egress
 from desktop.agent.sandbox.base import WORKER_BY_STDIO, Exit, SandboxLimits
 from desktop.agent.sandbox.restrictions import DATA, HOME_LABEL, INSIDE
 from protocol.node import SandboxKind
-
-assert sys.platform != "win32", "``startup.make_sandbox`` refuses it there: an agent in a cluster runs on Linux"
 
 ENTRY: Final = ("-m", "trainer")
 ROOM_S: Final = 10.0  # A pod that no machine has taken by then is told so by the scheduler, at the latest.
@@ -35,7 +33,7 @@ YIELD_S: Final = (
 )
 GONE_S: Final = 30.0  # Longer than any grace: a machine that does not answer keeps its pods.
 TRIAL_S: Final = 60.0
-KILLED: Final = 137  # 128 + SIGKILL
+LAST_WORDS_S: Final = 3.0
 DIGEST: Final = re.compile(r"^[^@\s]{1,255}@(sha256:[0-9a-f]{64})$")
 TAMPERED: Final = "somebody in this cluster reached into the job's pod, so the job was ended"
 NO_DIGEST: Final = (
@@ -82,7 +80,7 @@ class PodWorker:
         self._sandbox, self._seen = sandbox, seen
         self._stream: SealedStream | None = None
         self._stopping = False
-        self._taken_at = 0.0
+        self._taken_at, self._taken = 0.0, ""
         self._tampered = ""
         seen.changed = self._look
 
@@ -107,7 +105,12 @@ class PodWorker:
             raise SandboxError(
                 f"the cluster did not put every restriction in force: {self._tampered or self._seen.tampered}"
             )
-        attached = await self._sandbox.api.attach(self._seen.name, "worker")
+        try:
+            attached = await self._sandbox.api.attach(self._seen.name, "worker")
+        except SandboxError:
+            await self._until(lambda: "terminated" in self._seen.container, LAST_WORDS_S)
+            self._check_lives()
+            raise
         self._stream = SealedStream(attached, self._tamper)
         await self._stream.begin()
         self._sandbox.placed.add(self)
@@ -120,14 +123,14 @@ class PodWorker:
         if self._taken_at:
             if loop.time() < self._taken_at + YIELD_S:
                 return None
-            return Exit(None, f"the cluster took the job's place back: {self._sandbox.room.why}")
+            return Exit(None, f"the cluster took the job's place back: {self._taken}")
         if seen.gone:
             return Exit(None, "somebody removed the worker's pod")
         finished = seen.container.get("terminated")
         if finished is None:
             return None
-        code, said = int(finished.get("exitCode", 1)), printable(self._stream.said() if self._stream else "").strip()
-        last = said.rpartition("\n")[2][:500]
+        code, said = int(finished.get("exitCode", 1)), (self._stream.said() if self._stream else "").strip()
+        last, said = printable(said.rpartition("\n")[2])[:500], printable(said[-1000:])
         if finished.get("reason") == "OOMKilled":
             memory = self._sandbox.limits.memory_mb
             return Exit(
@@ -137,7 +140,7 @@ class PodWorker:
             return Exit(code, f"{TAMPERED}: {last}", tampered=True)
         if code == egress.LEAK:
             return Exit(code, egress.leaked(last))
-        return Exit(code, f"the worker ended with exit code {code}{': ' + said[-1000:] if said else ''}")
+        return Exit(code, f"the worker ended with exit code {code}{': ' + said if said else ''}")
 
     async def freeze(self) -> None:
         """Stop its processes; what a card is computing it completes."""
@@ -158,12 +161,8 @@ class PodWorker:
         await api.delete_job(self.name)
         if seen.name and not seen.gone:
             await api.delete_pod(seen.name, max(1, int(grace)))
-        try:
-            async with asyncio.timeout(GONE_S + grace):
-                while seen.name and not seen.gone:
-                    seen.news.clear()
-                    await seen.news.wait()
-        except TimeoutError:
+        await self._until(lambda: not seen.name or seen.gone, GONE_S + grace)
+        if seen.name and not seen.gone:
             LOG.warning("the pod %s is still there: its machine does not answer", seen.name)
         self._sandbox.forget(self)
 
@@ -194,14 +193,26 @@ class PodWorker:
                     f"the worker's pod has not started within {PLACED_S:.0f} s: {waiting.get('reason', 'it is not said why')}"
                 )
             seen.news.clear()
-            try:
-                async with asyncio.timeout(1.0):
-                    await seen.news.wait()
-            except TimeoutError:
-                continue
-        if "running" not in seen.container:
-            code = seen.container["terminated"].get("exitCode")
-            raise SandboxError(f"the worker's pod ended with exit code {code} before anybody spoke with it")
+            await self._until(seen.news.is_set, 1.0)
+        self._check_lives()
+
+    def _check_lives(self) -> None:
+        """Raises SandboxError where its first program has ended it, or something else did."""
+        ended = self._seen.container.get("terminated")
+        if ended is None:
+            return
+        code, last = ended.get("exitCode"), printable(str(ended.get("message") or ""))[:500]
+        if code == egress.LEAK:
+            raise SandboxError(egress.leaked(last))
+        raise SandboxError(f"the worker's pod ended with exit code {code} before anybody spoke with it: {last}")
+
+    async def _until(self, holds: Callable[[], bool], patience: float) -> None:
+        """Return once it is so, or after ``patience`` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while not holds():
+                    self._seen.news.clear()
+                    await self._seen.news.wait()
 
     async def _no_room(self, why: str) -> None:
         """Tell the keeper, who has the lease end as for the owner's switch; whoever is still here then has failed."""
@@ -217,8 +228,8 @@ class PodWorker:
         if seen.tampered:
             self._tamper(seen.tampered)
         elif not self._stopping and not self._taken_at and "terminated" not in seen.container and seen.taken:
-            self._taken_at = asyncio.get_running_loop().time()
-            self._sandbox.no_room(seen.taken)
+            self._taken_at, self._taken = asyncio.get_running_loop().time(), seen.taken
+            self._sandbox.no_room(self._taken)
 
     def _tamper(self, how: str) -> None:
         """Somebody reached into it: end it at once."""
@@ -278,8 +289,9 @@ class KubernetesSandbox:
         self._own = await self.api.pod(self._place.name)
         self._around = self._surroundings()
         await self.api.create(job(self._plan("trial", ()), self._around), only_try=True)
-        self._watch = PodWatch(self.api, f"{HOME_LABEL}={self._home}")
-        await self._watch.start()
+        if self._watch is None:
+            self._watch = PodWatch(self.api, f"{HOME_LABEL}={self._home}")
+            await self._watch.start()
         return match[1]
 
     async def sweep(self) -> int:
@@ -434,6 +446,3 @@ async def _all_of(end: socket.socket | None) -> bytes:
     while data := await loop.sock_recv(end, 1 << 16):
         parts.append(data)
     return b"".join(parts)
-
-
-__all__ = ["GRACE_S", "TAMPERED", "ClusterPlace", "KubernetesSandbox", "PodWorker"]

@@ -112,7 +112,7 @@ def _pod(plan: PodPlan, around: PodSurroundings) -> Manifest:
         "volumes": [
             {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": f"{plan.limits.temporary_mb}Mi"}},
             *(
-                {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+                {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
                 for number, claim in enumerate(claims)
             ),
         ],

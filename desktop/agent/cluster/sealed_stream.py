@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import secrets
 import socket
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -16,16 +15,27 @@ import aiohttp
 from cryptography.exceptions import InvalidTag
 
 from desktop.agent.base.log import LOG, printable
-from desktop.agent.cluster.door_program import DATA, END, FREEZE, FROM_AGENT, FROM_POD, KEY, PIECE, TAKEN, THAW, Seal
+from desktop.agent.cluster.door_program import (
+    DATA,
+    END,
+    FREEZE,
+    FROM_AGENT,
+    FROM_POD,
+    KEY,
+    NOTHING,
+    PIECE,
+    TAKEN,
+    THAW,
+    Seal,
+)
 from desktop.agent.sandbox.base import MAX_LOG_BYTES
-
-assert sys.platform != "win32", "``startup.make_sandbox`` refuses it there: an agent in a cluster runs on Linux"
 
 WINDOW = (
     8 << 20
 )  # Bytes that the pod has and the worker has not read; a word to hold the worker never waits behind more.
 MAX_FRAME = PIECE + 64
 CLOSE_S = 2.0
+KEEP_S = 60.0  # A kubelet cuts attachments on which nothing passes, after four hours or sooner; spares are silent for longer.
 
 
 class AttachedSocket(Protocol):
@@ -53,14 +63,12 @@ class SealedStream:
         self._came, self._said = bytearray(), bytearray()
         self._sending, self._under_way = asyncio.Lock(), 0
         self._room = asyncio.Event()
-        self.over = asyncio.Event()
-        """Set once the pod's streams have ended."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
         """Hand over the key; from then on it runs by itself."""
         await self._attached.send_bytes(b"\x00" + self._key)
-        for run in (self._from_pod, self._to_pod):
+        for run in (self._from_pod, self._to_pod, self._keep):
             self._tasks.append(asyncio.create_task(self._guarded(run), name=f"pod-{run.__name__.strip('_')}"))
 
     def said(self) -> str:
@@ -90,13 +98,17 @@ class SealedStream:
             if isinstance(error, InvalidTag | ValueError):
                 self._lost("its standard output has what its worker did not say")
         if run == self._from_pod:
-            self.over.set()
             with contextlib.suppress(OSError):
                 self._inner.shutdown(socket.SHUT_WR)
 
     async def _send(self, kind: int, data: bytes = b"") -> None:
         async with self._sending:  # Frames are counted: their order is that of their sealing.
             await self._attached.send_bytes(b"\x00" + self._outward.seal(kind, data))
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_S)
+            await self._send(NOTHING)
 
     async def _to_pod(self) -> None:
         loop = asyncio.get_running_loop()

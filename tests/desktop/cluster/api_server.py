@@ -246,6 +246,8 @@ class Cluster:
         await self._tell("MODIFIED", pod)
         code = await pod.process.wait()
         finished = {"exitCode": code if code >= 0 else 128 - code, "reason": "Completed" if code == 0 else "Error"}
+        if code and not pod.attached and pod.process.stderr is not None:
+            finished["message"] = (await pod.process.stderr.read()).decode()  # What its program left for Kubernetes.
         pod.found["status"]["phase"] = "Succeeded" if code == 0 else "Failed"
         pod.found["status"]["containerStatuses"][0]["state"] = {"terminated": finished}
         await self._tell("MODIFIED", pod)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from desktop.agent.cluster import kubernetes, pod_watch
+from desktop.agent.cluster import kubernetes, manifest, pod_watch
 from desktop.agent.cluster.kubernetes import TAMPERED, ClusterPlace, KubernetesSandbox, PodWorker
 from desktop.agent.errors import NoImageError, SandboxError
 from desktop.agent.sandbox.base import Exit, SandboxLimits
@@ -81,14 +81,14 @@ async def checked(sandbox: Here) -> AsyncIterator[Here]:
     await sandbox.aclose()
 
 
-async def until(holds: Callable[[], Any], seconds: float = 10.0) -> Any:
+async def until(holds: Callable[[], Any], seconds: float = 40.0) -> Any:
     async with asyncio.timeout(seconds):
         while not (found := holds()):
             await asyncio.sleep(0.02)
         return found
 
 
-async def ended(worker: PodWorker, seconds: float = 10.0) -> Exit:
+async def ended(worker: PodWorker, seconds: float = 40.0) -> Exit:
     async with asyncio.timeout(seconds):
         while (found := await worker.ended()) is None:
             await asyncio.sleep(0.02)
@@ -317,6 +317,20 @@ async def test_what_kubernetes_writes_to_its_log_is_sealed(cluster: Cluster, san
         await sandbox.aclose()
     assert len(cluster.heard) > 2000
     assert b"data" not in cluster.heard
+
+
+async def test_a_pod_that_keeps_a_way_out_begins_no_job(
+    cluster: Cluster, checked: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "FIRST", manifest.FIRST.replace("    restrict()\n", ""))
+    try:
+        worker = await checked.start("ab" * 16, folder_in(tmp_path))
+    except SandboxError as error:
+        said = str(error)
+    else:  # It was attached to before it had ended.
+        said = (await ended(worker)).reason
+        await worker.stop(0)
+    assert "the job was not begun, for its container has a way out: a socket of AF_INET" in said
 
 
 @pytest.mark.parametrize("reason", ["ErrImagePull", "InvalidImageName"])

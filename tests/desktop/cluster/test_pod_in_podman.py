@@ -1,12 +1,13 @@
 """The rendered pod of a worker, run for real by ``podman kube play``, with its machine's own network: what is tried from inside.
 
-Podman 4.3 has no word for a pod's standard input, so the second program, which waits for a key there, is left out here, and the
-probes of the Docker sandbox come in its place. It knows no ``subPath`` and keeps scratch on the disk. The rest is as it was sent.
+Podman 4.3 knows no ``subPath``, keeps scratch on the disk, and has no word for a pod's standard input. So the probes of
+Docker's sandbox come in the place of the second program, which waits for a key there; or it has two pipes of the claim instead.
+The rest is as it was sent.
 """
 
-import asyncio
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -15,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from desktop.agent.cluster.door_program import DATA, FROM_AGENT, FROM_POD, HOW, KEY, REACHED_INTO, Seal
 from desktop.agent.cluster.manifest import DOOR, FIRST, Mounted, PodPlan, PodSurroundings, job
 from desktop.agent.sandbox import egress
 from desktop.agent.sandbox.base import SandboxLimits
@@ -42,6 +43,7 @@ ENVIRONMENT = {
     "PATH": "/usr/local/bin",
     "LD_LIBRARY_PATH": "/usr/local/lib",
     "PYTHONHOME": "/usr/local",
+    "PYTHONPATH": "/opt/site",
 }
 
 
@@ -67,12 +69,15 @@ class Podman:
         assert done.returncode == 0 or not check, done.stderr
         return done.stdout + done.stderr
 
-    def play(self, name: str, pod: dict[str, Any]) -> tuple[int, str]:
-        """Run a pod to its end: its exit code, and what it said."""
-        file = self.folder / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(pod))
+    def start(self, name: str, pod: dict[str, Any]) -> str:
+        """Start a pod; the name of its container."""
+        file = self.folder / f"{name}.json"
+        file.write_text(json.dumps(pod))
         self("kube", "play", "--network", "host", str(file))
-        container = f"{name}-worker"
+        return f"{name}-worker"
+
+    def ended(self, container: str) -> tuple[int, str]:
+        """Its exit code, and what it said, once it has ended."""
         deadline = time.monotonic() + 60
         while "running" in self("inspect", "--format", "{{.State.Status}}", container):
             assert time.monotonic() < deadline, self("logs", container)
@@ -80,23 +85,32 @@ class Podman:
         code = int(self("inspect", "--format", "{{.State.ExitCode}}", container))
         return code, self("logs", container)
 
+    @property
+    def claim(self) -> Path:
+        """Where what workers see at /job lies."""
+        return Path(self("volume", "inspect", "job-claim", "--format", "{{.Mountpoint}}").strip())
+
 
 @pytest.fixture(scope="module")
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     found = Podman(tmp_path_factory.mktemp("podman"))
     tree = found.folder / "root.tar"
     with tree.open("wb") as output:
-        host.write_tree(output, {})
+        host.write_tree(output, host.distributions(["cryptography"]))
     changes = [word for name, value in ENVIRONMENT.items() for word in ("-c", f"ENV {name}={value}")]
     found("import", *changes, str(tree), IMAGE)
     tree.unlink()
     found("volume", "create", "job-claim")
-    shutil.copy(PROBE, found("volume", "inspect", "job-claim", "--format", "{{.Mountpoint}}").strip())
+    shutil.copy(PROBE, found.claim)
+    for pipe in ("in", "out"):
+        os.mkfifo(found.claim / pipe)
+        (found.claim / pipe).chmod(0o666)
     try:
         yield found
     finally:
         found("pod", "rm", "-fa", check=False)
-        found("system", "reset", "-f", check=False)
+        found("volume", "rm", "-fa", check=False)
+        found("rmi", "-fa", check=False)
 
 
 def pod_of(name: str, first: str = FIRST) -> dict[str, Any]:
@@ -116,8 +130,8 @@ def pod_of(name: str, first: str = FIRST) -> dict[str, Any]:
     }
 
 
-async def test_a_job_in_a_pod_can_do_nothing_but_compute(podman: Podman) -> None:
-    code, said = await asyncio.to_thread(podman.play, "cottage-worker-a", pod_of("cottage-worker-a"))
+def test_a_job_in_a_pod_can_do_nothing_but_compute(podman: Podman) -> None:
+    code, said = podman.ended(podman.start("cottage-worker-a", pod_of("cottage-worker-a")))
     assert code == 0, said
     found = json.loads(said)
     assert set(found["interfaces"]) > {"lo"}, "this machine has a network, and so has the pod"
@@ -135,13 +149,50 @@ async def test_a_job_in_a_pod_can_do_nothing_but_compute(podman: Podman) -> None
     assert {found[name] for name in ("setuid", "chown", "nice", "mknod")} <= {"EPERM", "EACCES", "ENOSYS"}
     assert "done" not in found["syscalls"].values(), found["syscalls"]
     assert 1 <= found["forks"] < PROCESSES
-    assert found["job"] == ["probe.py"]
+    assert found["job"] == ["in", "out", "probe.py"]
     assert found["mounts"]["/"] == found["mounts"]["/job"] == "ro"
     assert not {name for name in found["environment"] if name.startswith(("KUBERNETES", "COTTAGE"))}
 
 
-async def test_without_the_filter_the_pods_network_is_found_and_no_job_begins(podman: Podman) -> None:
+def test_without_the_filter_the_pods_network_is_found_and_no_job_begins(podman: Podman) -> None:
     weaker = FIRST.replace("    restrict()\n", "")
-    code, said = await asyncio.to_thread(podman.play, "cottage-worker-b", pod_of("cottage-worker-b", weaker))
+    code, said = podman.ended(podman.start("cottage-worker-b", pod_of("cottage-worker-b", weaker)))
     assert code == egress.LEAK
     assert "a socket of AF_INET" in said
+
+
+PIPED = """import os, sys
+os.dup2(os.open("/job/in", os.O_RDONLY), 0)
+os.dup2(os.open("/job/out", os.O_WRONLY), 1)
+os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
+"""
+
+
+def test_words_pass_sealed_and_a_command_that_is_run_in_the_pod_ends_it(podman: Podman) -> None:
+    pod, answers = (
+        pod_of("cottage-worker-c"),
+        "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)",
+    )
+    container = pod["spec"]["containers"][0]
+    container["args"][2:] = [PIPED, DOOR, "-c", answers]
+    into, out = (os.open(podman.claim / pipe, os.O_RDWR) for pipe in ("in", "out"))
+    try:
+        name = podman.start("cottage-worker-c", pod)
+        key = os.urandom(KEY)
+        mine, theirs = Seal(key, FROM_AGENT), Seal(key, FROM_POD)
+        os.write(into, key + mine.seal(DATA, b"the words of a job\n"))
+        heard = {}
+        while DATA not in heard:
+            readable, _, _ = select.select([out], [], [], 60)
+            assert readable, podman("logs", name)
+            kind, data = theirs.open(os.read(out, int.from_bytes(os.read(out, 4), "big")))
+            heard[kind] = data
+        assert heard[DATA] == b"THE WORDS OF A JOB\n"
+        assert podman("inspect", "--format", "{{.State.Status}}", name).strip() == "running"
+        podman("exec", name, "python3", "-c", "import time; time.sleep(20)", check=False)
+        code, said = podman.ended(name)
+        assert code == REACHED_INTO
+        assert HOW in said
+    finally:
+        os.close(into)
+        os.close(out)

@@ -251,10 +251,22 @@ def test_people_read_the_reason_that_matters_most_first() -> None:
         ({"celsius": 81.0}, "the GPU is at 81 °C; it goes on below 72 °C"),
         ({"free_disk": 3 * GB}, "only 3.0 GB are free on the disk, and 10 are to stay free"),
         ({"idle_s": None}, "--idle 0"),
+        ({"no_room": "{0} nodes"}, "Paused: other workloads of the cluster come first ({0} nodes)."),
     ],
 )
 def test_the_sentence_says_state_reason_and_what_comes_next(change: dict[str, Any], words: str) -> None:
     assert words in describe(first(**change), Rules(), 0)
+
+
+def test_a_place_that_the_cluster_wants_back_is_left_at_once_and_taken_again_without_a_wait() -> None:
+    life = Life()
+    assert life.after(0).state is State.LENDING
+    gone = life.after(1, no_room="PreemptionByScheduler: for a higher priority pod", busy=True)
+    assert gone.state is State.AWAY, "no frozen worker waits in a place that is gone"
+    assert [reason.cause for reason in gone.reasons] == [Cause.ROOM]
+    both = life.after(1, no_room="0/1 nodes are available", fullscreen="Doom")
+    assert [reason.cause for reason in both.reasons] == [Cause.ROOM, Cause.GAME]
+    assert life.after(LINGER_S[Cause.GAME] + 1).state is State.LENDING
 
 
 @pytest.mark.parametrize("cause", list(Cause))

@@ -24,7 +24,7 @@ from protocol.federated.sums import (
 )
 from protocol.identity import NodeKey
 from protocol.secure_sum import SumOwner
-from protocol.task import ApplyRound, TaskReport
+from protocol.task import ApplyRound, TaskCommand, TaskReport
 from tests.coordinator.fake_task import FakeTask
 from tests.coordinator.fakes import FakeArtifacts
 
@@ -81,6 +81,12 @@ class SimSums:
         self.phases: dict[str, int] = {}
         self._parts: WeakKeyDictionary[FakeTask, OwnerPart] = WeakKeyDictionary()
         self._drawn = np.random.default_rng(31)
+
+    def act(self, task: FakeTask, key: NodeKey, command: TaskCommand) -> list[TaskReport] | None:
+        """What an agent says to what is its own to answer; None: the worker answers."""
+        if isinstance(command, ApplyRound):
+            self.check(task, command)
+        return self.step(task, key, command) if isinstance(command, SumStep) else None
 
     def step(self, task: FakeTask, key: NodeKey, step: SumStep) -> list[TaskReport]:
         """As an agent answers; nothing to what it was asked before, or of a round that it has not begun."""

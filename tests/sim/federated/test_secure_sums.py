@@ -8,8 +8,11 @@ from coordinator.domain.job import JobState
 from coordinator.domain.rounds.round import Round
 from coordinator.domain.rounds.summing import PHASES
 from coordinator.store.records import EventRecord, RoundRecord, RunRecord
+from protocol.federated.sum_messages import KeysTold, ListSigned, SharesShown, SharesTold
+from protocol.federated.sums import SumAnswer, SumSaid, VectorStored
 from protocol.job.federated import PrivacySpec
 from protocol.job.job import JobSpec, ModelSpec
+from tests.sim.federated.summing import SimSums
 from tests.sim.federated.test_federations import check_unopened, document, join, to_the_end
 from tests.sim.test_everybody_leaves import calm
 from tests.sim.test_faults import TURNS_TO_END, gather_nodes, read, submit, timeline
@@ -161,6 +164,55 @@ async def test_a_coordinator_that_dies_in_the_middle_does_the_round_anew_with_ot
     said = [event.text for event in await read(world, EventRecord, job) if event.kind == "void"]
     assert all("the coordinator has begun anew" in text for text in said)
     assert end.released == len(rounds)
+    check_masks(world)
+
+
+class Liars(SimSums):
+    """Owners of whom one says what it may not, in one phase."""
+
+    def __init__(self, liar: str, kind: type) -> None:
+        super().__init__()
+        self.liar, self.kind = liar, kind
+
+    def _said(self, key: tuple[int, int], answer: SumAnswer) -> SumSaid:
+        said = super()._said(key, answer)
+        if answer.owner != self.liar or not isinstance(answer, self.kind):
+            return said
+        match answer:
+            case KeysTold() | ListSigned():
+                return SumSaid(*key, msgspec.structs.replace(answer, signature=bytes(64)))
+            case SharesTold(boxes=boxes):
+                return SumSaid(*key, msgspec.structs.replace(answer, boxes=dict(list(boxes.items())[1:])))
+            case VectorStored():
+                return SumSaid(*key, msgspec.structs.replace(answer, artifact=self.artifacts.keep(b"\0" * 12)))
+            case SharesShown():
+                return SumSaid(*key, msgspec.structs.replace(answer, seeds={}))
+            case _:
+                return said
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        (KeysTold, "is not signed by it"),
+        (SharesTold, "its shares are not for those who have told their keys"),
+        (VectorStored, ""),
+        (ListSigned, "is not signed by it"),
+        (SharesShown, ""),
+    ],
+)
+async def test_an_owner_who_says_what_it_may_not_is_out_and_spoils_no_sum(kind: type, fault: str) -> None:
+    """What can be seen to be false ends the lease. A vector that is not whole is no summand; kept back shares are few."""
+    world = calm(6, nodes=5)
+    world.sums = Liars(world.nodes[4].key.address, kind)
+    job = await begun(world, secure(world, rounds=2))
+    end = await to_the_end(world, job)
+    assert end.state is JobState.SETTLED, end.reason
+    rounds = await rounds_of(world, job)
+    assert {record.state for record in rounds} == {"complete"}, await timeline(world, job)
+    assert min(len(record.contributors) for record in rounds) == (5 if kind in (ListSigned, SharesShown) else 4)
+    texts = [event.text for event in await read(world, EventRecord, job) if event.kind == "fault"]
+    assert any(fault in text for text in texts) == bool(fault), texts
     check_masks(world)
 
 

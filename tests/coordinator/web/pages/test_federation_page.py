@@ -20,6 +20,8 @@ from tests.coordinator.web.fake import address
 OWNERS = tuple(letter * 40 for letter in "ABC")
 SPENT = PrivacySpent("owner", 3.456, 8.0, 1e-5, 7, 21, 2.4, 0.5, "dp-accounting 0.6")
 
+SECURE = msgspec.structs.replace(SPENT, sum="secure", honest=4, own_noise=1.2)
+
 
 async def federation(house: House, privacy: PrivacySpent | None) -> str:
     spec: dict[str, Any] = {"name": "the wards", "model": {"preset": "tiny-llama"}, "budget": 9_000_000}
@@ -56,6 +58,18 @@ async def test_the_page_says_what_was_spent_and_who_takes_part(house: House, htt
     link = Invitation(house.url, address("coordinator"), job=job).link
     assert f"cottage node join '{link}' --data FOLDER" in page
     assert "nobody measures it" in page
+
+
+async def test_the_page_says_which_sum_it_is_and_whose_noise_is_on_it(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    page = await page_of(http, house, await federation(house, SECURE))
+    assert "masked: nobody sees more than the sum of at least 2 owners" in page
+    assert "2.4 clips on each sum, of 4 honest owners at least (1.2 of each)" in page
+    assert "on each update" not in page
+    plain = await page_of(http, house, await federation(house, SPENT))
+    assert "2.4 clips on each update" in plain
+    assert "masked" not in plain
 
 
 async def test_a_federation_without_a_budget_is_said_to_have_none(house: House, http: aiohttp.ClientSession) -> None:
