@@ -157,7 +157,7 @@ class Config:
     audit_seconds: float = 120.0
     audit_patience_seconds: float = 15.0
     return_seconds: float = 600.0
-    store_every: int = 4  # A state is 8 bytes a parameter: in every round it would be more than all pseudo-gradients.
+    store_every: int = 4  # A state is 8 or 4 bytes a parameter: in every round it would be more than all updates.
     settle_every: int = 4
     spares: int = 2
     validations: int = 4

@@ -87,6 +87,10 @@ class Measuring:
         """Every second world, for what takes long."""
         return self.worlds[::2]
 
+    def wants(self, way: str) -> bool:
+        """Whether this way of cheating is to be measured."""
+        return any(words in way for words in self.only.split(","))
+
     async def look(self, way: str, answers: Answers) -> None:
         """Have all of these checked."""
         for name, answer in answers.items():
@@ -141,11 +145,11 @@ class Measuring:
         """Who holds something else than the model."""
         weights = read(self.model)
         for way, change in OTHER_WEIGHTS.items():
-            if self.only in way:
+            if self.wants(way):
                 async with here(self.model, self.threads, change(weights)) as node:
                     answers, _ = await node.answers(self.asked, CROWD)
                 await self.look(way, answers)
-        if self.only in (way := "computes in bf16"):
+        if self.wants(way := "computes in bf16"):
             async with here(self.model, self.threads, change=in_bf16) as node:
                 answers, _ = await node.answers(self.asked, CROWD)
             await self.look(way, answers)
@@ -153,7 +157,7 @@ class Measuring:
     async def with_lies(self) -> None:
         """Who holds the model, and says something else."""
         for way, drawn in (("greedy in place of the draw", _likeliest), ("another seed's answer", _of_another_seed)):
-            if self.only in way:
+            if self.wants(way):
                 asked = [msgspec.structs.replace(one, sampling=drawn(one.sampling)) for one in self.asked]
                 answers, _ = await self.checker.answers(asked, CROWD)
                 said = {one.id: msgspec.structs.replace(answers[one.id], asked=one) for one in self.asked}
@@ -165,7 +169,7 @@ class Measuring:
             for way, lie in liar.lies(self.honest[one.id], other).items():
                 lies[way][one.id] = lie
         for way, answers in lies.items():
-            if self.only in way:
+            if self.wants(way):
                 await self.look(way, answers)
 
 
@@ -258,7 +262,7 @@ def costs(run: Measuring) -> dict[str, Any]:
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
     """All of it."""
     async with here(options.model, options.threads) as checker, AsyncExitStack() as stack:
-        template = checker.engine._requests._chat.there
+        template = checker.engine._requests._chats[0].there
         worlds = [world(number, options.tokens, template) for number in range(options.worlds)]
         run = Measuring(checker, worlds, options.model, options.threads, options.only)
         if options.proofs:
@@ -310,7 +314,9 @@ def main() -> int:
     parser.add_argument("--worlds", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=48, help="of an answer at most")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", metavar="WORDS", default="", help="cheats whose names have these words in them")
+    parser.add_argument(
+        "--only", metavar="WORDS", default="", help="cheats whose names have these in them, with commas between"
+    )
     parser.add_argument("--proofs", action="store_true", help="look, too, which lies cost stake")
     options = parser.parse_args()
     found = asyncio.run(measured(options))

@@ -38,7 +38,7 @@ class AccusedAnswer(Told, frozen=True):
     Attributes:
         owner: where the node is paid.
         env_class: that it computes in.
-        check: the answer with its request, as JSON of ``CheckCommand``; empty once it is over, for it has people's words in it.
+        evidence: the answer with its request, as JSON of ``CheckCommand``; empty once it is over, for people's words are in it.
         answer: SHA-256 of that, which is a leaf under the root of the answers' period.
         seed: of the lots with which it is drawn again.
         detail: what came of it.
@@ -49,7 +49,7 @@ class AccusedAnswer(Told, frozen=True):
     node: NodeAddress
     owner: str
     env_class: str
-    check: bytes
+    evidence: bytes
     answer: str
     seed: str
     began: float

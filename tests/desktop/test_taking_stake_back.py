@@ -9,7 +9,8 @@ import pytest
 
 from desktop.agent.base.config import Home
 from desktop.agent.cli.unstake import of_card, take_back
-from desktop.agent.earnings.wallet import Purse, ensure_stake
+from desktop.agent.earnings.purse import Purse
+from desktop.agent.earnings.wallet import ensure_stake
 from desktop.agent.errors import HomeBusyError
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import TransactionFailedError

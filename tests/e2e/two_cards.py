@@ -4,11 +4,14 @@ The driver is a double that names two cards; what they compute, processors do, i
 """
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pynvml
 
 from desktop.agent.app import startup
+from desktop.agent.base.config import Home
 from desktop.agent.base.gpu import Device
 from desktop.agent.cli import cli
 
@@ -34,4 +37,6 @@ def name_cards() -> None:
 if __name__ == "__main__":
     startup.chosen = as_processor
     name_cards()
+    home = Home.at(Path(sys.argv[sys.argv.index("--home") + 1]))
+    home.remember(msgspec.structs.replace(home.settings(), gpu=CARDS[0], cards=CARDS[1:], memory_mb=4096))
     sys.exit(cli.main())

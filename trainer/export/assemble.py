@@ -143,6 +143,8 @@ def _round_of(value: NDArray[np.int64], path: Path) -> int:
 def _add(tensors: dict[str, NDArray[np.float32]], name: str, value: NDArray[np.float32], path: Path) -> None:
     if name in tensors:
         raise WeightsError("duplicate-tensor", f"{path.name} holds {name}, which another checkpoint holds too")
+    if value.dtype == np.int16:  # The upper half of each float32, whose lower one is zero.
+        value = (value.astype(np.int32) << 16).view(np.float32)
     if value.dtype != np.float32:
         raise WeightsError("wrong-shape", f"{name} of checkpoint {path.name} is {value.dtype}: checkpoints are float32")
     if not bool(np.isfinite(value).all()):

@@ -28,6 +28,7 @@ from trainer.stage.stage import vector_digest
 from trainer.stage.storage import ALIGNMENT, Slot
 
 _KEY = 1 << 30  # Of the chance by which a round's momentum is rounded: no step of an optimizer has it.
+_ANCHOR_KEY = 3 << 29  # And its anchor.
 _LOW = 0xFFFF  # The half of a float32 that bf16 lacks.
 Local = Mapping[str, Tensor]
 """Flat vectors by name that a replica carries from round to round; most methods have none."""
@@ -226,8 +227,8 @@ def nesterov(
 ) -> tuple[Tensor, Tensor]:
     """The next anchor and momentum by Nesterov's method; only single multiplications and additions.
 
-    The anchor takes the memory of ``mean``; beside it and the momentum parts are made. A momentum in bf16 is rounded by chance,
-    which is a hash of place and round: all replicas round alike.
+    The anchor takes the memory of ``mean``; beside it and the momentum parts are made. Where the momentum is bf16, both are
+    rounded to 16 bits by chance, which is a hash of place and round: all replicas round alike, and a state is said in as many.
 
     Source: DiLoCo, arXiv 2311.08105, algorithm 1.
     """
@@ -236,7 +237,13 @@ def nesterov(
         kept = momentum[span].float().mul(decay).add_(mean[span])
         torch.sub(anchor[span], kept.mul(decay).add_(mean[span]).mul_(rate), out=moved[span])
         if after.dtype == torch.bfloat16:
-            drawn = chance(span.start, kept.numel(), _KEY + round_index, kept.device)
-            kept.view(torch.int32).add_(drawn.bitwise_and_(_LOW)).bitwise_and_(~_LOW)
+            _round(kept, span.start, _KEY + round_index)
+            _round(moved[span], span.start, _ANCHOR_KEY + round_index)
         after[span] = kept
     return moved, after
+
+
+def _round(values: Tensor, start: int, key: int) -> None:
+    """To the 16 upper bits of each of these float32, ``[n]`` from place ``start`` on, up or down by chance, in place."""
+    drawn = chance(start, values.numel(), key, values.device)
+    values.view(torch.int32).add_(drawn.bitwise_and_(_LOW)).bitwise_and_(~_LOW)

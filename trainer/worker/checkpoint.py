@@ -1,7 +1,8 @@
 """Stage checkpoints: anchor and outer momentum of a stage at the beginning of a round, as safetensors.
 
 Each named parameter appears as ``anchor.NAME`` and ``momentum.NAME``; ``round`` is one int64. Names are those of the whole
-model, so a set of stage checkpoints is a whole model (``trainer.export.assemble``).
+model, so a set of stage checkpoints is a whole model (``trainer.export.assemble``). An anchor whose values have no more than 16
+bits, as those of lean stages after an outer step, is written as the upper half of its float32, int16: nothing is lost.
 
 The optimizer's moments belong to one seat and are a file of their own: replicas share a checkpoint to the last bit, moments not.
 """
@@ -15,10 +16,12 @@ from torch import Tensor
 from trainer.errors import CodecError, WeightsError
 from trainer.files.tensors import TensorFile, file_in_pieces, tensors_in
 from trainer.outer import OuterState
+from trainer.stage.short import spans
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.storage import Slot
 
 ANCHOR, MOMENTUM, ROUND = "anchor.", "momentum.", "round"
+_LOW = 0xFFFF  # The half of a float32 that 16 bits lack.
 STEPS, FIRST, SECOND = "adam_steps", "first_moment", "second_moment"
 
 
@@ -32,7 +35,7 @@ def checkpoint_pieces(state: OuterState, slots: Sequence[Slot], next_round: int)
     tensors: dict[str, Tensor | bytes] = {ROUND: torch.tensor([next_round])}
     for slot in slots:
         span = slice(slot.start, slot.start + slot.count)
-        tensors[ANCHOR + slot.name] = state.anchor[span].view(slot.shape)
+        tensors[ANCHOR + slot.name] = upper_half(state.anchor[span]).view(slot.shape)
         tensors[MOMENTUM + slot.name] = state.momentum[span].view(slot.shape)
     return file_in_pieces(tensors)
 
@@ -52,13 +55,29 @@ def read_checkpoint(
     state = OuterState(torch.zeros(size), torch.zeros(0 if momentum is None else size, dtype=momentum))
     for slot in slots:
         span = slice(slot.start, slot.start + slot.count)
-        state.anchor[span] = _checked(tensors, ANCHOR + slot.name, slot.shape)
+        state.anchor[span] = _anchor(tensors, ANCHOR + slot.name, slot.shape)
         if momentum is not None:
             state.momentum[span] = _checked(tensors, MOMENTUM + slot.name, slot.shape, momentum)
     number = _number(tensors, ROUND)
     if number is None:
         raise WeightsError("wrong-shape", "the checkpoint does not say which round begins with it")
     return state, number
+
+
+def upper_half(values: Tensor) -> Tensor:
+    """``values`` ``[n]`` float32 as the upper 16 bits of each, int16, where the lower ones are all zero; else as they are."""
+    if any(bool(values[span].view(torch.int32).bitwise_and(_LOW).any()) for span in spans(values.numel())):
+        return values
+    return values.view(torch.int16)[1::2].contiguous()  # The format is little-endian, and so is what trains.
+
+
+def _anchor(tensors: "_Opened", name: str, shape: tuple[int, ...]) -> Tensor:
+    """Float32 ``[n]``; raises as ``_checked``."""
+    value = tensors.get(name)
+    if value is None or value.dtype != torch.int16 or tuple(value.shape) != shape:
+        return _checked(tensors, name, shape)
+    whole = value.reshape(-1).to(torch.int32).bitwise_left_shift_(16).view(torch.float32)
+    return _finite(whole, name)
 
 
 def moments_pieces(of: Stage | StageState, next_round: int) -> list[memoryview]:
@@ -143,6 +162,10 @@ def _checked(tensors: _Opened, name: str, shape: tuple[int, ...], dtype: torch.d
         found = "nothing" if value is None else f"{value.dtype} {tuple(value.shape)}"
         wanted = str(dtype).removeprefix("torch.")
         raise WeightsError("wrong-shape", f"the checkpoint has {found} for {name}, this stage needs {wanted} {shape}")
+    return _finite(value.reshape(-1), name)
+
+
+def _finite(value: Tensor, name: str) -> Tensor:
     if not bool(torch.isfinite(value).all()):
         raise WeightsError("not-finite", f"{name} of the checkpoint holds NaN or infinite values")
-    return value.reshape(-1)
+    return value

@@ -105,7 +105,7 @@ class AnswerProofs:
     async def _store(self, work: UnitOfWork, accused: AccusedAnswer) -> None:
         """Keep it; one that is over without people's words, and with all that follows."""
         if accused.state != "open":
-            accused = msgspec.structs.replace(accused, check=b"", ended=work.now)
+            accused = msgspec.structs.replace(accused, evidence=b"", ended=work.now)
             self._context.metrics.count(f"accusations_{accused.state}_total")
             self._silent = {pair for pair in self._silent if pair[0] != accused.id}
         await work.tx.update(accused)
@@ -174,5 +174,5 @@ class AnswerProofs:
 
 
 def _question(accused: AccusedAnswer) -> ProveCommand:
-    check = msgspec.json.decode(accused.check, type=CheckCommand)
+    check = msgspec.json.decode(accused.evidence, type=CheckCommand)
     return ProveCommand(accused.id, check, accused.seed)

@@ -24,8 +24,8 @@ from desktop.agent.app.card_views import views_of
 from desktop.agent.app.parts import AgentParts, OtherCards
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.log import LOG, printable
+from desktop.agent.earnings.purse import Purse
 from desktop.agent.earnings.records import EarningRecords
-from desktop.agent.earnings.wallet import Purse
 from desktop.agent.errors import AgentError, SandboxError
 from desktop.agent.federated.joining import Joining
 from desktop.agent.hardware.meters import gpus

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from common.clock import Clock
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.gpu import NOTHING, Device
-from desktop.agent.earnings.wallet import Purse
+from desktop.agent.earnings.purse import Purse
 from desktop.agent.jobs.traffic_usage import LineShare
 from desktop.agent.lending.keeper import Readings
 from desktop.agent.sandbox.base import Sandbox

@@ -1,10 +1,9 @@
 """The node's own look at the ledger: its stake and what its payout wallet holds."""
 
-import asyncio
 import contextlib
-from dataclasses import dataclass, field
 
 from desktop.agent.base.log import LOG
+from desktop.agent.earnings.purse import Purse
 from ledger.addresses import audit_bytes
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import InsufficientFundsError, LedgerAnswerError, LedgerError
@@ -13,15 +12,7 @@ from protocol.identity import NodeKey
 from protocol.node import LedgerInfo
 
 
-@dataclass(frozen=True)
-class Purse:
-    """The wallet of a computer, out of which its cards' stakes come, one after the other (``held``)."""
-
-    key: NodeKey
-    held: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-async def ensure_stake(info: LedgerInfo, key: NodeKey, wanted: int, purse: "Purse | None" = None) -> None:
+async def ensure_stake(info: LedgerInfo, key: NodeKey, wanted: int, purse: Purse | None = None) -> None:
     """Deposit what is missing of ``wanted`` millionths as this node's stake.
 
     The tokens come from the node's own wallet, or from ``purse``.

@@ -21,10 +21,12 @@ from coordinator.services.serving.engines import Engines
 from protocol.ids import Digest
 from protocol.serving import (
     AnsweredReport,
+    CheckCommand,
     CheckEmbeddingsCommand,
     EmbedCommand,
     EmbeddedReport,
     GenerateCommand,
+    ProveCommand,
     Sampling,
     TextReport,
 )
@@ -163,6 +165,9 @@ async def test_texts_become_embeddings_which_are_checked(folder: Path, tmp_path:
         with pytest.raises(kind, match=words) as refused:
             await anext(hall.engines.generate(archive, EmbedCommand("1", texts), SECONDS))
         assert refused.value.field == "input"
+    lie = CheckCommand("1", GenerateCommand("1", "def", tokens=2), (5, 6), "moo", "length", None)
+    proven = await hall.engines.prove(ServedFiles(archive), ProveCommand("1", lie, "0" * 64), SECONDS)
+    assert (proven.wrong, bool(proven.env_class)) == ("the text is not what its tokens say", True)
     await hall.engines.close()
 
 

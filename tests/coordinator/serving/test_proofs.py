@@ -53,7 +53,7 @@ async def test_a_lie_that_no_rounding_explains_costs_pay_place_and_half_of_the_s
     )
     found = next(record for record in await accused(bench) if record.state == "proven")
     assert (found.node, {witness.owner for witness in found.witnesses}) == (one.node, {OPERATOR, two.session.payout})
-    assert all(record.check == b"" for record in await accused(bench)), "people's words are forgotten"
+    assert all(record.evidence == b"" for record in await accused(bench)), "people's words are forgotten"
     await bench.while_time_moves(bench.parts.lanes.drain())
     assert bench.fake.slashed == {one.node: STAKE // 2}
     assert (await banned(bench, one), await banned(bench, two)) == (True, False)
@@ -120,7 +120,7 @@ async def test_what_is_accused_outlives_the_coordinator_and_costs_stake_once() -
         await bench.pass_time(40.0, 0.5)
     await bench.while_time_moves(bench.parts.lanes.drain())
     assert bench.fake.slashed == {one.node: STAKE // 2}
-    assert not [record for record in await accused(bench) if record.check]
+    assert not [record for record in await accused(bench) if record.evidence]
 
 
 @pytest.mark.parametrize("end", ["a day", "the deployment"])
@@ -137,7 +137,7 @@ async def test_where_nobody_can_say_in_time_nothing_is_lost_and_the_words_are_fo
             await bench.turn(job)
         await bench.pass_time(10.0, 0.5)
     assert {record.state for record in await accused(bench)} == {"dropped"}
-    assert all(record.check == b"" for record in await accused(bench))
+    assert all(record.evidence == b"" for record in await accused(bench))
     assert bench.fake.slashed == {}
 
 

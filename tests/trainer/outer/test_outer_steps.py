@@ -94,7 +94,7 @@ def test_the_inputs_are_left_as_they_are() -> None:
     assert torch.equal(before.momentum, state().momentum)
 
 
-def test_a_momentum_in_bf16_is_rounded_by_chance_alike_and_does_not_drift() -> None:
+def test_a_lean_state_is_rounded_to_16_bits_by_chance_alike_and_does_not_drift() -> None:
     size, spec = 1 << 16, training(memory="lean", precision="bf16", outer_learning_rate=1.0, outer_momentum=0.5)
     method = method_of(spec, size)
     before = OuterState.first(torch.zeros(size), spec)
@@ -102,12 +102,22 @@ def test_a_momentum_in_bf16_is_rounded_by_chance_alike_and_does_not_drift() -> N
     mean = torch.full((size,), 1.001)  # Between two values of bf16, near the lower one.
     once, again, later = (method.step(before, mean.clone(), (), number) for number in (7, 7, 8))
     assert once.digest() == again.digest()
-    assert torch.equal(once.anchor, -mean.mul(0.5).add_(mean)), "the step is made with what is not rounded yet"
+    moved = -mean.mul(0.5).add_(mean)
+    assert not (once.anchor.view(torch.int32) & 0xFFFF).any()
+    assert float((once.anchor - moved).abs().max()) < 0.0078125, "no further than the next value"
+    assert float(once.anchor.mean()) == pytest.approx(float(moved[0]), abs=1e-4), (
+        "the step is made with what is not rounded yet"
+    )
+    assert not torch.equal(once.anchor == once.anchor.max(), once.momentum == 1.0), "chances of their own"
     assert set(once.momentum.unique().tolist()) == {1.0, 1.0078125}
     assert float(once.momentum.float().mean()) == pytest.approx(1.001, abs=1e-4)
     assert not torch.equal(once.momentum, later.momentum), "chance is another one each round"
     down = method.step(before, -mean, (), 7)
     assert torch.equal(down.momentum, -once.momentum)
+    assert torch.equal(down.anchor, -once.anchor)
+    plain = training(outer_learning_rate=1.0, outer_momentum=0.5)
+    exact = method_of(plain, size).step(OuterState.first(torch.zeros(size), plain), mean.clone(), (), 7)
+    assert torch.equal(exact.anchor, moved), "float32 states are left alone"
 
 
 def test_nobody_is_no_round() -> None:

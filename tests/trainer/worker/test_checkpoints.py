@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,11 +20,11 @@ from trainer.__main__ import main
 from trainer.data.data import TokenFile, heldout_parts
 from trainer.data.prepare import prepare
 from trainer.errors import WeightsError
-from trainer.export.assemble import assemble
+from trainer.export.assemble import _add, assemble
 from trainer.export.card import model_card
 from trainer.export.inference import evaluate, sample_text
 from trainer.formats.source import Dataset
-from trainer.outer import OuterState
+from trainer.outer import OuterState, outer_method
 from trainer.stage.model import Cut
 from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, heldout_loss
@@ -61,6 +63,33 @@ def test_a_checkpoint_gives_back_what_was_written(cut: Cut) -> None:
     assert torch.equal(back.anchor, state.anchor)
     assert torch.equal(back.momentum, state.momentum)
     assert round_index == 9
+
+
+def test_a_lean_state_after_an_outer_step_takes_four_bytes_a_parameter_and_loses_nothing() -> None:
+    spec = training(memory="lean", precision="bf16")
+    stage = Stage(config_of(), cuts(3, 2)[0], spec)
+    method = outer_method(spec, stage.slots, stage.size)
+    first = OuterState.first(stage.values().clone(), spec)
+    mean = torch.randn(stage.size, generator=torch.Generator().manual_seed(1)).mul_(1e-3)
+    after = method.step(first, mean, (), 3)
+    sizes = [len(write_checkpoint(state, stage.slots, 4)) for state in (first, after)]
+    count = sum(slot.count for slot in stage.slots)
+    assert sizes[0] - sizes[1] == pytest.approx(2 * count, abs=1000)
+    assert sizes[1] < 4 * count + 20_000
+    back, _ = read_checkpoint(write_checkpoint(after, stage.slots, 4), stage.slots, stage.size, torch.bfloat16)
+    for slot in stage.slots:  # What lies between parameters is in no file.
+        span = slice(slot.start, slot.start + slot.count)
+        assert torch.equal(back.anchor[span], after.anchor[span])
+        assert torch.equal(back.momentum[span], after.momentum[span])
+
+
+def test_a_folder_made_of_16_bits_has_the_values_that_they_stand_for(tmp_path: Path) -> None:
+    values = np.array([1.0, -2.5, 3.0e-5], dtype=np.float32)
+    values = (values.view(np.int32) & ~0xFFFF).view(np.float32)
+    found: dict[str, NDArray[np.float32]] = {}
+    _add(found, "a", (values.view(np.int32) >> 16).astype(np.int16), tmp_path)
+    assert found["a"].dtype == np.float32
+    assert np.array_equal(found["a"], values)
 
 
 def broken_checkpoints() -> dict[str, tuple[bytes, str]]:

@@ -18,7 +18,7 @@ def upgrade() -> None:
         sa.Column("node", _ID, nullable=False),
         sa.Column("owner", _ID, nullable=False),
         sa.Column("env_class", sa.Text, nullable=False),
-        sa.Column("check", sa.LargeBinary, nullable=False),
+        sa.Column("evidence", sa.LargeBinary, nullable=False),
         sa.Column("answer", _ID, nullable=False),
         sa.Column("seed", _ID, nullable=False),
         sa.Column("began", sa.Float, nullable=False),
