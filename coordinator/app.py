@@ -85,8 +85,10 @@ from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.engines import Engines
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.private import PrivateSessions
+from coordinator.services.serving.proofs import AnswerProofs
 from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
+from coordinator.services.training.secure_sums import SecureSums
 from coordinator.services.training.staffing import Staffing
 from coordinator.services.views.ledger_views import BookService
 from coordinator.services.views.market_views import MarketService, nobody_looks
@@ -156,6 +158,7 @@ class CoordinatorParts:
     operation: OperatorService
     homes: Homes
     answer_checks: AnswerChecks
+    answer_proofs: AnswerProofs
     private: PrivateSessions
     elements: ElementBooks
     checks: DatasetChecks | None = None
@@ -185,6 +188,7 @@ class CoordinatorParts:
             "canaries": self.canaries.run,
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
+            "sums": partial(self.runs.sums.run, self.runs.advance),
             "lenders": self.nodes.watch_lenders,
             "stakes": self.stakes.run,
             "withdrawals": self.withdrawals.run,
@@ -195,6 +199,7 @@ class CoordinatorParts:
             "evaluations": self.evaluations.run,
             "homes": self.homes.watch,
             "answer-checks": self.answer_checks.run,
+            "answer-proofs": self.answer_proofs.run,
             "unpaid": self.unpaid.run,
             "forgetting": self.forgetting.run,
             "machine-days": self.days.run,
@@ -235,6 +240,7 @@ def _rounds(
     chain: ChainPort,
     coordinator: str,
     open_arrays: OpenArrays,
+    artifacts: ArtifactStore,
 ) -> _Rounds:
     deadlines = Deadlines(context, nodes, links)
     disputes = DisputeService(context, nodes, deadlines)
@@ -252,7 +258,8 @@ def _rounds(
     deployments = Deployments(context, nodes, settlement, homes, links)
     staffing = Staffing(context, nodes, links, watching)
     arrays = ArrayJobs(context, nodes, settlement, open_arrays)
-    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays)
+    sums = SecureSums(desk, artifacts)
+    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays, sums)
     made = (watching, drawing, disputes, verification, promises, settlement, funding, lanes)
     return _Rounds(*made, runs, homes, deployments)
 
@@ -286,7 +293,7 @@ def assemble(
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node), key)
     open_arrays = OpenArrays(context, nodes, artifacts)
-    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays)
+    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays, artifacts)
     runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
     referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
     beacons = Beacons(context, desk, drawing, runs, chain)
@@ -297,7 +304,8 @@ def assemble(
     talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
     private = PrivateSessions(context, nodes, rounds.homes, relays)
     kinds = (ElementResults(context, artifacts, deliveries), Federations(context, desk, runs))
-    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, private, *kinds)
+    proofs = AnswerProofs(context, desk, nodes, rounds.deployments, generator)
+    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, proofs, private, *kinds)
     open_arrays.attend(desk)
     keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
     upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
@@ -311,11 +319,11 @@ def assemble(
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator, days)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
     buckets = OutputBuckets(context, artifacts, checkpoints, OutsideBuckets(clock, config.webhook_networks))
-    openings = StepOpenings(context, artifacts)
-    leavings = JobOutputs(checkpoints, Trials(context, checkpoints, generator, rounds.homes), logs, openings, buckets)
-    checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
-    outside = outside or (lambda: outside_session(allowed=config.webhook_networks))
-    notices = NoticeDelivery(context, outside, config.mail)
+    asking = Trials(context, checkpoints, generator, rounds.homes)
+    leavings = JobOutputs(checkpoints, asking, logs, StepOpenings(context, artifacts), buckets)
+    notices = NoticeDelivery(
+        context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail
+    )
     work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
     found = (beacons, referee, Bonds(context, desk, chain, drawing), Canaries(context, desk, forger))
     shown = (upkeep, jobs, network, market, books, leavings)
@@ -325,7 +333,8 @@ def assemble(
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
     evaluations = Evaluations(context, desk, checkpoints, task_runner)
     operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic, rounds.homes)
-    served = (rounds.homes, checks, private, ElementBooks(context, open_arrays, artifacts))
+    checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
+    served = (rounds.homes, checks, proofs, private, ElementBooks(context, open_arrays, artifacts))
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
     return CoordinatorParts(*parts)
 

@@ -11,12 +11,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import aclosing
 
+import msgspec
+
 from common.console import Terminal
 from common.errors import BadAddressError, TransportError
 from common.options import decimal, whole
 from common.terminal import complain, say, say_json
 from coordinator.client.client import Client
 from coordinator.client.commands.base import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
+from coordinator.client.deployments import adapter_models
 from coordinator.client.errors import ClientError, CoordinatorAddressError, UnreachableError
 from coordinator.client.login import LoginFileError, complain_of_key, needs_key, take_token, token_of
 from coordinator.client.options import DEFAULT_SERVER, EXITS, SERVER_VARIABLE
@@ -58,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXITS,
     )
     add = parser.add_argument
-    add("deployment", metavar="DEPLOYMENT", help="its id")
+    add("deployment", metavar="DEPLOYMENT", help="its id; DEPLOYMENT:JOB for an adapter of it")
     add("words", metavar="WORDS", help="what is said; - reads it from standard input")
     add("--server", default=server, metavar="URL", help=f"the coordinator (or ${SERVER_VARIABLE}); now {server}")
     take_token(parser)
@@ -99,23 +102,34 @@ def _tell(why: str) -> None:
     say(f"{why.removesuffix(': try again')}: waiting", error=True)
 
 
+async def _numbered(client: Client, deployment: str, job: str) -> int:
+    """The number of an adapter of a deployment, which its node knows it by; raises ClientError where it has none of this job."""
+    adapters = adapter_models(await client.get(deployment))
+    names = [name.partition(":")[2] for name, _ in adapters]
+    if job not in names:
+        known = ", ".join(name for name, _ in adapters) or "it has none"
+        raise ClientError(f"deployment {deployment} has no adapter of job {job[:60]!r}: {known}")
+    return names.index(job) + 1
+
+
 async def _run(options: argparse.Namespace, command: GenerateCommand) -> int:
     text, out = list[str](), Terminal()
-    async with (
-        Client(options.server, token_of(options, options.server)) as coordinator,
-        PrivateClient(
-            coordinator, options.deployment, node=options.node, loopback=options.loopback, waits=_tell
-        ) as client,
-        aclosing(client.ask(command)) as reports,
-    ):
-        async for report in reports:
-            if isinstance(report, AnsweredReport):
-                end = report
-            else:
-                text.append(report.text)
-                if not options.json:
-                    out.print(report.text, end="")
-        nodes = [session.node for session in client.nodes]
+    deployment, is_adapter, job = options.deployment.partition(":")
+    async with Client(options.server, token_of(options, options.server)) as coordinator:
+        if is_adapter:
+            command = msgspec.structs.replace(command, adapter=await _numbered(coordinator, deployment, job))
+        async with (
+            PrivateClient(coordinator, deployment, node=options.node, loopback=options.loopback, waits=_tell) as client,
+            aclosing(client.ask(command)) as reports,
+        ):
+            async for report in reports:
+                if isinstance(report, AnsweredReport):
+                    end = report
+                else:
+                    text.append(report.text)
+                    if not options.json:
+                        out.print(report.text, end="")
+            nodes = [session.node for session in client.nodes]
     if options.json:
         say_json(
             {"text": "".join(text), "prompt": end.prompt, "tokens": end.tokens, "reason": end.reason, "nodes": nodes}

@@ -34,7 +34,8 @@ class Task(View, frozen=True, kw_only=True):
 
     ``shown``: after a crash, the last round whose work it shows, and it does nothing else. ``serves``: it answers with the
     model, and trains nothing. ``stages``: parts that the model is cut into, each of which a node holds. ``waits``: it is ready,
-    and the other nodes that hold the model with it are not all there.
+    and the other nodes that hold the model with it are not all there. ``loads``: it reads a model that it is to answer with.
+    ``fetched``: how much of its files is here, where that is known. ``gpu``: on which card, where several are lent.
     """
 
     job: ShortText
@@ -51,6 +52,9 @@ class Task(View, frozen=True, kw_only=True):
     serves: bool = False
     stages: Count = 1
     waits: bool = False
+    loads: bool = False
+    fetched: Annotated[float, Meta(ge=0, le=1)] | None = None
+    gpu: ShortText = ""
 
     @property
     def is_live(self) -> bool:
@@ -109,6 +113,22 @@ class UpdateView(View, frozen=True):
     text: LongText = ""
 
 
+class CardView(View, frozen=True, kw_only=True):
+    """One of several cards that are lent. ``node``: as the coordinator knows it; ``on``: its switch; ``lending``: as a sentence.
+
+    ``state``: as of ``AgentStatus``; ``jobs``: that hold it now; ``trouble``: why it is not lent though it is on.
+    """
+
+    gpu: ShortText
+    name: OthersShortText
+    node: ShortText
+    on: bool
+    state: ShortText = "off"
+    lending: LongText = ""
+    jobs: Count = 0
+    trouble: OthersText = _NO_TEXT
+
+
 class CommonStatus(View, frozen=True, kw_only=True):
     """The whole agent; ``reason``: why it is not online.
 
@@ -123,6 +143,7 @@ class CommonStatus(View, frozen=True, kw_only=True):
         electricity: what a kWh costs, in ``currency``, or in tokens where that is empty. ``worth``: of a token, where known.
         update: whether a newer version is there.
         renews: the agent begins anew once no job has a seat here; the switch stays as it is.
+        cards: where several are lent, each of them; the rest tells of the first that works.
     """
 
     node: ShortText
@@ -153,6 +174,7 @@ class CommonStatus(View, frozen=True, kw_only=True):
     worth: TokenWorth | None = None
     update: UpdateView = UpdateView()
     renews: bool = False
+    cards: Annotated[tuple[CardView, ...], Meta(max_length=16)] = ()
 
 
 class PayReason(View, frozen=True):

@@ -8,8 +8,9 @@ from typing import Final
 
 from protocol.ids import AuditId
 
-ANSWERS_PATTERN: Final = "^((audit|anchor|inputs)-[0-9a-f]{32}|state-[0-9]{1,19}-[0-9]{1,10}|result-[0-9]{1,16})$"
-STATE = "state-"  # How the answers begin that are states of stages.
+ANSWERS_PATTERN: Final = "^((audit|anchor|inputs)-[0-9a-f]{32}|(state|sum)-[0-9]{1,19}-[0-9]{1,10}|result-[0-9]{1,16})$"
+STATE = "state-"  # How the answers begin that are states of stages,
+SUMMAND = "sum-"  # and masked updates.
 
 
 def audit_answer(audit: AuditId) -> str:
@@ -25,6 +26,11 @@ def anchor_answer(audit: AuditId) -> str:
 def state_answer(epoch: int, number: int) -> str:
     """The state of the lease's stage that a round came to."""
     return f"{STATE}{epoch}-{number}"
+
+
+def summand_answer(epoch: int, number: int) -> str:
+    """The masked update of a round with a secure sum."""
+    return f"{SUMMAND}{epoch}-{number}"
 
 
 def result_answer(run: int) -> str:

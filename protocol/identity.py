@@ -9,6 +9,8 @@ from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from common import base58
 from common.errors import BadAddressError, BadSignatureError, KeyFileError
@@ -102,6 +104,14 @@ class NodeKey:
     def generate(cls) -> "NodeKey":
         """Make a fresh key from the operating system's randomness."""
         return cls(secrets.token_bytes(32))
+
+    def card(self, name: str) -> "NodeKey":
+        """The key of a further card of this node's computer: the same each time, so that whoever has this key has that one, too.
+
+        Source: HKDF with SHA-256 (RFC 5869), of the seed, with the card's name as what it is for.
+        """
+        derived = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"cottage card\x00" + name.encode())
+        return NodeKey(derived.derive(self._seed))
 
     @property
     def seed(self) -> bytes:

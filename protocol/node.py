@@ -60,6 +60,7 @@ from protocol.task import Plan, TaskCommand, TaskReport
 PROTOCOL = 1
 # What is signed: a node's greeting, and a coordinator's proof that it holds the key of an invitation.
 HELLO_CONTEXT, WELCOME_CONTEXT = "cottage-hello", "cottage-welcome"
+CARD_CONTEXT = "cottage-card"  # A computer's word that another key is one of its cards.
 MAX_ACCOUNTS = 32  # Jobs whose end a node may have missed, the newest.
 MAX_RECORDS = 192 << 10  # Of a job with 64 seats, sealed, some 60 KB; a frame that a node sends has 256 at most.
 RECORDS_EVERY = 4  # Each entry has the rounds of the last eight.
@@ -67,7 +68,7 @@ MAX_ENTRIES = 2_048  # Named in one message; a node keeps no more.
 MAX_LEASES = 64  # A node with eight GPUs holds eight leases; audits and spares leave the rest.
 MAX_ENVELOPE = 128 * 1024  # An SDP of 64 KB, signed.
 MAX_ICE_SERVERS = MAX_RELAYS  # A node uses one relay and one STUN server of them; the rest stand by.
-SandboxKind = Literal["docker", "process"]
+SandboxKind = Literal["docker", "kubernetes", "process"]
 """How jobs are kept apart from the owner's files and network: ``desktop.agent.sandbox``."""
 
 
@@ -78,6 +79,7 @@ class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
     ``auditor``: it only looks at others' work, for the coordinator's operator, and takes no seat.
     ``beside_mb``: main memory that jobs may take beside a graphics card, whose memory is ``memory_mb``.
     ``containers``: it runs containers of images that its owner accepts (``protocol.job.elements``); others get no array job.
+    ``computer``: the node that this one is a further card of, as that one has signed (``Hello.vouched``); None: it is its own.
     """
 
     name: ShortText
@@ -92,6 +94,7 @@ class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
     auditor: bool = False
     beside_mb: Annotated[int, Meta(ge=1, le=10**8)] | None = None
     containers: bool = False
+    computer: NodeAddress | None = None
 
 
 WorkerKind = Literal["lives", "restoring", "restored"]
@@ -114,7 +117,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     ``nonce``: 32 bytes that nobody could foresee, for the coordinator to sign; empty: it need not say who it is.
     ``invitation``: the code of one that lets this node in, where it has one. ``traces``: it sends spans somewhere, and wants
-    to know what its commands are part of.
+    to know what its commands are part of. ``vouched``: the signature of ``profile.computer`` over this node's address, by
+    context "cottage-card".
     """
 
     protocol: Annotated[int, Meta(ge=1, le=10_000)]
@@ -126,6 +130,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     nonce: Annotated[bytes, Meta(max_length=32)] = b""
     invitation: InvitationCode = ""
     traces: bool = False
+    vouched: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="heartbeat"):

@@ -30,7 +30,6 @@ MAX_LINE = 2 * MAX_MESSAGE  # A request of a whole conversation.
 SKETCH_BYTES = 8  # Of what crossed from one stage to the next at a token.
 MAX_EMBEDDED = 2048  # Texts of a request for embeddings, as OpenAI's API has it.
 MAX_VECTOR = 1 << 16  # Bytes of an embedding; the widest models in use have half as many.
-NO_EMBEDDINGS_TOGETHER = "nodes that hold a model together make no embeddings: deploy it on nodes that hold it whole"
 RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
 AdapterNumber = Annotated[int, Meta(ge=0, le=MAX_ADAPTERS)]
 """Of a deployment's adapters, counted from 1; 0: the model as it is."""
@@ -190,9 +189,22 @@ class CheckEmbeddingsCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=
     vectors: Vectors
 
 
+class ProveCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prove"):
+    """Whether no rounding explains an answer that a check found wrong (``trainer.serve.proving``), a ``ProvenReport``.
+
+    ``seed``: of what is changed by lot, 32 bytes as hex: of one seed all machines of an environment class find the same bits.
+    """
+
+    id: RequestId
+    check: CheckCommand
+    seed: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+
+
 AskCommand = GenerateCommand | EmbedCommand
 AnswerCheck = CheckCommand | CheckEmbeddingsCommand
-EngineCommand = GenerateCommand | CancelCommand | CheckCommand | EmbedCommand | CheckEmbeddingsCommand | PingCommand
+EngineCommand = (
+    GenerateCommand | CancelCommand | CheckCommand | EmbedCommand | CheckEmbeddingsCommand | PingCommand | ProveCommand
+)
 
 
 class ReadyReport(msgspec.Struct, frozen=True, tag="ready"):
@@ -274,6 +286,21 @@ class CheckedReport(msgspec.Struct, frozen=True, tag="checked"):
     stages: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=64)] = ()
 
 
+class ProvenReport(msgspec.Struct, frozen=True, tag="proven"):
+    """What came of ``ProveCommand``.
+
+    Attributes:
+        wrong: what no rounding explains, in words; empty: nothing.
+        digest: SHA-256 of all that was computed for it, bit for bit.
+        env_class: that it was computed in.
+    """
+
+    id: RequestId
+    wrong: Annotated[str, Meta(max_length=500)]
+    digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    env_class: Annotated[str, Meta(max_length=200)]
+
+
 class SketchReport(msgspec.Struct, frozen=True, tag="sketches"):
     """At the end of an answer that several stages made: what crossed a stage's boundary at each of its tokens from place
     ``first`` on, ``SKETCH_BYTES`` each; ``got`` by its first layer, or ``sent`` by its last."""
@@ -299,6 +326,7 @@ EngineReport = (
     | AnsweredReport
     | RefusedReport
     | CheckedReport
+    | ProvenReport
     | SketchReport
     | PongReport
 )

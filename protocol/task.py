@@ -10,6 +10,8 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
                       <-   RoundHolding    whose pseudo-gradients it holds, by digest (sent again whenever that grows)
       ReduceRound     ->     by shards only, once the contributors are chosen: reduces its shard of theirs, hands the result out
                       <-   RoundHolding    the results that it holds, its own included, by digest
+      SumStep         ->     the agent's, of a federated job with secure sums: ``protocol.federated.sums``
+                      <-   SumSaid
       ApplyRound      ->     once the contributors are fixed: applies theirs in replica order, as soon as it holds them; by
                              shards the results, which every living member holds
                       <-   RoundApplied    digest of the parameters and of the state kept; the checkpoint where it was asked for
@@ -48,6 +50,7 @@ from protocol.audit import (
     StepOpened,
     StepWeights,
 )
+from protocol.federated.sums import SumSaid, SumStep
 from protocol.ids import (
     Count,
     Digest,
@@ -108,6 +111,8 @@ __all__ = [
     "StepOpened",
     "StepWeights",
     "StopTask",
+    "SumSaid",
+    "SumStep",
     "TaskCommand",
     "TaskFailed",
     "TaskReady",
@@ -184,10 +189,11 @@ class ReduceRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     weights: StepWeights = {}
 
 
-class ApplyRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="apply"):
+class ApplyRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="apply"):
     """``contributors``: replica -> digest of its pseudo-gradient for this stage. ``checkpoint``: report the new state too.
 
-    ``results``: shard -> digest of what its reducer handed out; none in a mesh. ``weights``: see ``StepWeights``.
+    ``results``: shard -> digest of what its reducer handed out; none in a mesh. ``weights``: see ``StepWeights``. ``total``: of a
+    secure sum, the artifact that all owners' updates came to, which comes along; little-endian uint32.
     """
 
     epoch: Count
@@ -196,6 +202,7 @@ class ApplyRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="a
     checkpoint: bool = False
     results: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)] = {}
     weights: StepWeights = {}
+    total: Digest | None = None
 
 
 class ExpectPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="expect"):
@@ -238,6 +245,7 @@ TaskCommand = (
     BeginRound
     | AbandonRound
     | ReduceRound
+    | SumStep
     | ApplyRound
     | OpenStep
     | ShowLeaf
@@ -440,6 +448,7 @@ TaskReport = (
     | Progress
     | RoundCommit
     | RoundHolding
+    | SumSaid
     | RoundApplied
     | Validation
     | OpeningMade

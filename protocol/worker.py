@@ -110,7 +110,14 @@ class RecordRecall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     kind: Literal["state", "steps", "outer"]
 
 
-WorkerMessage = PeerSend | WorkerReport | RecordPart | RecordRecall
+class SumVector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="vector"):
+    """The payload is a round's update for a secure sum, little-endian uint32: the agent masks it before it goes anywhere."""
+
+    epoch: Count
+    round: RoundIndex
+
+
+WorkerMessage = PeerSend | WorkerReport | RecordPart | RecordRecall | SumVector
 
 
 # --- agent to worker ----------------------------------------------------------------------------------------------------
@@ -183,7 +190,8 @@ class PeerDeliver(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 class WorkerCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="command"):
     """The payload, if any, is what the command names: the artifact ``ReplayStep.opening``, or a stage's state, which is
-    ``BeginRound.state`` and ``BeginRound.kept`` alike, with ``BeginRound.moments`` from byte ``split`` on."""
+    ``BeginRound.state`` and ``BeginRound.kept`` alike, with ``BeginRound.moments`` from byte ``split`` on, or
+    ``ApplyRound.total``."""
 
     body: TaskCommand
     split: Count = 0

@@ -253,6 +253,64 @@
     </message>
 </context>
 <context>
+    <name>CardRow</name>
+    <message>
+        <source>Lend this graphics card</source>
+        <translation>Diese Grafikkarte verleihen</translation>
+    </message>
+    <message>
+        <source>Lend {0}</source>
+        <translation>{0} verleihen</translation>
+    </message>
+    <message>
+        <source>Switched off. The others go on.</source>
+        <translation>Ausgeschaltet. Die anderen machen weiter.</translation>
+    </message>
+    <message>
+        <source>It is lent when lending is on.</source>
+        <translation>Sie wird verliehen, wenn das Verleihen eingeschaltet ist.</translation>
+    </message>
+    <message>
+        <source>It is being measured.</source>
+        <translation>Sie wird vermessen.</translation>
+    </message>
+    <message>
+        <source>It waits for the network.</source>
+        <translation>Sie wartet auf das Netz.</translation>
+    </message>
+    <message>
+        <source>It is lent; no job needs it now.</source>
+        <translation>Sie ist verliehen; gerade braucht sie kein Auftrag.</translation>
+    </message>
+    <message>
+        <source>It steps aside for now.</source>
+        <translation>Sie tritt gerade zurück.</translation>
+    </message>
+    <message>
+        <source>The network does not take it now.</source>
+        <translation>Das Netz nimmt sie gerade nicht.</translation>
+    </message>
+    <message>
+        <source>It hands over what it has.</source>
+        <translation>Sie übergibt, was sie hat.</translation>
+    </message>
+    <message>
+        <source>{0} jobs use it.</source>
+        <translation>{0} Aufträge nutzen sie.</translation>
+    </message>
+    <message>
+        <source>A job uses it.</source>
+        <translation>Ein Auftrag nutzt sie.</translation>
+    </message>
+</context>
+<context>
+    <name>CardsMenu</name>
+    <message>
+        <source>Graphics &amp;cards</source>
+        <translation>Grafik&amp;karten</translation>
+    </message>
+</context>
+<context>
     <name>CheckWords</name>
     <message>
         <source>Device</source>
@@ -1683,6 +1741,18 @@
         <translation>Zeigt die Arbeit an „{0}“ noch einmal.</translation>
     </message>
     <message>
+        <source>Your computer reads this model into its memory, and answers with it then.</source>
+        <translation>Ihr Computer lädt dieses Modell in seinen Speicher und antwortet dann damit.</translation>
+    </message>
+    <message>
+        <source>Loading “{0}”.</source>
+        <translation>Lädt „{0}“.</translation>
+    </message>
+    <message>
+        <source>Fetching its files: {0} are here.</source>
+        <translation>Holt die Dateien: {0} sind da.</translation>
+    </message>
+    <message>
         <source>Preparing “{0}”.</source>
         <translation>Bereitet „{0}“ vor.</translation>
     </message>
@@ -1771,8 +1841,16 @@
         <translation>Teil {0} von {1} des Modells</translation>
     </message>
     <message>
+        <source>Fetching its files, {0}</source>
+        <translation>Holt die Dateien, {0}</translation>
+    </message>
+    <message>
         <source>Fetching its files</source>
         <translation>Holt die Dateien</translation>
+    </message>
+    <message>
+        <source>Loading the model</source>
+        <translation>Lädt das Modell</translation>
     </message>
     <message>
         <source>Starting</source>
@@ -2192,6 +2270,10 @@
     <message>
         <source>The power cap is not in force: {0}</source>
         <translation>Die Leistungsgrenze gilt nicht: {0}</translation>
+    </message>
+    <message>
+        <source>all {0} cards</source>
+        <translation>alle {0} Karten</translation>
     </message>
     <message>
         <source>a GPU that is not here ({0})</source>

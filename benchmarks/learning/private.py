@@ -5,7 +5,7 @@ of epsilon and delta for all rounds. The loss is of text that the owners held ba
 are those that one owner sends and receives in all rounds.
 
 * ``cottage``: owners' updates as ``FederatedMember`` makes them, exchanged by shards; of an adapter or the whole model; a clip
-  that stays, or follows the updates.
+  that stays, or follows the updates. ``secure sums``: of six owners at least, or of all eight, by ``protocol.secure_sum``.
 * ``flower``: Flower's ``LocalDpMod`` arithmetic (its own clip and noise functions and FedAvg) on the same steps. It has no
   accountant: each round gets its part of epsilon and delta. ``exact`` is given the noise that Cottage's accountant finds.
 * ``opacus``: one place that holds all text, and a budget for one window of it: a weaker promise, for comparison.
@@ -18,6 +18,7 @@ out, and named.
 """
 
 import argparse
+import hashlib
 import json
 import tempfile
 from collections.abc import Callable
@@ -36,15 +37,20 @@ from benchmarks.common import publish
 from coordinator.domain.privacy import PrivacyBudget, next_clip
 from cottage.demo.corpus import write_corpus
 from protocol.boundary import Position
-from protocol.job.federated import AdaptiveClipping, PrivacySpec
+from protocol.codec import encode
+from protocol.federated.sums import terms_of
+from protocol.identity import NodeKey
+from protocol.job.federated import AdaptiveClipping, FederatedSpec, PrivacySpec
 from protocol.job.job import LoraSpec, ModelSpec, TrainingSpec
 from protocol.models.model import resolve
+from protocol.secure_sum import SumOwner, SumServer
 from trainer.audit.environment import configure
 from trainer.outer import Layout, OuterState, outer_method
 from trainer.outer.audit import outer_step_of_results
 from trainer.outer.inner_update import update
 from trainer.outer.private import PrivacyTerms, SystemNoise, protect
 from trainer.outer.shards import reduce_shard
+from trainer.outer.summed import SummedTerms, mean_of, summand
 from trainer.stage.model import Cut
 from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, accumulate, heldout_loss
@@ -209,6 +215,38 @@ def cottage(bench: Bench, seed: int, adapter: bool, clip: float, adaptive: bool 
     return {"gain": bench.federate(stage, seed, combine), "values": stage.parameter_count} | spent
 
 
+def summed(bench: Bench, seed: int, adapter: bool, clip: float, least: int) -> dict[str, float]:
+    """As a federated job with secure sums does it, with keys, shares and masks, of ``least`` owners at least."""
+    spec, keys = spec_of(seed, adapter, 3e-3 if adapter else 1e-3), [NodeKey.generate() for _ in OWNERS]
+    stage = bench.stage(spec)
+    method, layout = outer_method(spec, stage.slots, stage.size), Layout(tuple(stage.slots), stage.size)
+    privacy = PrivacySpec(noise_multiplier=bench.budget.noise(bench.rounds), clip=clip)
+    federated = FederatedSpec(tuple(key.address for key in keys), bench.rounds, least, privacy, "secure")
+    made, spent = SummedTerms.of(federated, None), {"bytes": 0, "clip": clip}
+
+    def combine(state: OuterState, moved: list[torch.Tensor], number: int) -> OuterState:
+        terms = terms_of("0" * 32, federated, 1, number, stage.parameter_count)
+        owners, server = [SumOwner(terms, key) for key in keys], SumServer(terms)
+        told = server.keys(keys_told := [owner.keys() for owner in owners])
+        boxes = server.boxes(shares := [owner.share(told) for owner in owners])
+        vectors = [summand(state.anchor, own, layout, made, SystemNoise())[0] for own in moved]
+        masked = [
+            owner.mask(boxes[key.address], vector.tobytes())
+            for owner, key, vector in zip(owners, keys, vectors, strict=True)
+        ]
+        summands = server.summands(masked)
+        signed = server.signatures([owner.sign(summands) for owner in owners])
+        total = server.total(shown := [owner.show(signed) for owner in owners])
+        said: list[Any] = [keys_told[0], shares[0], masked[0], signed[0], shown[0]]
+        heard: list[Any] = [told, boxes[keys[0].address], summands, signed, total]
+        spent["bytes"] += sum(len(encode(one)) for one in (*said, *heard))
+        mean = mean_of(total, hashlib.sha256(total).hexdigest(), layout, made.grid, len(summands))
+        return method.step(state, mean, (), number)
+
+    gain = bench.federate(stage, seed, combine)
+    return {"gain": gain, "values": stage.parameter_count, "own_noise": federated.own_noise} | spent
+
+
 def flower(bench: Bench, seed: int, adapter: bool, clip: float, exact: bool) -> dict[str, float]:
     """As ``flwr.clientapp.mod.LocalDpMod`` and FedAvg do it, with their own functions."""
     from flwr.app import Array
@@ -283,6 +321,10 @@ WAYS: dict[str, Callable[[Bench, int, float], dict[str, float]]] = {
     "cottage, adapter": lambda bench, seed, clip: cottage(bench, seed, True, clip),
     "cottage, adapter, adaptive": lambda bench, seed, clip: cottage(bench, seed, True, clip, True),
     "cottage, whole model": lambda bench, seed, clip: cottage(bench, seed, False, clip),
+    "cottage, adapter, secure sums of 6": lambda bench, seed, clip: summed(bench, seed, True, clip, 6),
+    "cottage, adapter, secure sums of 8": lambda bench, seed, clip: summed(bench, seed, True, clip, 8),
+    "cottage, whole model, secure sums of 6": lambda bench, seed, clip: summed(bench, seed, False, clip, 6),
+    "cottage, whole model, secure sums of 8": lambda bench, seed, clip: summed(bench, seed, False, clip, 8),
     "flower, whole model": lambda bench, seed, clip: flower(bench, seed, False, clip, False),
     "flower, whole model, exact": lambda bench, seed, clip: flower(bench, seed, False, clip, True),
     "flower, adapter, exact": lambda bench, seed, clip: flower(bench, seed, True, clip, True),

@@ -20,6 +20,8 @@ from protocol.serving import (
     EngineCommand,
     EngineReport,
     GenerateCommand,
+    ProveCommand,
+    ProvenReport,
     ReadyReport,
 )
 from tests.trainer.serve.answering import Asking, Reports, check_of, is_over
@@ -57,6 +59,12 @@ class AskedNode:
         ((found,),) = (await self._over([command])).values()
         assert isinstance(found, CheckedReport), found
         return found, time.process_time() - began
+
+    async def prove(self, command: ProveCommand) -> ProvenReport:
+        """Whether no rounding explains an answer."""
+        ((found,),) = (await self._over([command])).values()
+        assert isinstance(found, ProvenReport), found
+        return found
 
 
 @asynccontextmanager

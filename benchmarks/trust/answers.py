@@ -3,19 +3,22 @@
 In each world a new node is asked three things, whose answers are always checked, and something with a long prompt. Honest nodes
 answer alone, in company, in parts, with other threads and instructions. Each way of cheating answers the same requests. One
 process in float32 checks all. *Off* is an answer with other tokens than the honest one beside it; who saves memory may well
-say what the model says, and nobody minds.
+say what the model says, and nobody minds. Of what is wrong in a world, two processes look whether no rounding explains it, which
+costs stake where they come to the same bits; with ``--proofs``, since each of these is 33 passes.
 
-    python -m benchmarks.trust.answers --model FOLDER [--worlds 20] [--tokens 48] [--threads 1] [--only WORDS]
+    python -m benchmarks.trust.answers --model FOLDER [--worlds 20] [--tokens 48] [--threads 1] [--only WORDS] [--proofs]
 """
 
 import argparse
 import asyncio
+import hashlib
 import re
 import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ from benchmarks.trust._answering import Answers, AskedNode, Liar, here, there
 from benchmarks.trust._asked import ANSWERS, AskedWorld, kind_of, world
 from benchmarks.trust._other_weights import OTHER_WEIGHTS, in_bf16, read
 from benchmarks.trust.across import PLAIN
-from protocol.serving import CheckCommand, GenerateCommand, Sampling
+from protocol.serving import CheckCommand, GenerateCommand, ProveCommand, Sampling
 from trainer.serve.checking import TOLERANCE
 
 CLAIM = "no honest node is blamed; other models and draws are found within three answers, int8 and bfloat16 not always"
@@ -69,6 +72,9 @@ class Measuring:
     honest: Answers = field(default_factory=dict)
     seen: dict[str, dict[str, Seen]] = field(default_factory=lambda: defaultdict(dict))
     took: dict[str, list[float]] = field(default_factory=dict)
+    other: AskedNode | None = None  # Another process of the class; None: nothing is to be proven.
+    proven: dict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
+    apart: int = 0  # Proofs of which the two processes came to other bits.
     began: float = field(default_factory=time.perf_counter)
 
     @property
@@ -89,9 +95,25 @@ class Measuring:
             off = name in self.honest and answer.tokens != self.honest[name].tokens[before:]
             kind = kind_of(answer.asked)
             self.seen[way][name] = Seen(kind, len(answer.tokens), report.wrong, report.worst, seconds, off)
+        if self.other is not None:
+            for world in self.worlds:
+                wrong = [answers[one.id] for one in world.asked if one.id in answers and self.seen[way][one.id].wrong]
+                if wrong:
+                    self.proven[way].append(await self._is_proven(self.other, wrong))
         wrong = sum(bool(one.wrong) for one in self.seen[way].values())
         spent = time.perf_counter() - self.began
         print(f"{spent:5.0f} s  {way}: {wrong} of {len(self.seen[way])} are wrong", file=sys.stderr, flush=True)
+
+    async def _is_proven(self, other: AskedNode, answers: Sequence[CheckCommand]) -> bool:
+        """Whether one of these costs stake."""
+        for answer in answers:
+            seed = hashlib.sha256(f"{self.began} {answer.id}".encode()).hexdigest()
+            command = ProveCommand("proof", answer, seed)
+            one, same = await asyncio.gather(self.checker.prove(command), other.prove(command))
+            self.apart += one != same
+            if one == same and one.wrong:
+                return True
+        return False
 
     async def honestly(self) -> None:
         """In every company; the first one is what lies are held beside."""
@@ -160,7 +182,7 @@ def _of_another_seed(sampling: Sampling) -> Sampling:
     return msgspec.structs.replace(sampling, seed=sampling.seed + 1)
 
 
-def cheat_row(worlds: Sequence[AskedWorld], seen: dict[str, Seen]) -> dict[str, Any]:
+def cheat_row(worlds: Sequence[AskedWorld], seen: dict[str, Seen], proven: Sequence[bool]) -> dict[str, Any]:
     """What became of one way of cheating."""
     tried = [found for one in worlds if (found := [seen[each.id] for each in one.asked if each.id in seen])]
     until = [tokens for found in tried if (tokens := _until(found)) is not None]
@@ -168,6 +190,7 @@ def cheat_row(worlds: Sequence[AskedWorld], seen: dict[str, Seen]) -> dict[str, 
     return {
         "worlds": len(tried),
         "caught": sum(any(one.wrong for one in found) for found in tried),
+        "stake_lost": sum(proven) if proven else None,
         "tokens_until": statistics.median(until) if until else None,
         "off": len(off),
         "off_called_wrong": sum(bool(one.wrong) for one in off),
@@ -234,10 +257,12 @@ def costs(run: Measuring) -> dict[str, Any]:
 
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
     """All of it."""
-    async with here(options.model, options.threads) as checker:
+    async with here(options.model, options.threads) as checker, AsyncExitStack() as stack:
         template = checker.engine._requests._chat.there
         worlds = [world(number, options.tokens, template) for number in range(options.worlds)]
         run = Measuring(checker, worlds, options.model, options.threads, options.only)
+        if options.proofs:
+            run.other = await stack.enter_async_context(there(options.model, options.threads, {}))
         await checker.answers(run.asked[:1], 1)  # Warms it up.
         await run.honestly()
         honest = set(run.seen)
@@ -247,7 +272,11 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
         "tolerance": TOLERANCE,
         "worlds": options.worlds,
         "honest": {way: honest_row(seen) for way, seen in run.seen.items() if way in honest},
-        "cheats": {way: cheat_row(worlds, seen) for way, seen in run.seen.items() if way not in honest},
+        "cheats": {
+            way: cheat_row(worlds, seen, run.proven[way]) for way, seen in run.seen.items() if way not in honest
+        },
+        "other_bits": run.apart,
+        "honest_slashed": sum(any(run.proven[way]) for way in honest),
         "costs": costs(run),
         "seconds": time.perf_counter() - run.began,
     }
@@ -263,13 +292,14 @@ def shown(found: dict[str, Any]) -> Iterator[Table]:
         honest.add_row(way, *map(str, cells))
     yield honest
     cheats = Table(title="cheats")
-    for name in ("way", "caught", "tokens until", "off", "of them wrong", "p50", "p99", "max"):
+    for name in ("way", "caught", "stake lost", "tokens until", "off", "of them wrong", "p50", "p99", "max"):
         cheats.add_column(name, justify="left" if name == "way" else "right")
     for way, row in found["cheats"].items():
         far = [f"{one:.3f}" for one in (row["off_worst"] or {}).values()] or ["-"] * 3
         caught = f"{row['caught']} of {row['worlds']}"
         until = "-" if row["tokens_until"] is None else f"{row['tokens_until']:.0f}"
-        cheats.add_row(way, caught, until, str(row["off"]), str(row["off_called_wrong"]), *far)
+        lost = "-" if row["stake_lost"] is None else f"{row['stake_lost']} of {row['caught']}"
+        cheats.add_row(way, caught, lost, until, str(row["off"]), str(row["off_called_wrong"]), *far)
     yield cheats
 
 
@@ -281,6 +311,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=48, help="of an answer at most")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", metavar="WORDS", default="", help="cheats whose names have these words in them")
+    parser.add_argument("--proofs", action="store_true", help="look, too, which lies cost stake")
     options = parser.parse_args()
     found = asyncio.run(measured(options))
     for table in shown(found):

@@ -28,10 +28,11 @@ _OVER = frozenset({"settled", "failed", "cancelled"})
 
 
 class ElementResult(msgspec.Struct, frozen=True):
-    """An element that has ended. ``folder``: where its files lie; None: it failed."""
+    """An element that has ended. ``folder``: where its files lie; None: it failed, or its result is not taken (``fault``)."""
 
     element: ElementView
     folder: Path | None
+    fault: str = ""
 
     @property
     def files(self) -> list[Path]:
@@ -67,6 +68,21 @@ class ArrayCalls:
             await download_file(self._line, path, element.result, archive, lambda _done, _all: None)
             await asyncio.to_thread(_unpack, archive, folder)
         return folder
+
+    async def taken(self, job: str, element: ElementView, folder: Path) -> ElementResult:
+        """An element that has ended, with its files below ``folder``, in one of its name; what is there already is not fetched.
+
+        A result that is damaged, or made up, is left out and told, so the others come.
+        """
+        if element.result is None:
+            return ElementResult(element, None)
+        try:
+            own = folder_of(folder, element)
+            if not own.exists():  # It is put there whole.
+                await self.download_result(job, element, own)
+        except ArchiveError as error:
+            return ElementResult(element, None, str(error))
+        return ElementResult(element, own)
 
     async def download_results(self, job: str, archive: Path) -> Path:
         """Fetch the results of all elements that are done as one tar archive, with a folder each."""
@@ -151,10 +167,7 @@ class ArrayCalls:
         """Every element as it ends, with its files below ``folder``, in one of its name."""
         async with contextlib.aclosing(self.ended(job, after)) as elements:  # type: ignore[type-var]
             async for element in elements:
-                own = None
-                if element.result is not None:
-                    own = await self.download_result(job, element, folder_of(folder, element))
-                yield ElementResult(element, own)
+                yield await self.taken(job, element, folder)
 
     async def map(
         self,

@@ -7,9 +7,12 @@ def budget_words(spent: PrivacySpent | None) -> str:
     """What was spent of the privacy budget, in a sentence."""
     if spent is None:
         return "updates leave as they are: there is no limit to what they tell of owners' data"
+    summed = ""
+    if spent.sum == "secure":
+        summed = f"; nobody sees an update but in a sum, with noise of {spent.honest} honest owners at least"
     return (
         f"privacy spent: epsilon {spent.epsilon:.2f} of {spent.epsilon_most:g} at delta {spent.delta:g}, for each {spent.unit}; "
-        f"{spent.releases} of {spent.most} rounds were begun"
+        f"{spent.releases} of {spent.most} rounds were begun{summed}"
     )
 
 

@@ -188,6 +188,12 @@ def _mapping(commands: Any, common: argparse.ArgumentParser) -> None:
     verify = "how results are made sure of; default: replicated, which runs each at several owners who must agree"
     mapped.add_argument("--verify", choices=("replicated", "spot-checked", "trusted"), help=verify)
     mapped.add_argument("--owners", type=_between(2, 7), metavar="N", help="that must agree; default: 2")
+    check = (
+        "a command that decides on each result, at two other owners: it takes what lies in /in/result by ending with 0"
+    )
+    mapped.add_argument("--check", metavar="COMMAND", help=check)
+    mapped.add_argument("--check-image", metavar="IMAGE", help="where that command is in another image")
+    mapped.add_argument("--check-estimate", type=decimal, metavar="N", help="seconds that it likely takes")
     trust = "the payout address of an owner whose machines may run it, and nobody else's; may be given several times"
     mapped.add_argument("--trust", action="append", default=[], type=wallet, metavar="ADDRESS", help=trust)
     mapped.add_argument("--hours", type=_hours, default=24.0, metavar="N", help="until it ends; default: 24")

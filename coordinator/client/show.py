@@ -201,6 +201,14 @@ def _serving(view: api.JobView) -> list[RenderableType]:
     return lines
 
 
+def made_sure(array: ArrayView) -> str:
+    """How many runs were compared, or looked at, in words."""
+    if not array.looked:
+        return f"{array.checked:,} of them beside another owner's"
+    refused = f", which refused {array.refused:,} and took another owner's" if array.refused else ""
+    return f"{array.looked:,} of them the checker's{refused}"
+
+
 def _mapped(view: api.JobView, array: ArrayView) -> list[RenderableType]:
     """An array job: how many elements have ended, what was compared, what it costs."""
     were = "result was" if array.wrong == 1 else "results were"
@@ -209,7 +217,7 @@ def _mapped(view: api.JobView, array: ArrayView) -> list[RenderableType]:
     return [
         Text.assemble((view.name, "bold"), "  ", _state(view.state), "  ", view.sentence),
         _bar(array.done + array.failed, max(1, array.count)),
-        Text(f"{array.runs:,} runs hold, {array.checked:,} of them beside another owner's{wrong}"),
+        Text(f"{array.runs:,} runs hold, {made_sure(array)}{wrong}"),
         Text(f"cost so far {money(view.cost)} of {amount(view.cap or view.spec.budget)}, never more"),
         Text(f"paid {money(view.paid)} of {amount(view.escrow)}{left}"),
     ]

@@ -305,16 +305,23 @@ class Blame(msgspec.Struct, frozen=True):
         guilty: it made the answer wrong: it loses what is not verified, its place in the job and its standing.
         apart: two of which one lies: they lose what is not verified, and share no replica any more.
         silent: those that have not said what would tell: they lose what is not verified, and this seat.
+        untold: one of them made it wrong, and nothing tells which: they lose what is not verified, and this seat.
     """
 
     guilty: tuple[int, ...] = ()
     apart: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
+    untold: tuple[int, ...] = ()
 
     @property
     def unpaid(self) -> tuple[int, ...]:
         """All of them."""
-        return (*self.guilty, *self.apart, *self.silent)
+        return (*self.guilty, *self.apart, *self.silent, *self.untold)
+
+
+def blame_of_embeddings(seats: int) -> Blame:
+    """Whose a wrong embedding is: of its texts no stage says what crossed."""
+    return Blame(guilty=(0,)) if seats == 1 else Blame(untold=tuple(range(seats)))
 
 
 def blame(seats: int, stages: Sequence[int], silent: Sequence[int]) -> Blame:

@@ -8,8 +8,9 @@ from typing import Literal, assert_never
 import msgspec
 
 from coordinator.domain.job import Job
-from protocol.artifacts import inputs_answer, state_answer
+from protocol.artifacts import inputs_answer, state_answer, summand_answer
 from protocol.audit import AskInputs
+from protocol.federated.sums import BoxesOfAll
 from protocol.ids import Digest
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE
@@ -32,10 +33,11 @@ from protocol.task import (
     RunElements,
     ShowLeaf,
     StopTask,
+    SumStep,
     TaskCommand,
 )
 
-Kind = Literal["an opening", "an anchor", "a state", "an operation's inputs", "a result"]
+Kind = Literal["an opening", "an anchor", "a state", "an operation's inputs", "a result", "a masked update"]
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -86,7 +88,9 @@ def named_by(command: TaskCommand) -> tuple[Digest, ...]:
         case (ReplayStep() as replay) | ReplayAcross(replay=replay) | BisectQuery(replay=replay):
             stored = replay.anchor_in == "artifact" and replay.anchor is not None
             return (replay.opening, replay.anchor) if stored and replay.anchor is not None else (replay.opening,)
-        case ReduceRound() | ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf():
+        case ApplyRound(total=total):
+            return () if total is None else (total,)
+        case ReduceRound() | SumStep() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf():
             return ()
         case RunElements(runs=runs):
             return tuple(digest for one in runs for digest in one.element.inputs.values())
@@ -106,5 +110,7 @@ def asked_by(command: TaskCommand) -> tuple[str, Kind] | None:
             return state_answer(epoch, number), "a state"
         case BisectQuery(dispute=dispute, ask=AskInputs()):
             return inputs_answer(dispute), "an operation's inputs"
+        case SumStep(epoch=epoch, round=number, body=BoxesOfAll()):
+            return summand_answer(epoch, number), "a masked update"
         case _:
             return None

@@ -10,7 +10,11 @@ from coordinator.proof.case import ProofFinding, Published, Verdict
 from protocol.rest.federation import PrivacySpent
 
 _ROUGH = 1e-4  # Relative: a card has five digits.
-_CARD = {"epsilon": r"^\| epsilon spent \| ([0-9.e+-]+)", "releases": r"^\| rounds charged \| (\d+)"}
+_CARD = {
+    "epsilon": r"^\| epsilon spent \| ([0-9.e+-]+)",
+    "releases": r"^\| rounds charged \| (\d+)",
+    "sum": r"^\| sum \| (open|secure)",
+}
 
 
 def check(said: Published) -> Iterator[ProofFinding]:
@@ -33,10 +37,10 @@ def check(said: Published) -> Iterator[ProofFinding]:
         else 0.0
     )
     agrees = claim.releases >= last and _same(own, claim.epsilon) and claim.noise == federated.privacy.noise_multiplier
-    agrees = agrees and claim.delta == federated.privacy.delta
+    agrees = agrees and claim.delta == federated.privacy.delta and claim.sum == federated.sum
     detail = (
         f"epsilon {claim.epsilon:.4f} at delta {claim.delta:g} of {claim.releases} rounds with noise {claim.noise:g}, "
-        f"and by our own sum {own:.4f}"
+        f"on {'each secure sum' if claim.sum == 'secure' else 'each update'}, and by our own sum {own:.4f}"
     )
     yield _found("privacy spent", "pass" if agrees else "fail", detail, f"the job document and {claim.accountant}")
     within = own <= federated.privacy.epsilon
@@ -54,8 +58,12 @@ def check_card(card: Path, claim: PrivacySpent | None) -> Iterator[ProofFinding]
         detail = "neither the card nor the job has a budget" if same else "only one of card and job states a budget"
         yield _found("privacy card", "pass" if same else "fail", detail, str(card))
         return
-    same = int(counted[1]) == claim.releases and _same(float(told[1]), claim.epsilon)
-    detail = f"the card says epsilon {told[1]} of {counted[1]} rounds, the job {claim.epsilon:.6g} of {claim.releases}"
+    summed = "open" if found["sum"] is None else found["sum"][1]  # Of cards before there were secure sums.
+    same = int(counted[1]) == claim.releases and _same(float(told[1]), claim.epsilon) and summed == claim.sum
+    detail = (
+        f"the card says epsilon {told[1]} of {counted[1]} rounds with {summed} sums, the job {claim.epsilon:.6g} of "
+        f"{claim.releases} with {claim.sum} ones"
+    )
     yield _found("privacy card", "pass" if same else "fail", detail, str(card))
 
 

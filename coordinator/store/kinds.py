@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from coordinator.domain.account import Account
+from coordinator.domain.accusations import AccusedAnswer
 from coordinator.domain.arrays.votes import ElementCourse
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job
@@ -115,5 +116,6 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
     TrailRecord: RecordKind("trail", ("id",), ("id",), numbered=True),
     DeliveryRecord: RecordKind("deliveries", ("lease", "artifact"), ("created", "lease", "artifact")),
     ElementCourse: RecordKind("elements", ("job", "index"), ("settled", "index", "job"), frozenset({"tries"})),
+    AccusedAnswer: RecordKind("accused_answers", ("id",), ("began", "id"), frozenset({"witnesses"})),
     FileRecord: RecordKind("files", ("account_id", "artifact"), ("created", "artifact")),
 }

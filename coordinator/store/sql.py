@@ -39,10 +39,10 @@ from sqlalchemy.pool import StaticPool
 
 from common import tracing
 from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
-from coordinator.store import tables
 from coordinator.store.faults import UNUSABLE, answering, unusable
 from coordinator.store.kinds import KINDS, RecordKind
 from coordinator.store.ownership import Ownership
+from coordinator.store.period_tables import metadata
 from coordinator.store.ports import Column, Condition, Operator, Place, R, Scalar, Transaction, fields_of
 from coordinator.store.turns import Turns
 
@@ -193,14 +193,14 @@ class SqlTransaction:
     async def sums(
         self, kind: type[msgspec.Struct], field: Column[int], by: Sequence[Column[Any]], *where: Condition
     ) -> dict[tuple[Scalar, ...], tuple[int, int]]:
-        table = tables.metadata.tables[KINDS[kind].name]
+        table = metadata.tables[KINDS[kind].name]
         summed, *names = (table.c[name] for name in fields_of(kind, (field, *by)))
         query = select(*names, func.count(), func.sum(summed)).where(*_met(kind, where)).group_by(*names)
         rows = await self._execute(query, _values(where))
         return {tuple(row[:-2]): (int(row[-2]), int(row[-1])) for row in rows if row[-2]}
 
     async def insert(self, record: R) -> R:
-        how, table = KINDS[type(record)], tables.metadata.tables[KINDS[type(record)].name]
+        how, table = KINDS[type(record)], metadata.tables[KINDS[type(record)].name]
         values = _encode(how, record)
         if how.numbered:
             del values["id"]
@@ -213,7 +213,7 @@ class SqlTransaction:
         return record
 
     async def forget(self, kind: type[msgspec.Struct], *where: Condition) -> int:
-        table = tables.metadata.tables[KINDS[kind].name]
+        table = metadata.tables[KINDS[kind].name]
         assert where, "everything of a kind is never forgotten at once"
         result = await self._execute(delete(table).where(*_met(kind, where)), _values(where))
         return int(result.rowcount)
@@ -253,7 +253,7 @@ class SqlTransaction:
         return [after for after, _ in replaced]
 
     async def delete(self, record: msgspec.Struct) -> None:
-        how, table = KINDS[type(record)], tables.metadata.tables[KINDS[type(record)].name]
+        how, table = KINDS[type(record)], metadata.tables[KINDS[type(record)].name]
         same = [table.c[field] == value for field, value in zip(how.key, how.key_of(record), strict=True)]
         result = await self._execute(delete(table).where(and_(*same)))
         if result.rowcount != 1:
@@ -378,7 +378,7 @@ def _values(where: Sequence[Condition]) -> dict[str, Scalar | list[Scalar]]:
 def _query(
     kind: type[msgspec.Struct], where: tuple[_Shape, ...], newest: bool, after: bool, limited: bool, shifted: bool
 ) -> Select[Any]:
-    how, table = KINDS[kind], tables.metadata.tables[KINDS[kind].name]
+    how, table = KINDS[kind], metadata.tables[KINDS[kind].name]
     order = [table.c[field].desc() if newest else table.c[field].asc() for field in how.order]
     met = [_compared(table.c[shape.field], shape, f"where_{number}") for number, shape in enumerate(where)]
     query = select(table).where(*met).order_by(*order)
@@ -410,20 +410,20 @@ def _compared(column: ColumnElement[Any], shape: _Shape, name: str) -> ColumnEle
 
 @cache
 def _insertion(table: str) -> Insert:
-    return insert(tables.metadata.tables[table])
+    return insert(metadata.tables[table])
 
 
 @cache
 def _change(table: str, key: tuple[str, ...], fields: tuple[str, ...]) -> Update:
-    columns = tables.metadata.tables[table].c
+    columns = metadata.tables[table].c
     same = [columns[field] == bindparam(f"old_{field}", type_=columns[field].type) for field in (*key, "version")]
     new = {field: bindparam(f"new_{field}", type_=columns[field].type) for field in fields}
-    return update(tables.metadata.tables[table]).where(and_(*same)).values(new)
+    return update(metadata.tables[table]).where(and_(*same)).values(new)
 
 
 def _met(kind: type[msgspec.Struct], where: Sequence[Condition]) -> list[ColumnElement[bool]]:
     """Conditions, whose values are ``_values``."""
-    columns = tables.metadata.tables[KINDS[kind].name].c
+    columns = metadata.tables[KINDS[kind].name].c
     shapes = [_shape(name, one) for name, one in zip(fields_of(kind, where), where, strict=True)]
     return [_compared(columns[shape.field], shape, f"where_{number}") for number, shape in enumerate(shapes)]
 

@@ -535,25 +535,6 @@ trail = Table(
     sqlite_autoincrement=True,
 )
 
-elements = Table(
-    "elements",
-    metadata,
-    Column("job", _ID, nullable=False),
-    Column("index", Integer, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("tries", Text, nullable=False),
-    Column("result", _ID),
-    Column("size", BigInteger, nullable=False),
-    Column("files", Integer, nullable=False),
-    Column("checked", Boolean, nullable=False),
-    Column("lost", Integer, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("settled", BigInteger, nullable=False),
-    Column("version", Integer, nullable=False),
-    PrimaryKeyConstraint("job", "index"),
-    Index("elements_in_order", "job", "settled", "state"),
-)
-
 files = Table(
     "files",
     metadata,

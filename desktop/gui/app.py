@@ -60,6 +60,7 @@ class Desktop(QObject):
         self.window.went_to_tray.connect(self.tray.explain_once)
         self.tray.open_asked.connect(self.window.bring_forward)
         self.tray.settings_asked.connect(self._open_settings)
+        self.tray.cards.asked.connect(self.window.switch_card)
         for part in (self.window, self.tray):
             part.toggle_asked.connect(self.lending.toggle)
             part.quit_asked.connect(end)

@@ -49,7 +49,7 @@ class _Refusal(View, frozen=True):
     detail: str
 
 
-SettingsView = SettingsAnswer[dict[str, str | int | float | bool]]
+SettingsView = SettingsAnswer[dict[str, str | int | float | bool | list[str]]]
 """The owner's settings; pages know the names of ``settings``."""
 LimitsView = LimitsAnswer[dict[str, int | bool | None]]
 """How much of the line; bytes."""

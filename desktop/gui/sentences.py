@@ -191,10 +191,14 @@ class Sentences(QObject):
         if live[0].shown is not None:
             headline = self.tr("Showing its work on “{0}” once more.").format(job)
             return Sentence(Mood.LENDING, headline, self._task_state(live[0]) + ".")
+        if live[0].loads:
+            reason = self.tr("Your computer reads this model into its memory, and answers with it then.")
+            return Sentence(Mood.WAITING, self.tr("Loading “{0}”.").format(job), reason)
         if live[0].state != "running":
-            return Sentence(
-                Mood.WAITING, self.tr("Preparing “{0}”.").format(job), self.tr("Fetching its files and starting it.")
-            )
+            reason = self.tr("Fetching its files and starting it.")
+            if live[0].fetched is not None:
+                reason = self.tr("Fetching its files: {0} are here.").format(f"{100 * live[0].fetched:.0f} %")
+            return Sentence(Mood.WAITING, self.tr("Preparing “{0}”.").format(job), reason)
         if live[0].stage is None:
             reason = self.tr("A spare for this job: it steps in when another computer leaves.")
             return Sentence(Mood.WAITING, self.tr("Standing by for “{0}”.").format(job), reason)
@@ -251,8 +255,12 @@ class Sentences(QObject):
                 return self.tr("Back after a crash: shows the work of round {0}, so that it is paid").format(
                     task.shown + 1
                 )
+            case "fetching" if task.fetched is not None:
+                return self.tr("Fetching its files, {0}").format(f"{100 * task.fetched:.0f} %")
             case "fetching":
                 return self.tr("Fetching its files")
+            case "starting" | "running" if task.loads:
+                return self.tr("Loading the model")
             case "starting":
                 return self.tr("Starting")
             case "running" if task.waits:

@@ -4,6 +4,7 @@ from PySide6.QtCore import QObject, QSettings, Signal, SignalInstance
 from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QMenu, QSystemTrayIcon
 
+from desktop.gui.cards_menu import CardsMenu
 from desktop.gui.model import AgentPhase, Snapshot, Status
 from desktop.gui.pause_menu import PauseMenu
 from desktop.gui.sentences import Mood, Sentences, money
@@ -29,6 +30,8 @@ class Tray(QObject):
         self.toggle = self._row("", self.toggle_asked)
         self.pauses = PauseMenu()
         self.menu.addMenu(self.pauses)
+        self.cards = CardsMenu()
+        self.menu.addMenu(self.cards)
         self._row(self.tr("&Open Cottage"), self.open_asked)
         self._row(self.tr("S&ettings…"), self.settings_asked)
         self.menu.addSeparator()
@@ -60,6 +63,7 @@ class Tray(QObject):
         self.toggle.setText(self.tr("&Stop lending") if snapshot.is_on else self.tr("&Start lending"))
         self.toggle.setEnabled(snapshot.phase is not AgentPhase.STOPPING)
         self.pauses.show_snapshot(snapshot)
+        self.cards.show_snapshot(snapshot)
         runs = snapshot.is_on
         self.quit.setText(self.tr("&Quit (lending goes on)") if runs else self.tr("&Quit"))
 

@@ -84,6 +84,7 @@ class MainWindow(QWidget):
         self.home.toggle_asked.connect(self.toggle_asked)
         self.home.restart_asked.connect(self.restart_asked)
         self.home.update_asked.connect(self._update)
+        self.home.cards.asked.connect(self.switch_card)
         for part in (self.home, self.welcome):
             part.mend_asked.connect(self.equipping.ask)
         self.welcome.mend_agreed.connect(self.equipping.begin)
@@ -113,6 +114,10 @@ class MainWindow(QWidget):
 
     def _update(self) -> None:
         self._calls.post("update", {"restart": True}, lambda _: None, self.home.say)
+
+    def switch_card(self, card: str, on: bool) -> None:
+        """Lend one of several cards, or not any more."""
+        self._calls.post("cards", {"card": card, "on": on}, lambda _: None, self.home.say)
 
     def _mended(self) -> None:
         if not self.welcome.is_done:

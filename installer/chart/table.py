@@ -1,6 +1,7 @@
-"""The table of the chart's values in docs/how-to/kubernetes.md: `python -m installer.chart.table` prints it."""
+"""The tables of the charts' values in docs/how-to/: `python -m installer.chart.table [FOLDER]` prints one."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from common.terminal import say
 FOLDER = Path(__file__).parent
 
 
-def of_values() -> str:
+def of_values(folder: Path = FOLDER) -> str:
     """Each value, its default and its meaning, as rows of Markdown."""
-    values = yaml.safe_load((FOLDER / "values.yaml").read_text())
-    schema = json.loads((FOLDER / "values.schema.json").read_text())
+    values = yaml.safe_load((folder / "values.yaml").read_text())
+    schema = json.loads((folder / "values.schema.json").read_text())
     rows = [f"| `{name}` | {_shown(value)} | {told} |" for name, value, told in _leaves(values, schema)]
     return "\n".join(["| value | default | |", "|---|---|---|", *rows]) + "\n"
 
@@ -38,4 +39,4 @@ def _shown(value: object) -> str:
 
 
 if __name__ == "__main__":
-    say(of_values().rstrip("\n"))
+    say(of_values(*map(Path, sys.argv[1:2])).rstrip("\n"))

@@ -29,7 +29,8 @@ NEITHER = (
     "PySide6.QtOpenGLWidgets",
 )
 NOT_IN_WINDOW = ("ssl", "_ssl", "asyncio", "aiohttp", "sqlite3")
-NOT_IN_AGENT = ("PySide6", "shiboken6")
+# An agent in a cluster is no program of a desktop, and its library has 26 MB.
+NOT_IN_AGENT = ("PySide6", "shiboken6", "desktop.agent.cluster", "kubernetes_asyncio")
 _UNUSED = (
     r"Quick|Qml|QmlModels|QmlMeta|QmlWorkerScript|VirtualKeyboard|VirtualKeyboardQml|Pdf|WaylandEglClientHwIntegration"
 )

@@ -14,7 +14,7 @@ What the command finds in its container:
 There is no network, and nothing but ``/out`` and ``/tmp`` can be written to.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -28,6 +28,9 @@ MAX_LIST_BYTES = 32 << 20  # Of a list of elements: 3 KB each where there are te
 MAX_LINE_BYTES = 16 << 10  # Of one element: it crosses in one message with others.
 INPUTS, OUTPUT = "/in", "/out"
 """Where a container has what it reads, and what it leaves."""
+RESULT = "result"
+"""Folder below ``INPUTS`` in which a checker finds the files of the result that it looks at."""
+LOOKS = 2  # Owners that must come to the same verdict about a result, where a checker decides.
 
 _SEGMENT = r"[^\x00-\x1f\x7f/\\:.][^\x00-\x1f\x7f/\\:]{0,119}"
 RelativePath = Annotated[str, Meta(max_length=240, pattern=rf"^{_SEGMENT}(/{_SEGMENT}){{0,7}}$")]
@@ -40,13 +43,31 @@ Variables = Annotated[dict[VariableName, Argument], Meta(max_length=64)]
 ElementIndex = Annotated[int, Meta(ge=0, lt=MAX_ELEMENTS)]
 Inputs = Annotated[dict[RelativePath, Digest], Meta(max_length=64)]
 """Path below ``/in`` -> artifact."""
-VerifiedBy = Literal["replicated", "spot-checked", "trusted"]
+VerifiedBy = Literal["replicated", "checked", "spot-checked", "trusted"]
 """How results are made sure of.
 
 ``replicated``: so many distinct owners (``ArraySpec.owners``) must come to the same result, byte for byte; where they differ,
-further owners run it. ``spot-checked``: one owner runs each element, and a part of them, by lot and more often for nodes without
-standing, is run by a second one. ``trusted``: owners that the submitter names run each element once.
+further owners run it. ``checked``: one owner runs each element, and a program of the submitter's own (``ArraySpec.checker``)
+decides at two further owners whether its result is taken. ``spot-checked``: one owner runs each element, and a part of them, by
+lot and more often for nodes without standing, is run by a second one. ``trusted``: owners that the submitter names run each
+element once.
 """
+
+
+class CheckerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A program that decides whether a result is taken: it is if the program ends with 0.
+
+    It has what the element had, the files of the result in ``/in/result``, and ``COTTAGE_SEED``: 32 hexadecimal digits which
+    nobody knew before the result was there, the same for all who look at it. What it leaves in ``/out`` is a part of its
+    verdict: two owners must come to the same bytes. ``command``: as ``ArraySpec.command``, with the element's arguments behind
+    it. ``image``: the artifact of its image; None: the array's own. ``seconds``: after so long it is ended. ``estimate``:
+    seconds that it takes on a usual node.
+    """
+
+    command: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=64)]
+    image: Digest | None = None
+    seconds: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
+    estimate: Annotated[float, Meta(gt=0, le=86_400)] | None = None
 
 
 class ArraySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -55,9 +76,9 @@ class ArraySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ``image``: the artifact of an OCI archive. ``command``: with ``{input}`` (path of the element's first input), ``{name}`` and
     ``{index}`` filled in, and the element's arguments behind it. ``elements``: the artifact of their list; ``count``: how many
     they are. ``inputs``, ``environment``: of all elements. ``memory_mb``, ``disk_mb``: of one, its scratch and result together.
-    ``seconds``: after so long an element is ended. ``retries``: how often one that fails is run again.
-    ``owners``: that must agree where results are ``replicated``. ``trusted``: payout addresses of the owners that may run it.
-    ``estimate``: seconds that one takes on a usual node, for the price that a quote shows.
+    ``seconds``: after so long an element is ended. ``retries``: how often one that fails is run again. ``owners``: that must
+    agree where results are ``replicated``. ``checker``: what decides where they are ``checked``. ``trusted``: payout addresses
+    of the owners that may run it. ``estimate``: seconds that one takes on a usual node, for the price that a quote shows.
     """
 
     image: Digest
@@ -73,6 +94,7 @@ class ArraySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     retries: Annotated[int, Meta(ge=0, le=10)] = 2
     verify: VerifiedBy = "replicated"
     owners: Annotated[int, Meta(ge=2, le=7)] = 2
+    checker: CheckerSpec | None = None
     trusted: Annotated[tuple[NodeAddress, ...], Meta(max_length=64)] = ()
     estimate: Annotated[float, Meta(gt=0, le=86_400)] | None = None
 
@@ -82,6 +104,12 @@ class ArraySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ValueError("array.verify is trusted: name the payout addresses of those owners in array.trusted")
         if self.verify != "trusted" and self.trusted:
             raise ValueError(f"array.trusted names owners, and array.verify is {self.verify}: set it to trusted")
+        if self.verify == "checked" and self.checker is None:
+            raise ValueError("array.verify is checked: name the program that decides in array.checker.command")
+        if self.verify != "checked" and self.checker is not None:
+            raise ValueError(f"array.checker names a program, and array.verify is {self.verify}: set it to checked")
+        if self.checker is not None and (lies := in_the_way(self.inputs)):
+            raise ValueError(f"array.inputs has {lies!r}, where a checker finds a result: give it another path")
 
     @property
     def copies(self) -> int:
@@ -133,11 +161,17 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
     return ((number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip())
 
 
-def command_of(array: ArraySpec, index: int, element: ArrayElement) -> tuple[str, ...]:
-    """What runs for an element, program first."""
+def in_the_way(inputs: Iterable[str]) -> str | None:
+    """The input that lies where a checker finds a result; None: none does."""
+    return next((path for path in inputs if path.split("/")[0] == RESULT), None)
+
+
+def command_of(array: ArraySpec, index: int, element: ArrayElement, check: bool = False) -> tuple[str, ...]:
+    """What runs for an element, program first. ``check``: what looks at a result of it."""
+    command = array.checker.command if check and array.checker is not None else array.command
     first = next(iter(element.inputs), None)
     filled = {"{name}": element.name, "{index}": str(index)} | ({"{input}": f"{INPUTS}/{first}"} if first else {})
-    return (*(_filled(part, filled) for part in array.command), *element.arguments)
+    return (*(_filled(part, filled) for part in command), *element.arguments)
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:
@@ -146,10 +180,10 @@ def _filled(part: str, values: Mapping[str, str]) -> str:
     return part
 
 
-def environment_of(array: ArraySpec, index: int, element: ArrayElement) -> dict[str, str]:
-    """The variables that an element's command sees, beside its image's own."""
+def environment_of(array: ArraySpec, index: int, element: ArrayElement, seed: str | None = None) -> dict[str, str]:
+    """The variables that an element's command sees, beside its image's own. ``seed``: of what looks at a result."""
     own = {"COTTAGE_ELEMENT": str(index), "COTTAGE_NAME": element.name}
-    return own | array.environment | element.environment
+    return own | array.environment | element.environment | ({} if seed is None else {"COTTAGE_SEED": seed})
 
 
 def inputs_of_element(array: ArraySpec, element: ArrayElement) -> dict[str, Digest]:

@@ -21,16 +21,22 @@ knows of and that have not ended: the agent ignores numbers that it has, or had,
 and are sent until they are acknowledged, as every report that is not lossy.
 
 **Inputs** are artifacts: ``GET artifacts/{digest}`` is open for those of runs that were sent (and for ``ArraySpec.inputs`` and
-the image). An agent keeps what it has fetched in its cache: the next run of the job often needs the same.
+the images, and a result that a run is to check). An agent keeps what it has fetched in its cache: the next run of the job often
+needs the same.
 
 **A result** is one archive (``protocol.job.results``), made of ``/out`` after the command has ended with 0. One of at most
 ``INLINE_BYTES`` goes within the report, as long as the report stays below ``MAX_REPORT_BYTES``. A larger one is stored first:
 ``PUT artifacts/{digest}?lease=...&answers=result-{run}`` (``protocol.artifacts.result_answer``), then reported.
 Of an element that fails nothing is stored but the end of its log.
 
-**Order and time.** An agent begins runs in the order in which they came, each at most ``ArraySpec.seconds`` long, counted from
-the start of its container without fetching inputs. It reports beginnings and ends together at most every ``TOGETHER_S``, so that
-short elements cost little. The coordinator keeps enough of them in an agent's queue (``MAX_QUEUED``).
+**Checks.** A run with ``check`` is one of the array's checker (``Assign.files["checker"]``, where that is another image than the
+array's), with the files of a result in ``/in/result`` beside the inputs. It has an end and a result as every run: together they
+are its verdict.
+
+**Order and time.** An agent begins runs in the order in which they came, each at most ``ArraySpec.seconds`` long (a check
+``CheckerSpec.seconds``), counted from the start of its container without fetching inputs. It reports beginnings and ends
+together at most every ``TOGETHER_S``, so that short elements cost little. The coordinator keeps enough of them in an agent's
+queue (``MAX_QUEUED``).
 """
 
 from typing import Annotated, Literal
@@ -55,12 +61,22 @@ TAIL_LINES, TAIL_TEXT = 20, 300  # Of an element's log, its last lines.
 RunNumber = Annotated[int, Meta(ge=1, le=2**53)]
 
 
+LookSeed = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+"""The same for all who look at a result; drawn once it was there."""
+
+
 class ElementRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One run of one element; ``run``: its number, unique in the job."""
+    """One run of one element; ``run``: its number, unique in the job.
+
+    ``check``: the archive of a result of the element, at which the array's checker looks; None: the element itself runs.
+    ``seed``: of that look.
+    """
 
     run: RunNumber
     index: ElementIndex
     element: ArrayElement
+    check: Digest | None = None
+    seed: LookSeed | None = None
 
 
 class RunElements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="run_elements"):

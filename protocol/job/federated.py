@@ -1,5 +1,6 @@
 """What a federated job asks for: data stays at its owners, and what their updates may tell about it has a budget."""
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -9,6 +10,9 @@ from protocol.ids import NodeAddress
 
 MAX_OWNERS = 256  # As many as a job may have replicas.
 MAX_ROUNDS = 10_000
+MAX_SUMMED = (
+    1 << 24
+)  # Values of an update in a secure sum: 64 MB that each owner stores with the coordinator once a round.
 LEAST_NOISE = 0.3
 """In clips. With less, one round is beyond an epsilon of 20: noise that protects nobody."""
 
@@ -87,13 +91,37 @@ class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``owners``: the nodes that are invited, by address (``cottage node key``). ``least_owners``: no round begins with fewer, and
     none counts. ``rounds``: after which the job is done; each has ``training.inner_steps`` steps of each owner. ``privacy``:
-    ``null`` leaves updates as they are, which may tell much about the data that they are made of.
+    ``null`` leaves updates as they are, which may tell much about the data that they are made of. ``sum``: ``secure``: nobody
+    sees more of a round's updates than their sum (``protocol.secure_sum``), so owners share its noise; ``open``: each update
+    goes to the other owners, with all the noise on it.
     """
 
     owners: Annotated[tuple[NodeAddress, ...], Meta(min_length=2, max_length=MAX_OWNERS)]
     rounds: Annotated[int, Meta(ge=1, le=MAX_ROUNDS)]
     least_owners: Annotated[int, Meta(ge=2, le=MAX_OWNERS)] = 2
     privacy: PrivacySpec | None = PrivacySpec()
+    sum: Literal["open", "secure"] = "open"
+
+    @property
+    def in_league(self) -> int:
+        """Owners in league with the coordinator that a secure sum hides updates from: fewer than a third of all."""
+        return (len(self.owners) - 1) // 3
+
+    @property
+    def honest(self) -> int:
+        """Owners whose noise is on each sum at least, and is known to nobody: the fewest of a sum, but those in league."""
+        return self.least_owners - self.in_league
+
+    @property
+    def own_noise(self) -> float:
+        """Standard deviation of the noise on one owner's update, in clips: in a secure sum, its part of what the sum has.
+
+        Raises:
+            ValueError: ``privacy.noise_multiplier`` is not settled, or there is no privacy.
+        """
+        if self.privacy is None:
+            raise ValueError("federated.privacy is null: updates have no noise")
+        return self.privacy.update_noise / (math.sqrt(self.honest) if self.sum == "secure" else 1.0)
 
     @property
     def rounds_allowed(self) -> int | None:
@@ -108,3 +136,27 @@ class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"federated.least_owners is {self.least_owners}, and {len(self.owners)} owners are named: no round could begin"
             )
+        if self.sum == "secure":
+            self._check_secure()
+
+    def _check_secure(self) -> None:
+        named = len(self.owners)
+        if named < 3:
+            raise ValueError(
+                "federated.sum: secure hides two updates from nobody: name 3 owners or more, or leave it out"
+            )
+        if self.least_owners < (least := fewest_of(named)):
+            raise ValueError(
+                f"federated.least_owners is {self.least_owners}: a secure sum is of more than two thirds of all {named} owners. "
+                f"Set it to {least} or more; with more, each has less noise, and fewer may be missing"
+            )
+        if self.privacy is None:
+            raise ValueError(
+                "federated.sum: secure carries values within the clip, with noise on their sum: give federated.privacy, or leave "
+                "sum out"
+            )
+
+
+def fewest_of(owners: int) -> int:
+    """Owners without whom there is no secure sum of so many: more than two thirds (``SumTerms.least``)."""
+    return 2 * owners // 3 + 1

@@ -492,6 +492,11 @@ def _check_federated(spec: JobSpec) -> None:
     if training.tokens not in (TrainingSpec().tokens, _federated_tokens(training, spec.federated)):
         raise ValueError("a federated job lasts for federated.rounds: leave training.tokens out")
     _check_federated_training(training)
+    if spec.federated.sum == "secure" and training.aggregation != "mean":
+        raise ValueError(
+            f"aggregation: {training.aggregation} looks at single updates, and a secure sum shows none: set it to mean, or leave "
+            "federated.sum out"
+        )
 
 
 def _check_federated_training(training: TrainingSpec) -> None:

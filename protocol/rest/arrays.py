@@ -17,7 +17,8 @@ class ArrayView(msgspec.Struct, frozen=True):
         count: elements. ``done``: those whose result holds; ``failed``: those that have none, and will have none.
         nodes: that run elements now. ``starting``: that fetch the image.
         runs: of elements that were paid, or will be. ``checked``: that more than one owner made.
-        wrong: results that other owners contradicted.
+        wrong: results, and verdicts about them, that other owners contradicted.
+        looked: verdicts of the array's checker that hold. ``refused``: results that it refused, where it took another's.
     """
 
     count: int
@@ -28,6 +29,8 @@ class ArrayView(msgspec.Struct, frozen=True):
     runs: int
     checked: int
     wrong: int
+    looked: int = 0
+    refused: int = 0
 
 
 class ElementView(View, frozen=True):

@@ -21,15 +21,8 @@ Sources: Bonawitz et al., ACM CCS 2017 (ePrint 2017/281), with its consistency c
 (1979) 612. Primitives are those of ``cryptography``: X25519, HKDF, ChaCha20, ChaCha20-Poly1305, Ed25519.
 """
 
-from protocol.secure_sum.messages import (
-    KeysTold,
-    ListSigned,
-    MaskedValues,
-    SecureSumError,
-    SharesShown,
-    SharesTold,
-    SumTerms,
-)
+from protocol.federated.sum_messages import KeysTold, ListSigned, MaskedValues, SharesShown, SharesTold, SumTerms
+from protocol.secure_sum.messages import SecureSumError
 from protocol.secure_sum.owner import SumOwner
 from protocol.secure_sum.server import SumServer
 

@@ -1,19 +1,16 @@
-"""Masks of a secure sum, and numbers that are masked: keys that two owners have in common, streams, steps of a grid."""
+"""Masks of a secure sum: keys that two owners have in common, and streams of them."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from protocol.secure_sum.messages import MODULUS, SecureSumError, SumTerms
-
-Vector = npt.NDArray[np.uint32]
-_PART = 1 << 20  # Values of a stream at a time: no second vector is made.
+from protocol.federated.sum_messages import SumTerms
+from protocol.secure_sum.lanes import PART, summed
+from protocol.secure_sum.messages import SecureSumError
 
 
 def common_key(own: X25519PrivateKey, other: bytes, terms: SumTerms, purpose: str) -> bytes:
@@ -29,39 +26,29 @@ def common_key(own: X25519PrivateKey, other: bytes, terms: SumTerms, purpose: st
     return HKDF(SHA256(), 32, salt=terms.digest, info=f"cottage secure sum {purpose}".encode()).derive(shared)
 
 
-def add_mask(vector: Vector, key: bytes, sign: int) -> None:
-    """Add the stream of a key to ``[n]``, or take it off with ``sign`` -1, modulo 2^32, in place.
+def add_masks(vector: bytearray, added: Iterable[bytes], taken: Iterable[bytes] = ()) -> None:
+    """Add the streams of keys to a vector, and take those of others off, modulo 2^32, in place.
 
     A key makes one stream: it is of one pair, or one seed, and of one sum.
+
+    Args:
+        vector: little-endian uint32.
     """
-    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-    change = np.add if sign > 0 else np.subtract
-    for start in range(0, len(vector), _PART):
-        part = vector[start : start + _PART]
-        change(part, np.frombuffer(stream.update(bytes(part.nbytes)), dtype="<u4"), out=part)
+    plus, minus = [_stream(key) for key in added], [_stream(key) for key in taken]
+    view = memoryview(vector).cast("B")
+    for start in range(0, len(view), PART):
+        part = view[start : start + PART]
+        zeros = bytes(len(part))
+        part[:] = summed(part, (one.update(zeros) for one in plus), (one.update(zeros) for one in minus))
 
 
-@dataclass(frozen=True)
-class SumGrid:
-    """Real values as steps of a grid, so that sums are exact: at most ``most`` steps from zero, of ``owners`` vectors.
+def add_vector(total: bytearray, vector: bytes) -> None:
+    """Add another vector of as many bytes, in place."""
+    view = memoryview(total)
+    for start in range(0, len(total), PART):
+        part = view[start : start + PART]
+        part[:] = summed(part, [vector[start : start + PART]])
 
-    Attributes:
-        step: length of one, in units of the values.
-    """
 
-    step: float
-    owners: int
-
-    @property
-    def most(self) -> int:
-        """Steps that a value may be away from zero; beyond, it is cut off. Sums of all owners' stay within half the modulus."""
-        return (MODULUS // 2 - 1) // self.owners
-
-    def steps(self, values: npt.NDArray[np.floating]) -> Vector:
-        """The nearest steps to finite values ``[n]``, modulo 2^32."""
-        nearest = np.clip(np.rint(np.asarray(values, dtype=np.float64) / self.step), -self.most, self.most)
-        return nearest.astype(np.int64).astype(np.uint32)
-
-    def values(self, total: Vector) -> npt.NDArray[np.float64]:
-        """What a sum of steps stands for, ``[n]``."""
-        return total.view(np.int32).astype(np.float64) * self.step
+def _stream(key: bytes) -> CipherContext:
+    return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()

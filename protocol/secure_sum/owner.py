@@ -7,21 +7,19 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from protocol.identity import NodeKey
-from protocol.ids import NodeAddress
-from protocol.secure_sum.masks import Vector, add_mask, common_key
-from protocol.secure_sum.messages import (
-    KEYS,
-    LIST,
+from protocol.federated.sum_messages import (
+    VALUE_BYTES,
     KeysTold,
     ListSigned,
     MaskedValues,
-    SecureSumError,
     SharesShown,
     SharesTold,
     SumTerms,
-    list_digest,
 )
+from protocol.identity import NodeKey
+from protocol.ids import NodeAddress
+from protocol.secure_sum.masks import add_masks, common_key
+from protocol.secure_sum.messages import KEYS, LIST, SecureSumError, check_keys, check_signed, list_digest
 from protocol.secure_sum.shamir import SHARE_BYTES, split
 
 _PHASES = ("told keys", "told shares", "sent its values", "signed the list", "shown shares")
@@ -57,7 +55,7 @@ class SumOwner:
         """
         self._enter(1)
         for keys in told:
-            keys.check(self._terms)
+            check_keys(keys, self._terms)
             if keys.owner in self._keys:
                 raise SecureSumError(f"two pairs of keys came for {keys.owner}")
             self._keys[keys.owner] = keys
@@ -75,8 +73,8 @@ class SumOwner:
             {owner: self._seal(owner, seeds[place] + masking[place]) for owner, place in places.items()},
         )
 
-    def mask(self, boxes: Mapping[NodeAddress, bytes], values: Vector) -> MaskedValues:
-        """The vector ``[length]`` under its masks.
+    def mask(self, boxes: Mapping[NodeAddress, bytes], values: bytes) -> MaskedValues:
+        """The vector, ``length`` little-endian uint32, under its masks.
 
         Args:
             boxes: by who sealed them, for this owner.
@@ -87,15 +85,16 @@ class SumOwner:
         if not boxes.keys() <= self._keys.keys():
             raise SecureSumError(f"shares came of {sorted(boxes.keys() - self._keys.keys())[0]}, which told no keys")
         self._enough(1 + len(boxes), "have shared their secrets")
-        if values.shape != (self._terms.length,):
-            raise SecureSumError(f"a vector of {values.shape} values where {self._terms.length} are due")
+        if len(values) != VALUE_BYTES * self._terms.length:
+            raise SecureSumError(
+                f"a vector of {len(values):,} bytes where {VALUE_BYTES * self._terms.length:,} are due"
+            )
         self._boxes = dict(boxes)
-        masked = values.astype("<u4", copy=True)
-        add_mask(masked, self._seed, 1)
-        for owner in boxes:
-            key = common_key(self._masking, self._keys[owner].masking, self._terms, "masking")
-            add_mask(masked, key, 1 if self._name < owner else -1)
-        return MaskedValues(self._name, masked.tobytes())
+        masked = bytearray(values)
+        keys = {one: common_key(self._masking, self._keys[one].masking, self._terms, "masking") for one in boxes}
+        after = [key for owner, key in keys.items() if self._name < owner]
+        add_masks(masked, [self._seed, *after], [key for owner, key in keys.items() if owner < self._name])
+        return MaskedValues(self._name, bytes(masked))
 
     def sign(self, summands: Iterable[NodeAddress]) -> ListSigned:
         """A word for a list of those whose vectors came.
@@ -123,7 +122,7 @@ class SumOwner:
         for word in signed:
             if word.owner not in self._summands:
                 raise SecureSumError(f"{word.owner} signed the list and is not in it")
-            word.check(self._terms, self._summands)
+            check_signed(word, self._terms, self._summands)
             signers.add(word.owner)
         self._enough(len(signers), "have signed the list")
         seeds, masking = {}, {}

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable, Mapping
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protocol.ids import NodeAddress
-from protocol.secure_sum.masks import Vector, add_mask, common_key
-from protocol.secure_sum.messages import (
+from protocol.federated.sum_messages import (
+    VALUE_BYTES,
     KeysTold,
     ListSigned,
     MaskedValues,
-    SecureSumError,
     SharesShown,
     SharesTold,
     SumTerms,
 )
+from protocol.ids import NodeAddress
+from protocol.secure_sum.masks import add_masks, add_vector, common_key
+from protocol.secure_sum.messages import SecureSumError, check_keys, check_signed
 from protocol.secure_sum.shamir import join
 
 
@@ -28,14 +28,14 @@ class SumServer:
         self._keys: dict[NodeAddress, KeysTold] = {}
         self._shared: dict[NodeAddress, SharesTold] = {}
         self._summands: tuple[NodeAddress, ...] = ()
-        self._total: Vector = np.zeros(terms.length, dtype="<u4")
+        self._total = bytearray(VALUE_BYTES * terms.length)
         self._signed: dict[NodeAddress, ListSigned] = {}
 
     def keys(self, told: Iterable[KeysTold]) -> tuple[KeysTold, ...]:
         """What all owners are told; forged keys are left out. Raises ``SecureSumError``: too few are here."""
         for keys in told:
             try:
-                keys.check(self._terms)
+                check_keys(keys, self._terms)
             except SecureSumError:
                 continue
             self._keys.setdefault(keys.owner, keys)
@@ -56,9 +56,8 @@ class SumServer:
         """Whose vectors came, each of which is added at once and kept nowhere. Raises ``SecureSumError``: too few."""
         came: dict[NodeAddress, None] = {}
         for said in sent:
-            values = np.frombuffer(said.values, dtype="<u4") if len(said.values) % 4 == 0 else np.zeros(0, "<u4")
-            if said.owner in self._shared and said.owner not in came and len(values) == self._terms.length:
-                np.add(self._total, values, out=self._total)
+            if said.owner in self._shared and said.owner not in came and len(said.values) == len(self._total):
+                add_vector(self._total, said.values)
                 came[said.owner] = None
         self._enough(came, "have sent their vectors")
         self._summands = tuple(sorted(came))
@@ -68,7 +67,7 @@ class SumServer:
         """Those of the list, for all who signed it. Raises ``SecureSumError``: too few."""
         for word in signed:
             try:
-                word.check(self._terms, self._summands)
+                check_signed(word, self._terms, self._summands)
             except SecureSumError:
                 continue
             if word.owner in self._summands:
@@ -76,17 +75,16 @@ class SumServer:
         self._enough(self._signed, "have signed the list")
         return tuple(self._signed.values())
 
-    def total(self, shown: Iterable[SharesShown]) -> Vector:
-        """The sum of all summands' vectors, ``[length]`` modulo 2^32, exactly.
+    def total(self, shown: Iterable[SharesShown]) -> bytes:
+        """The sum of all summands' vectors, ``length`` little-endian uint32, exactly.
 
         Raises:
             SecureSumError: too few shares were shown, or false ones.
         """
         by_owner = {said.owner: said for said in shown if said.owner in self._signed}
-        total = self._total.copy()
-        for owner in self._summands:
-            seed = self._joined(owner, {by: said.seeds for by, said in by_owner.items()})
-            add_mask(total, seed, -1)
+        total = bytearray(self._total)
+        added: list[bytes] = []
+        taken = [self._joined(owner, {by: said.seeds for by, said in by_owner.items()}) for owner in self._summands]
         for owner in sorted(self._shared.keys() - {*self._summands}):
             private = X25519PrivateKey.from_private_bytes(
                 self._joined(owner, {by: said.masking for by, said in by_owner.items()})
@@ -95,8 +93,9 @@ class SumServer:
                 raise SecureSumError(f"the shares of {owner}'s mask key put another one together: one of them is false")
             for summand in self._summands:
                 key = common_key(private, self._keys[summand].masking, self._terms, "masking")
-                add_mask(total, key, -1 if summand < owner else 1)
-        return total
+                (taken if summand < owner else added).append(key)
+        add_masks(total, added, taken)
+        return bytes(total)
 
     def _joined(self, owner: NodeAddress, shown: Mapping[NodeAddress, Mapping[NodeAddress, bytes]]) -> bytes:
         places = {by: self._terms.owners.index(by) + 1 for by in shown}

@@ -24,10 +24,10 @@ from coordinator.domain.rounds.run import Holder, Run, begin
 from coordinator.errors import ConflictError, NotFoundError
 from coordinator.store.kinds import KINDS
 from coordinator.store.memory import MemoryStore
+from coordinator.store.period_tables import metadata
 from coordinator.store.ports import Store, col
 from coordinator.store.records import EventRecord, MetricRecord, NodeRecord, OutboxRecord, RunRecord
 from coordinator.store.sql import MIGRATIONS, SqlStore, migrate
-from coordinator.store.tables import metadata
 from protocol.task import Layers, Traffic
 from tests.coordinator.fakes import WALLET, profile, spec
 from tests.coordinator.jobs.test_lifecycle import JOB

@@ -16,6 +16,7 @@ from cottage import private
 from cottage.ask import main
 from cottage.private import PrivateClient, PrivateRefusedError
 from protocol.identity import NodeKey
+from protocol.job.job import JobSpec, ModelSpec, ServedAdapter, ServeSpec
 from protocol.rest.private import NewPrivateSession, PrivateSession
 from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
 from tests.coordinator.serving.talking_homes import LONG
@@ -63,6 +64,20 @@ async def test_the_command_prints_the_answer_and_who_read_the_words(
         while len(house.private.signed) < 2:
             await asyncio.sleep(0.01)
     assert [one.tokens for one in house.private.signed.values()] == [4, 4]
+
+
+async def test_an_adapter_is_asked_by_its_name_at_v1(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    adapters = [ServedAdapter(name * 16) for name in ("0a", "0b")]
+    job = await started(house)
+    found = house.cluster._find(job)
+    serve = ServeSpec(adapters=tuple(adapters))
+    spec = JobSpec("a job", ModelSpec(from_job="ab" * 16), 1_000_000, serve=serve)
+    found.view = msgspec.structs.replace(found.view, spec=spec, state="running")
+    words = ["--server", house.url, "--loopback", "--text"]
+    assert await asyncio.to_thread(main, [f"{job}:{adapters[1].job}", SECRET, *words]) == 0
+    assert house.private.models[house.private.keys[0].address].asked[-1].adapter == 2
+    assert await asyncio.to_thread(main, [f"{job}:{'0c' * 16}", SECRET, *words]) == 1
+    assert f"has no adapter of job '{'0c' * 16}': {job}:{adapters[0].job}, " in capsys.readouterr().err
 
 
 async def test_what_cannot_be_asked_is_said_with_its_exit_code(

@@ -1,5 +1,6 @@
 """A lender has its stake back by a command, after the cool-down of the ledger, whatever the coordinator does meanwhile."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -7,18 +8,21 @@ import msgspec
 import pytest
 
 from desktop.agent.base.config import Home
-from desktop.agent.cli.unstake import take_back
+from desktop.agent.cli.unstake import of_card, take_back
+from desktop.agent.earnings.wallet import Purse, ensure_stake
 from desktop.agent.errors import HomeBusyError
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import TransactionFailedError
 from ledger.local.genesis import COOLDOWN_S, SLASH_WINDOW_S
 from ledger.money import Amount
 from protocol.identity import NodeKey
+from protocol.node import LedgerInfo
 from tests.desktop.app.test_agent_as_a_process import words_of
 from tests.ledger.conftest import serving_world
 from tests.ledger.served import served
 from tests.ledger.world import World
 
+CARD = "GPU-9f00aa12"
 JUDGE = NodeKey(b"j" * 32)
 HELD, STAKED = Amount(70), Amount(50)
 
@@ -89,3 +93,24 @@ async def test_the_command_asks_once_and_the_next_start_does_not_stake_again(tmp
             state = await ledger.stake(key.address)
             assert state is not None
             assert (state.balance, state.requested) == (STAKED, STAKED)
+
+
+async def test_a_further_cards_stake_comes_out_of_the_computers_wallet_and_back_into_it() -> None:
+    world, key = World(), NodeKey(b"n" * 32)
+    card = key.card(CARD)
+    async with serving_world(world) as url, await Ledger.connect(LedgerConfig(url)) as ledger:
+        await staked(ledger, key)
+        info = LedgerInfo(url, "", "", JUDGE.address)
+        assert await ledger.balance(key.address) == HELD - STAKED
+        purse = Purse(key)
+        await asyncio.gather(*(ensure_stake(info, one, int(STAKED) - 35, purse) for one in (card, key.card("GPU-2"))))
+        assert await ledger.balance(key.address) == 20 - 15, "the second one found too little, and a faucet helped"
+        state = await ledger.stake(card.address)
+        assert state is not None
+        assert (state.balance, await ledger.balance(card.address)) == (15, 0)
+        await ensure_stake(info, card, 15, purse)
+        assert await ledger.balance(key.address) == 5, "nothing is paid twice"
+        assert (await of_card(ledger, key, CARD, world.clock.now)).step == "asked"
+        world.clock.advance(COOLDOWN_S)
+        assert (await of_card(ledger, key, CARD, world.clock.now)).step == "back"
+        assert (await ledger.balance(card.address), await ledger.balance(key.address)) == (0, 20)

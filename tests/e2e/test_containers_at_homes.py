@@ -1,127 +1,92 @@
-"""A parameter sweep in containers at homes, as its submitter types it: an image is pushed, its key accepted, a command mapped.
+"""The worked examples in containers at homes, as submitters type them: an image is pushed, its key accepted, a command mapped.
 
-Two homes with a real engine run each element, and their results agree byte for byte. The image is made of this machine's own
-Python and scikit-learn where that is installed, and of Python alone elsewhere; no registry is asked.
+Homes with a real engine run each element. Images are made of this machine's own packages, as the examples' Dockerfiles do it
+elsewhere; what is not installed here is named.
 """
 
-import asyncio
 import importlib.util
-import io
 import json
-import re
+import shutil
 from pathlib import Path
 
-import docker
+import numpy as np
 import pytest
 
-from coordinator.client import Client
-from cottage.demo.options import parse
 from cottage.demo.processes import output_of
-from cottage.demo.run import DemoRun
-from cottage.demo.screen import LineScreen
-from desktop.agent.sandbox.docker import owner_of
-from installer.image import host
-from tests.support.arrays.images import files, saved
+from tests.e2e.mapped_homes import EXAMPLES, below, built, mapped_homes
+from tests.e2e.smollm2 import smollm2  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.docker]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.docker, pytest.mark.long, pytest.mark.timeout(900)]
 
-WORDS = ["--stages", "1", "--no-reference", "--json", "--nodes", "2", "--sandbox", "docker", "--image-from-host"]
-ENV = ["PATH=/usr/local/bin", "LD_LIBRARY_PATH=/usr/local/lib", "PYTHONHOME=/usr/local", "PYTHONPATH=/opt/site"]
-PACKAGES = ["scikit-learn"] if importlib.util.find_spec("sklearn") else []
-WITH_PACKAGES = """
-import json, sys
-from sklearn.datasets import make_classification
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.model_selection import cross_val_score
-
-wanted = json.load(open(sys.argv[1]))
-x, y = make_classification(300, 12, random_state=0)
-model = RandomForestClassifier(n_estimators=wanted["trees"], max_depth=wanted["depth"], random_state=0)
-score = cross_val_score(model, x, y, cv=3).mean()
-json.dump({**wanted, "score": float(score)}, open("/out/score.json", "w"))
-"""
-ALONE = """
-import json, sys
-
-wanted = json.load(open(sys.argv[1]))
-x = 0.0
-for _ in range(wanted["trees"]):
-    x += (2.0 - x * x) / wanted["depth"]
-json.dump({**wanted, "score": x}, open("/out/score.json", "w"))
-"""
+# Paid by time: a machine that others keep busy takes minutes, and the budget follows from the estimate.
+BOUNDS = ["--seconds", "300", "--estimate", "90", "--disk", "16"]
+CORPUS = [
+    f"Sentence {number} of a small corpus is about the {thing}." for number in range(8) for thing in ("sea", "moon")
+]
 
 
-def built(path: Path) -> Path:
-    """What ``docker save`` would write of an image with a program in it."""
-    tree = io.BytesIO()
-    host.write_tree(tree, host.distributions(PACKAGES))
-    program = (WITH_PACKAGES if PACKAGES else ALONE).encode()
-    return saved(path, [tree.getvalue(), files({"app/sweep.py": program})], {"Env": ENV, "User": "root"})
+def needs(*packages: str) -> None:
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"no {name}: pip install -c constraints.txt {name}")
 
 
-async def cottage(folder: Path, *words: str) -> str:
-    return await output_of(["-m", "cottage", *words], folder)
-
-
-async def offered(client: Client) -> None:
-    """Return once both homes have told that they take containers now."""
-    spec = {
-        "name": "asked",
-        "budget": 1_000_000,
-        "array": {"image": "0" * 64, "command": ["x"], "elements": "0" * 64, "count": 1, "memory_mb": 512},
-    }
-    async with asyncio.timeout(120):
-        while any("runs containers" in one or "owners" in one for one in (await client.quote(spec)).problems):
-            await asyncio.sleep(0.5)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
 async def test_a_sweep_runs_in_containers_at_two_homes_that_agree(
     tmp_path: Path, docker_engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COTTAGE_CONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr("cottage.demo.run.READY_S", 600.0)  # Each home measures this machine in its engine first.
-    inputs = tmp_path / "inputs"
-    inputs.mkdir()
-    grid = [{"trees": trees, "depth": depth} for trees in (5, 20) for depth in (2, 4)]
-    for wanted in grid:
-        (inputs / f"t{wanted['trees']}d{wanted['depth']}.json").write_text(json.dumps(wanted))
-    async with DemoRun(parse([*WORDS, "--dir", str(tmp_path / "network")]), LineScreen()) as run:
-        await run._start()
-        server = ["--server", run.network.web]
-        said = await cottage(
-            tmp_path, "image", "push", str(built(tmp_path / "sweep.tar")), "--name", "sweep:1", *server
-        )
-        (key,) = re.findall(r"cottage node images accept (\S+)", said)
-        for provider in run.network.providers:
-            home = ["--home", str(provider.home)]
-            await cottage(tmp_path, "node", "images", "accept", key, "--name", "Ada's lab", *home)
-        mapped = ["map", "sweep:1", "python3 /app/sweep.py {input}", "--over", f"{inputs}/*.json", "--out", "results"]
-        # Paid by time: a machine that others keep busy takes minutes, and the budget follows from the estimate.
-        bounds = ["--seconds", "300", "--estimate", "90", "--memory", "512", "--disk", "16", "--yes"]
-        async with Client(run.network.web) as client:
-            await offered(client)
-        said = await cottage(tmp_path, *mapped, *bounds, *server)
-        scores = [json.loads(path.read_text()) for path in sorted((tmp_path / "results").glob("*/score.json"))]
-        assert sorted((one["trees"], one["depth"]) for one in scores) == [(5, 2), (5, 4), (20, 2), (20, 4)]
-        assert len({one["score"] for one in scores}) > 1
-        async with Client(run.network.web) as client:
-            (job,) = await client.jobs()
-            nodes = await client.nodes(job.id)
-        assert job.state == "settled"
-        assert 0 < job.paid <= job.escrow
-        assert job.paid + job.refunded == job.escrow
-        assert all(node.paid > 0 for node in nodes), "both homes ran each element, and were paid for it"
-        listed = await cottage(tmp_path, "node", "images", "list", "--home", str(run.network.providers[0].home))
+    needs("sklearn")
+    image = built(tmp_path / "sweep.tar", [EXAMPLES / "sweep/sweep.py"], ["scikit-learn"])
+    await output_of([str(EXAMPLES / "sweep/grid.py"), "points"], tmp_path)
+    async with mapped_homes(tmp_path, 2, monkeypatch) as homes:
+        await homes.push(image, "sweep:1")
+        over = ["--over", "points/trees5-*.json", "--memory", "512"]
+        results = await homes.map("sweep:1", "python3 /app/sweep.py {input}", *over, *BOUNDS)
+        scores = [json.loads(path.read_text()) for path in sorted(results.glob("*/score.json"))]
+        assert sorted((one["trees"], one["depth"]) for one in scores) == [(5, 2), (5, 4), (5, 8), (5, 16)]
+        assert 0.5 < min(one["score"] for one in scores) < max(one["score"] for one in scores) < 1.0
+        listed = await homes.cottage("node", "images", "list", "--home", str(homes.run.network.providers[0].home))
         assert "Ada's lab" in listed
         assert "512 MB of memory" in listed
-        homes = [provider.home for provider in run.network.providers]
-    client = docker.from_env()
-    for home in homes:
-        mine = {"label": f"network.cottage.home={owner_of(home.resolve())}"}
-        assert not client.containers.list(all=True, filters=mine)
-        assert not client.volumes.list(filters=mine)
-        for image in client.images.list(f"cottage-element-{owner_of(home.resolve())[:12]}"):
-            client.images.remove(image.id, force=True)
-    client.close()
+
+
+async def test_frames_are_rendered_at_two_homes_to_the_same_pixels(
+    tmp_path: Path, docker_engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer = shutil.which("povray")
+    if renderer is None:
+        pytest.skip("no POV-Ray: apt-get install povray")
+    beside = {"usr/bin/povray": renderer} | below("/etc/povray") | below("/usr/share/povray-3.7/include")
+    image = built(tmp_path / "frames.tar", [], [], beside)
+    await output_of([str(EXAMPLES / "frames/frames.py"), "frames", "6"], tmp_path)
+    async with mapped_homes(tmp_path, 2, monkeypatch) as homes:
+        await homes.push(image, "frames:1")
+        words = ["--over", "frames/*.ini", "--input", f"scene.pov={EXAMPLES / 'frames/scene.pov'}", "--env", "HOME=/in"]
+        command = "povray {input} +I/in/scene.pov +Oframe.bmp +FB +W320 +H180 +A -D"
+        results = await homes.map("frames:1", command, *words, "--memory", "512", *BOUNDS)
+        frames = [path.read_bytes() for path in sorted(results.glob("*/frame.bmp"))]
+        assert len(frames) == len(set(frames)) == 6
+        assert all(frame[:2] == b"BM" and len(frame) > 320 * 180 * 3 for frame in frames)
+
+
+async def test_a_corpus_is_embedded_and_a_checker_decides_on_the_vectors(
+    tmp_path: Path,
+    docker_engine: str,
+    smollm2: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs = [EXAMPLES / "embeddings/embed.py", EXAMPLES / "embeddings/look.py"]
+    image = built(tmp_path / "embed.tar", programs, ["torch", "transformers", "numpy"])
+    (tmp_path / "corpus").mkdir()
+    for number in range(2):
+        (tmp_path / f"corpus/part{number}.txt").write_text("\n".join(CORPUS[8 * number : 8 * number + 8]))
+    model = [word for path in sorted(smollm2.iterdir()) for word in ("--input", f"model/{path.name}={path}")]
+    async with mapped_homes(tmp_path, 3, monkeypatch) as homes:
+        await homes.push(image, "embed:1")
+        check = ["--check", "python3 /app/look.py {input}", "--check-estimate", "60"]
+        words = ["--over", "corpus/*.txt", *model, *check, "--memory", "2048", *BOUNDS]
+        results = await homes.map("embed:1", "python3 /app/embed.py {input}", *words)
+        vectors = np.concatenate([np.load(path) for path in sorted(results.glob("*/vectors.npy"))])
+        assert vectors.shape == (16, 576)
+        sea, moon = vectors[0::2], vectors[1::2]
+        alike = (sea @ sea.T)[np.triu_indices(8, 1)].mean()
+        assert alike > (sea @ moon.T).mean(), "lines about one thing lie nearer to each other"

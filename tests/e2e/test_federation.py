@@ -77,7 +77,7 @@ def data_of(folder: Path, number: int) -> Path:
     return own
 
 
-def document(keys: Sequence[str], epsilon: float | None) -> dict[str, object]:
+def document(keys: Sequence[str], epsilon: float | None, summed: str = "open") -> dict[str, object]:
     privacy = None if epsilon is None else {"epsilon": epsilon, "clip": 0.5}
     return {
         "name": "the wards",
@@ -85,7 +85,8 @@ def document(keys: Sequence[str], epsilon: float | None) -> dict[str, object]:
         "budget": 1,
         "tokenizer": {"kind": "bytes"},
         "training": {"sequence": 32, "batch": 4, "micro_batches": 2, "inner_steps": 6},
-        "federated": {"owners": list(keys), "rounds": ROUNDS, "least_owners": OWNERS, "privacy": privacy},
+        "federated": {"owners": list(keys), "rounds": ROUNDS, "least_owners": OWNERS, "privacy": privacy}
+        | ({"sum": summed} if summed == "secure" else {}),
     }
 
 
@@ -150,8 +151,9 @@ async def join(run: Owners, link: str, own: Sequence[Path]) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("summed", ["open", "secure"])
 async def test_not_one_byte_of_the_data_leaves_and_the_budget_holds_through_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    summed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch, network = tmp_path / "scratch", tmp_path / "network"
     scratch.mkdir()
@@ -162,12 +164,13 @@ async def test_not_one_byte_of_the_data_leaves_and_the_budget_holds_through_a_cr
     async with Owners(options, LineScreen()) as run:
         await run.start()
         tap = run.network.tap  # type: ignore[attr-defined]
-        (tmp_path / "job.json").write_text(json.dumps(document(run.keys, epsilon=8.0)))
+        (tmp_path / "job.json").write_text(json.dumps(document(run.keys, 8.0, summed)))
         said = await output_of(["-m", "cottage", "submit", str(tmp_path / "job.json"), "--yes", *run.words])
         (job,) = set(re.findall(r"^([0-9a-f]{32})  ", said, re.MULTILINE))
         (link,) = re.findall(r"'(cottage://join\S+)'", said)
         told = await join(run, link, own)
         assert all("epsilon 8 at delta 1e-05" in text for text in told)
+        assert all(("only the sum of 3 owners or more can be read" in text) == (summed == "secure") for text in told)
         assert "300 of 300 rows can be learnt from" in told[0]
         async with Client(run.network.web) as client:
             view = await until(client, job, 2)
@@ -181,7 +184,7 @@ async def test_not_one_byte_of_the_data_leaves_and_the_budget_holds_through_a_cr
             await kill_coordinator(run)
             end = await until(client, job, ROUNDS + 1)
             assert end.state == "settled", end.reason
-            check_end(end)
+            check_end(end, summed)
             model = await client.download_folder(job, tmp_path / "model")
         check = [
             "-m",
@@ -207,7 +210,7 @@ async def test_not_one_byte_of_the_data_leaves_and_the_budget_holds_through_a_cr
         assert joined[0]["begun"] <= end.federation.privacy.releases  # type: ignore[union-attr]
         home = ["--home", str(run.network.providers[2].home)]
         assert "no further round" in await output_of(["-m", "cottage", "node", "leave", link, *home])
-        check_silence(run, bytes(tap.bytes))
+        check_silence(run, bytes(tap.bytes), summed)
     assert files_with_traces(tmp_path, *own) == [], "no file but the owners' has any of it"
     assert list(scratch.glob("cottage-own-*")) == [], "no file of tokens is left"
 
@@ -223,23 +226,38 @@ async def kill_coordinator(run: Owners) -> None:
     network.web = web
 
 
-def check_end(end: JobView) -> None:
+def check_end(end: JobView, summed: str) -> None:
     assert end.federation is not None
     privacy = end.federation.privacy
     assert privacy is not None
     assert ROUNDS <= privacy.releases <= privacy.most
+    assert privacy.sum == summed
     assert 0 < privacy.epsilon <= privacy.epsilon_most == 8.0
     assert (end.train_loss, end.validation_loss, end.audits, end.paid) == (None, None, 0, 0)
 
 
-def check_silence(run: Owners, tapped: bytes) -> None:
-    """Nothing that was watched holds a mark; and what was watched is what there is to watch."""
+def check_silence(run: Owners, tapped: bytes, summed: str) -> None:
+    """Nothing that was watched holds a mark; and what was watched is what there is to watch.
+
+    With secure sums no piece of an update is on any line as its worker handed it to its agent, and owners send each other none.
+    """
     assert tapped.count(b"commit") >= ROUNDS, "the tap hears what nodes report"
     assert traces_in(tapped) == []
     for number, provider in enumerate(run.network.providers, 1):
         worker = (run.options.folder / "nodes" / f"worker{number}.heard").read_bytes()
         peers = (provider.home / HEARD).read_bytes()
-        assert worker.count(b"pseudo_gradient") >= ROUNDS, "the worker is heard"
-        assert len(peers) > 10_000, "updates went to other owners"
+        if summed == "secure":
+            updates = [match.end() for match in re.finditer(rb"\xa6vector", worker)]
+            assert len(updates) >= ROUNDS - 1, "the worker is heard"
+            for at in updates:  # Behind the rest of the message's head.
+                for piece in (worker[at + place : at + place + 16] for place in (64, 4_000, 200_000)):
+                    assert worker.count(piece) == 1
+                    assert piece not in tapped
+                    assert piece not in peers
+            assert b"pseudo_gradient" not in peers
+            assert len(tapped) > ROUNDS * OWNERS * 4 * 100_000, "masked updates and sums were heard"
+        else:
+            assert worker.count(b"pseudo_gradient") >= ROUNDS, "the worker is heard"
+            assert len(peers) > 10_000, "updates went to other owners"
         assert traces_in(worker) == []
         assert traces_in(peers) == []

@@ -4,6 +4,7 @@ import asyncio
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
@@ -12,16 +13,18 @@ from cottage.demo.options import parse
 from cottage.demo.processes import output_of
 from cottage.demo.screen import LineScreen
 from protocol.rest.api import JobNode
-from protocol.serving import GenerateCommand, Sampling
+from protocol.serving import EmbedCommand, EmbeddedReport, GenerateCommand, Sampling
 from tests.e2e.smollm2 import smollm2  # noqa: F401 - a fixture
 from tests.e2e.test_serving_at_homes import PROMPTS, WORDS, SmallRun, say, state_of
 from tests.trainer.serve.answering import Asking, text_of
+from trainer.serve.embeddings import TOLERANCE
 from trainer.serve.engine import Engine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LOADS_S = 240.0
 CONTEXT, FEW, MORE = 512, 16, 96
+TEXTS = ("a lemon", "a king", "The queen walks by the sea. " * 20)
 
 
 async def seats_of(client: Client, deployment: str) -> dict[int, JobNode]:
@@ -30,12 +33,14 @@ async def seats_of(client: Client, deployment: str) -> dict[int, JobNode]:
     return {node.stage: node for node in nodes if node.stage is not None}
 
 
-async def of_one_process(model: Path, *commands: GenerateCommand) -> dict[str, str]:
-    """What the whole model says, by request."""
+async def of_one_process(model: Path, *commands: GenerateCommand) -> tuple[dict[str, str], list[np.ndarray]]:
+    """What the whole model says, by request, and the vectors of ``TEXTS``."""
     asking = Asking()
     async with Engine(model, 1, asking.say, context=CONTEXT) as engine:
-        found = await asking.over(engine, *commands)
-    return {request: text_of(said) for request, said in found.items()}
+        found = await asking.over(engine, *commands, EmbedCommand("texts", TEXTS))
+    made = [one for report in found.pop("texts") if isinstance(report, EmbeddedReport) for one in report.vectors]
+    texts = {request: text_of(said) for request, said in found.items()}
+    return texts, [np.frombuffer(one, "<f4") for one in made]
 
 
 @pytest.mark.timeout(1800)
@@ -47,7 +52,7 @@ async def test_a_model_that_people_use_is_held_by_two_homes_and_a_third(smollm2:
         for prompt in PROMPTS[:2]
         for temperature, tokens in ((0.0, FEW), (1.0, FEW), (1.0, MORE))
     ]
-    right = await of_one_process(smollm2, *asked)
+    right, vectors = await of_one_process(smollm2, *asked)
     async with SmallRun(parse([*WORDS, "3", "--dir", str(tmp_path / "network")]), LineScreen()) as run:
         await run._start()
         web, server = run.network.web, ["--server", run.network.web]
@@ -65,6 +70,10 @@ async def test_a_model_that_people_use_is_held_by_two_homes_and_a_third(smollm2:
                     assert there == right[f"{prompt} {temperature} {FEW}"], f"{prompt} at {temperature}"
                     names |= set(nodes)
             assert len(names) == 2, "both have answered each of them"
+            made = await program.embeddings.create(model=deployment, input=list(TEXTS))
+            assert [one.index for one in made.data] == [0, 1, 2]
+            for one, due in zip(made.data, vectors, strict=True):
+                assert float(np.linalg.norm(np.array(one.embedding) - due)) < TOLERANCE / 10
             long = [right[f"{prompt} 1.0 {MORE}"] for prompt in PROMPTS[:2]]
             await in_mid_answer(run, client, program, deployment, long, MORE)
             await output_of(["-m", "cottage", "stop", deployment, *server], tmp_path)

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from protocol.job.document_digest import document_digest
 from protocol.job.job import JobSpec, total_steps
 
 OWNERS = [letter * 40 for letter in "ABC"]
@@ -47,6 +48,7 @@ def test_updates_are_private_unless_the_document_says_that_they_are_not() -> Non
     assert read(federated__privacy=None).federated.privacy is None  # type: ignore[union-attr]
 
 
+SECURE: dict[str, object] = {"federated__sum": "secure", "federated__least_owners": 3}
 REFUSED = {
     "names no dataset": {"dataset": {"artifact": "0" * 64}},
     "not tried with the model of a federated job": {"evaluation": {"tasks": ["arc_easy"]}},
@@ -65,6 +67,10 @@ REFUSED = {
     "length >= 2": {"federated__owners": OWNERS[:1]},
     "federated.privacy.epsilon": {"federated__privacy": {"epsilon": 0}},
     "unit": {"federated__privacy": {"unit": "example"}},
+    "Set it to 3 or more; with more, each has less noise": {"federated__sum": "secure"},
+    "hides two updates from nobody": {"federated__sum": "secure", "federated__owners": OWNERS[:2]},
+    "with noise on their sum: give federated.privacy": SECURE | {"federated__privacy": None},
+    "looks at single updates, and a secure sum shows none": SECURE | {"training__aggregation": "trimmed"},
 }
 
 
@@ -72,6 +78,14 @@ REFUSED = {
 def test_what_could_not_hold_is_refused_with_the_way_out(said: str, changes: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError, match=said):
         read(**changes)
+
+
+def test_sums_are_open_unless_the_document_says_otherwise_and_that_changes_no_digest() -> None:
+    """Who joined before there were secure sums has agreed to a document that did not name them."""
+    assert read().federated.sum == "open"  # type: ignore[union-attr]
+    assert document_digest(read()) == document_digest(read(federated__sum="open"))
+    assert read(**SECURE).federated.sum == "secure"  # type: ignore[union-attr]
+    assert document_digest(read(**SECURE)) != document_digest(read(federated__least_owners=3))
 
 
 def test_a_job_that_learns_from_nothing_is_told_of_all_three_ways() -> None:

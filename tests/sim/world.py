@@ -47,6 +47,7 @@ from protocol.node import (
     WorkerKind,
 )
 from protocol.task import (
+    ApplyRound,
     AuditReport,
     BeginRound,
     OpenOuter,
@@ -55,6 +56,7 @@ from protocol.task import (
     ShowLeaf,
     StepOpened,
     StopTask,
+    SumStep,
     TaskCommand,
     TaskFailed,
     TaskReport,
@@ -67,7 +69,6 @@ from tests.coordinator.fakes import (
     COORDINATOR_KEY,
     WALLET,
     AllDelivered,
-    FakeArtifacts,
     FakeChain,
     FakeForger,
     FakeModels,
@@ -76,6 +77,7 @@ from tests.coordinator.fakes import (
     profile,
 )
 from tests.coordinator.rerun import ScriptedJudge
+from tests.sim.federated.summing import SimSums
 
 NONCE, HOST = b"n" * 32, "sim"
 UNKNOWN = -1  # How many reports an agent made that died: the coordinator says.
@@ -249,7 +251,7 @@ class SimNode:
             if self.hung:
                 continue
             if lease not in self.restored:
-                self.say(lease, task.work())
+                self.say(lease, [*task.work(), *self.world.sums.trained(task, self.key)])
             elif self.said[lease] != UNKNOWN and self._worker(lease) == "restored":
                 asked, self.asked[lease] = self.asked[lease], []
                 for command in asked:
@@ -314,7 +316,11 @@ class SimNode:
         elif self.scheme is not None and self.scheme.leaves(self, message.body):
             self.send(Goodbye("another time"))
             self.leaving = True
+        elif isinstance(message.body, SumStep) and not self.hung:
+            self.say(message.lease, self.world.sums.step(self.tasks[message.lease], self.key, message.body))
         elif not self.hung:
+            if isinstance(message.body, ApplyRound):
+                self.world.sums.check(self.tasks[message.lease], message.body)
             self.say(message.lease, self.tasks[message.lease].act(message.body))
 
     def begin_anew(self) -> None:
@@ -395,7 +401,7 @@ class World:
         self.clock = SimClock()
         self.records = MemoryStore()
         self.chain = FakeChain(self._ledger_fault, lambda: self._fault("slow block", 0.2))
-        self.peers = Peers()
+        self.peers, self.sums = Peers(), SimSums()
         self.config = Config(
             data=Path(),
             ledger_url="http://ledger.test",
@@ -446,7 +452,7 @@ class World:
                     FaultyStore(self.records, self),
                     self.chain,
                     cast(ModelWorkshop, FakeModels()),
-                    cast(ArtifactStore, FakeArtifacts()),
+                    cast(ArtifactStore, self.sums.artifacts),
                     COORDINATOR,
                     WALLET,
                     self.chance.randbytes,
@@ -489,6 +495,8 @@ class World:
             await parts.upkeep.tick()
             while parts.upkeep.waiting():
                 await parts.upkeep.assemble_next()
+            while parts.runs.sums.waiting():
+                await parts.runs.sums.add_next(parts.runs.advance)
         if self.clock.t - self._carried > 0.7:
             self._carried = self.clock.t
             self.chain.height += 1

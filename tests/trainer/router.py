@@ -47,6 +47,7 @@ from protocol.worker import (
     RecordReturned,
     RestoredPart,
     Setup,
+    SumVector,
     TensorName,
     WorkerCommand,
     WorkerMessage,
@@ -139,6 +140,8 @@ class Router:
         self.workers: dict[Any, Handle] = {}
         self.artifacts: dict[str, bytes] = {}
         self.moments: dict[Place, bytes] = {}
+        self.vectors: dict[tuple[Place, int], bytes] = {}
+        """What is to be masked by the agent of a place, by round."""
         self.sent: list[tuple[Place, PeerSend, int]] = []
         self.deliver: Callable[[Place, Place, PeerSend, bytes], bytes | None] = lambda source, to, message, payload: (
             payload
@@ -229,6 +232,8 @@ class Router:
                 elif isinstance(message, RecordRecall):
                     # Beside reading: a worker that has much to say reads again once that is read.
                     self._tasks.add(asyncio.create_task(self._give_back(place, handle, message)))
+                elif isinstance(message, SumVector):
+                    self.vectors[place, message.round] = payload
                 else:
                     assert isinstance(message, PeerSend)
                     await self._route(place, message, payload)

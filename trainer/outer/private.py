@@ -120,28 +120,41 @@ def protect(
         anchor: flat ``[n]`` float32 on the CPU. parameters: after the round's steps, on any device.
         layout: where noise belongs; padding stays zero.
     """
+    update, within = clipped(anchor, parameters, layout, terms.clip)
+    scale = terms.noise * terms.clip
+    for span in spans(update.numel()):
+        noised = update[span].double().add_(noise.normal(span.stop - span.start), alpha=scale)
+        update[span] = noised.float()
+    layout.clear(update)
+    return ProtectedUpdate(torch.sub(anchor, update, out=update), told_bit(within, terms, noise))
+
+
+def clipped(anchor: Tensor, parameters: Tensor | ShortValues, layout: Layout, clip: float) -> tuple[Tensor, bool]:
+    """The way from ``parameters`` to ``anchor``, scaled down to a norm of ``clip``, and whether it was within that.
+
+    One that is not finite is zero: a refusal would tell of the data. Shapes: as ``protect``.
+    """
     update = torch.empty_like(anchor)
     for span in spans(anchor.numel()):
         own = parameters.part(span) if isinstance(parameters, ShortValues) else parameters[span].detach().cpu()
         update[span] = anchor[span] - own
     layout.clear(update)
     norm = update_norm(update)
-    within = norm <= terms.clip
+    within = norm <= clip
     if not math.isfinite(norm):
         LOG.warning("this round's update is not finite: noise alone leaves, and the others' updates count")
         update.zero_()
     elif not within:
-        update.mul_(terms.clip / (norm * _BELOW))
-    scale = terms.noise * terms.clip
-    for span in spans(update.numel()):
-        noised = update[span].double().add_(noise.normal(span.stop - span.start), alpha=scale)
-        update[span] = noised.float()
-    layout.clear(update)
-    told = None
-    if terms.bit_noise is not None:
-        told = float(within) + terms.bit_noise * float(noise.normal(1))
-        told = max(-_MOST, min(_MOST, told))
-    return ProtectedUpdate(torch.sub(anchor, update, out=update), told)
+        update.mul_(clip / (norm * _BELOW))
+    return update, within
+
+
+def told_bit(within: bool, terms: PrivacyTerms, noise: NoiseSource) -> float | None:
+    """What is told of whether an update was within the clip; None where that is not asked for."""
+    if terms.bit_noise is None:
+        return None
+    told = float(within) + terms.bit_noise * float(noise.normal(1))
+    return max(-_MOST, min(_MOST, told))
 
 
 def update_norm(update: Tensor) -> float:

@@ -8,11 +8,12 @@ Source: LoRA, arXiv 2106.09685; batches of several adapters: Punica, arXiv 2310.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -184,6 +185,34 @@ def put_beside(
             hooks[name].pairs[number] = (down.to(device), up.to(device))
             count += down.numel() + up.numel()
     return count
+
+
+def keep_apart(cache: Any, adapter_of: Callable[[str], int], vocabulary: int) -> None:
+    """Have a cache of ``transformers``' continuous batching share pages between requests of one adapter only.
+
+    The same words have other keys and values with another adapter. So to what finds equal pages, which hashes tokens as 32 bits,
+    each adapter writes in an alphabet of its own.
+
+    Args:
+        adapter_of: its number, by request.
+    """
+    find, mark = cache.search_prefix_match, cache.mark_complete_blocks
+
+    def own(tokens: Sequence[int], adapter: int) -> list[int]:
+        return [token + adapter * vocabulary for token in tokens]
+
+    def marked(state: Any, complete: Any) -> None:
+        number = adapter_of(state.request_id)
+        known = SimpleNamespace(
+            request_id=state.request_id,
+            status=state.status,
+            initial_tokens=own(state.initial_tokens, number),
+            generated_tokens=own(state.generated_tokens, number),
+        )
+        mark(known, complete)
+
+    cache.search_prefix_match = lambda request, tokens: find(request, own(tokens, adapter_of(request)))
+    cache.mark_complete_blocks = marked
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:

@@ -36,12 +36,16 @@ def leads_fault(command: CheckCommand, detail: str) -> CheckedReport:
     return wrong(command.id, detail, stages=(0,) if command.boundaries else ())
 
 
-class AnswerChecker:
-    """Looks at answers, beside an engine that draws others with the same parameters."""
+class AnswerPasses:
+    """A model's logits behind each token of an answer, which is read like a prompt.
+
+    Attributes:
+        model: with the parameters of the loaded one.
+    """
 
     def __init__(self, loaded: LoadedModel) -> None:
         """Before anything changes how the model attends."""
-        self._model, self._config = loaded.twin(), loaded.config
+        self.model, self._config = loaded.twin(), loaded.config
         self._step = max(16, min(STEP, LOGITS // loaded.vocabulary))
         self._stopped = threading.Event()
 
@@ -49,11 +53,43 @@ class AnswerChecker:
         """Give up what is under way."""
         self._stopped.set()
 
+    @torch.no_grad()
+    def rows(self, tokens: Sequence[int], first: int) -> Iterator[Tensor]:
+        """The logits ``[vocabulary]`` behind each token from the one at ``first`` on, of a few at a time."""
+        device = self.model.device
+        cache = DynamicCache(config=self._config)
+        for begin in range(0, len(tokens), self._step):
+            if self._stopped.is_set():
+                raise InterruptedError("the check was given up")
+            part = tokens[begin : begin + self._step]
+            kept = min(len(part), begin + len(part) - first)
+            logits = self.model(
+                input_ids=torch.tensor([part], device=device),
+                position_ids=torch.arange(begin, begin + len(part), device=device)[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=max(kept, 1),
+            ).logits
+            if kept > 0:
+                yield from logits[0, -kept:].float().cpu()
+
+
+class AnswerChecker:
+    """Looks at answers, beside an engine that draws others with the same parameters."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        """Before anything changes how the model attends."""
+        self._passes = AnswerPasses(loaded)
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        self._passes.stop()
+
     def check(self, command: CheckCommand, asked: AskedAnswer) -> CheckedReport:
         """Look at one answer. ``asked``: its request, of which nothing was answered yet."""
-        if told := _told(command, asked):
-            return leads_fault(command, told)
-        watch = BoundaryWatch(self._model, command.asked.id, command.boundaries)
+        if found := told(command, asked):
+            return leads_fault(command, found)
+        watch = BoundaryWatch(self._passes.model, command.asked.id, command.boundaries)
         with watch.watching(), adapted(whole_pass(command.asked.adapter)):
             found, worst = self._drawn(command, asked)
         return wrong(command.id, found, worst, watch.stages() if found and command.boundaries else ())
@@ -63,7 +99,7 @@ class AnswerChecker:
         before, tokens, sampling = [*asked.prompt, *command.asked.begun], command.tokens, command.asked.sampling
         whole = [*before, *tokens]
         found, worst = "", 0.0
-        for at, row in enumerate(self._rows(whole[:-1], len(before) - 1)):
+        for at, row in enumerate(self._passes.rows(whole[:-1], len(before) - 1)):
             called = f"token {at + 1:,} of {len(tokens):,}"
             token, place = tokens[at], len(before) + at
             if asked.form is not None:
@@ -78,28 +114,8 @@ class AnswerChecker:
                 found = f"{called} is {behind:,.2f} nats behind the one that this model draws"
         return found, worst
 
-    @torch.no_grad()
-    def _rows(self, tokens: Sequence[int], first: int) -> Iterator[Tensor]:
-        """The logits ``[vocabulary]`` behind each token from the one at ``first`` on, of a few at a time."""
-        device = self._model.device
-        cache = DynamicCache(config=self._config)
-        for begin in range(0, len(tokens), self._step):
-            if self._stopped.is_set():
-                raise InterruptedError("the check was given up")
-            part = tokens[begin : begin + self._step]
-            kept = min(len(part), begin + len(part) - first)
-            logits = self._model(
-                input_ids=torch.tensor([part], device=device),
-                position_ids=torch.arange(begin, begin + len(part), device=device)[None],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=max(kept, 1),
-            ).logits
-            if kept > 0:
-                yield from logits[0, -kept:].float().cpu()
 
-
-def _told(command: CheckCommand, asked: AskedAnswer) -> str:
+def told(command: CheckCommand, asked: AskedAnswer) -> str:
     """What is wrong with an answer that a model need not be asked for."""
     if command.prompt not in (None, len(asked.prompt)):
         return f"the prompt has {len(asked.prompt):,} tokens, not {command.prompt:,}"
@@ -124,19 +140,35 @@ def distance(logits: Tensor, sampling: Sampling, place: int, token: int) -> tupl
         logits: ``[vocabulary]``, float32, of which ``-inf`` cannot be drawn.
         place: of the sequence.
     """
-    if sampling.temperature == 0:
-        return _bounded(logits.max() - logits[token]), True
-    scaled = logits / sampling.temperature
-    scores = scaled - times(sampling.seed, place, len(scaled)).log()
-    if (not 0 < sampling.top_k < len(scaled)) and sampling.top_p >= 1:
+    scores = scores_of(logits, sampling, place)
+    if _all_are_drawn(sampling, len(scores)):
         return _bounded(scores.max() - scores[token]), True
-    sure, inside = _inside(scaled, sampling, token)
+    sure, inside = _inside(logits / sampling.temperature, sampling, token, TOLERANCE)
     if not inside:
         return MOST, False
     return _bounded(scores[sure].max() - scores[token]) if len(sure) else 0.0, True
 
 
-def _inside(scaled: Tensor, sampling: Sampling, token: int) -> tuple[Tensor, bool]:
+def scores_of(logits: Tensor, sampling: Sampling, place: int) -> Tensor:
+    """Of the tokens that may be drawn the one with the highest of these ``[vocabulary]``, in nats, is."""
+    if sampling.temperature == 0:
+        return logits
+    return logits / sampling.temperature - times(sampling.seed, place, len(logits)).log()
+
+
+def surely_drawn(logits: Tensor, sampling: Sampling, tolerance: float) -> Tensor:
+    """Which tokens ``[vocabulary]`` may be drawn for sure, though each logit be so many nats off."""
+    if _all_are_drawn(sampling, len(logits)):
+        return torch.ones(len(logits), dtype=torch.bool)
+    sure, _ = _inside(logits / sampling.temperature, sampling, 0, tolerance)
+    return torch.zeros(len(logits), dtype=torch.bool).index_fill_(0, sure, True)
+
+
+def _all_are_drawn(sampling: Sampling, vocabulary: int) -> bool:
+    return sampling.temperature == 0 or (not 0 < sampling.top_k < vocabulary and sampling.top_p >= 1)
+
+
+def _inside(scaled: Tensor, sampling: Sampling, token: int, tolerance: float) -> tuple[Tensor, bool]:
     """The tokens that are among the likeliest whatever the rounding; whether ``token`` may be."""
     count = min(sampling.top_k, len(scaled)) or len(scaled)
     best = torch.topk(scaled, min(count + 1, len(scaled)))
@@ -145,10 +177,10 @@ def _inside(scaled: Tensor, sampling: Sampling, token: int) -> tuple[Tensor, boo
     # The probability of all that are likelier than each, by more than rounding, or for sure.
     masses = torch.cat([torch.zeros(1), values.softmax(0).cumsum(0)])
     rising = -values
-    most = masses[torch.searchsorted(rising, rising + TOLERANCE, right=True)] - values.softmax(0)
-    sure = (most + SLACK < sampling.top_p) & (values > beyond + TOLERANCE)
-    least = float(masses[int(torch.searchsorted(rising, -scaled[token] - TOLERANCE))])
-    inside = bool(scaled[token] >= values[-1] - TOLERANCE) and least - SLACK < sampling.top_p
+    most = masses[torch.searchsorted(rising, rising + tolerance, right=True)] - values.softmax(0)
+    sure = (most + SLACK < sampling.top_p) & (values > beyond + tolerance)
+    least = float(masses[int(torch.searchsorted(rising, -scaled[token] - tolerance))])
+    inside = bool(scaled[token] >= values[-1] - tolerance) and least - SLACK < sampling.top_p
     return best.indices[:count][sure], inside
 
 

@@ -5,6 +5,7 @@ and what prompts begin with alike is computed once.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from protocol.job.job import ServedWeights
 from protocol.serving import (
     CACHE_BYTES,
     LONGEST,
+    MAX_ADAPTERS,
     AnsweredReport,
     CancelCommand,
     CheckCommand,
@@ -28,22 +30,28 @@ from protocol.serving import (
     GenerateCommand,
     PingCommand,
     PongReport,
+    ProveCommand,
+    ProvenReport,
     RefusedReport,
     TextReport,
 )
-from trainer.audit.environment import configure
+from trainer.audit.environment import configure, env_class
 from trainer.errors import DataError
-from trainer.serve.adapters import AdapterFiles, choose, layers_of, put_beside, rows_of
+from trainer.serve.adapters import AdapterFiles, choose, keep_apart, layers_of, put_beside, rows_of
 from trainer.serve.checking import AnswerChecker, leads_fault
 from trainer.serve.embeddings import EmbeddingQueue
 from trainer.serve.loading import load
+from trainer.serve.proving import AnswerProver
 from trainer.serve.requests import AskedAnswer, Requests
 from trainer.serve.sampling import ADAPTER, FORM, LIKELIHOODS, SAMPLING, SeededSampler
 
 PAGE = 32  # Tokens of a page of the cache.
 BATCH = 512  # Tokens that are computed at a time: a long prompt comes in parts, so that answers under way go on.
 MAX_DETAIL = 500  # Characters of what went wrong.
+NOTHING = "0" * 64  # The digest of nothing.
 _FLOAT32 = 4
+
+LOG = logging.getLogger(__name__)
 
 Say = Callable[[EngineReport], None]
 
@@ -88,7 +96,7 @@ class Engine:
         self.parameters = loaded.parameters
         self._ends = loaded.ends
         self._requests = Requests(loaded, self.longest, [one.template for one in adapters])
-        self._checker = AnswerChecker(loaded)
+        self._checker, self._prover = AnswerChecker(loaded), AnswerProver(loaded, env_class(threads, device))
         self._checks = ThreadPoolExecutor(1, "check")
         self._embeddings = EmbeddingQueue(loaded, self._requests, say)
         pages = max(-(-self.longest // PAGE) + 1, CACHE_BYTES // (each * PAGE))
@@ -103,8 +111,7 @@ class Engine:
                 use_async_batching=False,
                 per_request_processors=True,
                 auto_switch_to_flash=False,
-                # The same words have other keys and values with another adapter.
-                allow_block_sharing=not adapters,
+                allow_block_sharing=True,
             ),
         )
         sampler, processors = SeededSampler(), self._manager.logit_processor
@@ -114,6 +121,8 @@ class Engine:
         processors.do_processing = True
         if adapters:
             loaded.model.register_forward_pre_hook(self._choose_adapters)
+            made = self._manager._create_batch_processor
+            cast(Any, self._manager)._create_batch_processor = lambda: self._with_pages_apart(made(), loaded.vocabulary)
 
     async def __aenter__(self) -> "Engine":
         self._manager.start()
@@ -121,6 +130,7 @@ class Engine:
 
     async def __aexit__(self, *_: object) -> None:
         self._checker.stop()
+        self._prover.stop()
         await asyncio.to_thread(self._checks.shutdown, cancel_futures=True)
         await self._embeddings.close()
         await asyncio.to_thread(self._manager.stop, hard_stop=True)
@@ -146,6 +156,8 @@ class Engine:
                 self.cancel(command.id)
             case CheckCommand():
                 self.check(command)
+            case ProveCommand():
+                self.prove(command)
             case EmbedCommand():
                 self._embeddings.begin(command)
             case CheckEmbeddingsCommand():
@@ -184,6 +196,16 @@ class Engine:
             del self._answers[command.id]
             self._say(RefusedReport(command.id, "failed", "the model computes nothing any more"))
 
+    def _with_pages_apart(self, processor: Any, vocabulary: int) -> Any:
+        """What computes batches, whose pages are shared by requests of one adapter only."""
+
+        def adapter_of(request: str) -> int:
+            asked = self._answers.get(request)  # One that nobody waits for any more shares nothing.
+            return MAX_ADAPTERS + 1 if asked is None else asked.adapter
+
+        keep_apart(processor.cache, adapter_of, vocabulary)
+        return processor
+
     def _choose_adapters(self, model: Any, _: object) -> None:
         """Before a pass of the manager's: which of its tokens have which adapter."""
         batch = self._manager.batch_processor.inputs_and_outputs.requests_in_batch
@@ -204,11 +226,27 @@ class Engine:
         except DataError as error:
             self._say(leads_fault(command, f"this request cannot have this answer: {error.detail}"))
             return
-        loop = asyncio.get_running_loop()
-        checking = self._checks.submit(self._checker.check, command, asked)
-        checking.add_done_callback(lambda done: loop.call_soon_threadsafe(self._checked, command.id, done))
+        self._look(command.id, lambda: self._checker.check(command, asked))
 
-    def _checked(self, request: str, done: Future[CheckedReport]) -> None:
+    def prove(self, command: ProveCommand) -> None:
+        """Begin to look whether no rounding explains an answer, as ``check``."""
+        self._look(command.id, lambda: self._proven(command))
+
+    def _proven(self, command: ProveCommand) -> ProvenReport:
+        check = command.check
+        try:
+            self._requests.check_known((*check.asked.begun, *check.tokens), "the answer")
+            return self._prover.prove(command, lambda one: self._requests.read(one.asked, one.context))
+        except DataError as error:  # Another version may read what this one cannot: it proves nothing.
+            LOG.warning("an answer that cannot be read is not looked at: %s", error.detail)
+            return self._prover.proven(command.id, "", NOTHING)
+
+    def _look(self, request: str, work: Callable[[], CheckedReport | ProvenReport]) -> None:
+        loop = asyncio.get_running_loop()
+        looking = self._checks.submit(work)
+        looking.add_done_callback(lambda done: loop.call_soon_threadsafe(self._checked, request, done))
+
+    def _checked(self, request: str, done: Future[CheckedReport | ProvenReport]) -> None:
         if done.cancelled():
             return
         if (error := done.exception()) is None:

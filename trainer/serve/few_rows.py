@@ -67,6 +67,13 @@ def quicken(module: nn.Module) -> None:
                 cast(Any, part).forward = FewRows(part, _found[size])
 
 
+def as_usual(module: nn.Module) -> None:
+    """Have all linear layers compute in the usual way, which hangs on no clock: machines of a class then agree bit for bit."""
+    for part in module.modules():
+        if isinstance(vars(part).get("forward"), FewRows):
+            del part.forward
+
+
 def _plain(part: nn.Linear) -> bool:
     weight = cast("Tensor | None", part.weight)  # A quantised layer has none.
     if weight is None or "forward" in vars(part):

@@ -17,13 +17,14 @@ from trainer.serve.loading import ModelTokens
 
 @dataclass
 class AskedAnswer:
-    """A request that can be answered. ``most``: tokens of its answer."""
+    """A request that can be answered. ``most``: tokens of its answer. ``adapter``: the number of its own; 0: none."""
 
     prompt: list[int]
     most: int
     text: AnswerText
     form: AnswerForm | None
     likelihoods: TokenLikelihoods | None = None
+    adapter: int = 0
 
 
 class Requests:
@@ -62,7 +63,8 @@ class Requests:
         self.check_known(ids, "the prompt")
         room = min(command.tokens or room, room)
         likelihoods = None if command.likeliest is None else TokenLikelihoods(command.likeliest)
-        return AskedAnswer(ids, room, AnswerText(self.tokenizer, command, self._ends, room), form, likelihoods)
+        text = AnswerText(self.tokenizer, command, self._ends, room)
+        return AskedAnswer(ids, room, text, form, likelihoods, command.adapter)
 
     def _form(self, command: GenerateCommand, prompt: int) -> AnswerForm | None:
         try:

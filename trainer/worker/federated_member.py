@@ -7,11 +7,16 @@ What leaves, and what it is made of::
     unclipped        a noised bit, where the clip follows the updates
     new state        the contributions of all owners
 
+With secure sums (``federated.sum``) the agent gets the noised update in place of the other owners, and masks it; the commitment
+is to the update behind 32 bytes that nobody else knows, so it tells nothing. The new state is made of the sum of all.
+
 Losses, the optimizer's moments and openings stay where they are: each is a function of the data without noise on it. A job whose
 ``federated.privacy`` is null leaves updates and losses as they are, and still opens nothing.
 """
 
+import hashlib
 import logging
+import os
 
 from common.untrusted_text import untrusted
 from protocol.audit import (
@@ -21,6 +26,7 @@ from protocol.audit import (
     LeafShown,
     NoAnswer,
     OpenStep,
+    OuterRecord,
     ReplayAcross,
     ReplayStep,
     ShowLeaf,
@@ -28,17 +34,22 @@ from protocol.audit import (
 )
 from protocol.boundary import Position
 from protocol.job.federated import FederatedSpec
-from protocol.task import BeginRound, TaskReport
+from protocol.task import ApplyRound, BeginRound, TaskReport
+from protocol.worker import SumVector
 from trainer.audit.step_leaves import RoundTrace
 from trainer.errors import RoundError
+from trainer.outer import OuterState
+from trainer.outer.audit import Shown
 from trainer.outer.method import Layout
 from trainer.outer.private import NoiseSource, PrivacyTerms, SystemNoise, protect
+from trainer.outer.summed import SummedTerms, mean_of, summand
 from trainer.stage.stage import StageState
 from trainer.worker.inbox import Audit, RoundKey, Work
 from trainer.worker.member import Made, StageMember
 from trainer.worker.opening_service import OpeningService
 
 LOG = logging.getLogger("cottage.worker")
+SALT = 32  # Bytes in front of an update that a commitment is to, and that stay here.
 _CLOSED = "the data of a federated job stays at its owner: nothing that is made of it is shown or run again"
 
 
@@ -60,6 +71,8 @@ class FederatedMember(StageMember):
     opener = NoOpenings
     noise: NoiseSource = SystemNoise()
     _begun = 0
+    _clip: float | None = None
+    _total: bytes | bytearray = b""
 
     @property
     def agreed(self) -> FederatedSpec:
@@ -74,6 +87,9 @@ class FederatedMember(StageMember):
         """As ``StageMember.obey``; raises ``RoundError`` where a round would be beyond what the owner agreed to."""
         if isinstance(order, BeginRound):
             self._check(order)
+            self._clip = order.clip
+        if isinstance(order, ApplyRound):
+            self._total = payload
         super().obey(order, payload, split)
 
     def _check(self, order: BeginRound) -> None:
@@ -95,11 +111,54 @@ class FederatedMember(StageMember):
             return super().made(command, trace)
         self._begun += 1
         layout = Layout(tuple(self.stage.slots), self.stage.size)
+        if self.sums:
+            return self._summand(command, trace, layout)
         terms = PrivacyTerms.of(privacy, command.clip)
         safe = protect(trace.anchor, self.stage.said(), layout, terms, self.noise)
         given = self._method.contribution(trace.anchor, safe.parameters, trace.local, command.round, self._count)
         LOG.info("round %d: clipped to %.3g, with noise of %.3g such norms", command.round + 1, terms.clip, terms.noise)
         return Made(given.digest, given.pieces, given.local, safe.unclipped)
+
+    @property
+    def sums(self) -> bool:
+        """Whether nobody sees more of a round's updates than their sum."""
+        return self.agreed.sum == "secure"
+
+    def _summand(self, command: BeginRound, trace: RoundTrace, layout: Layout) -> Made:
+        """The update as steps of the sum's grid; what it is committed to by would tell it to nobody who guessed."""
+        terms = SummedTerms.of(self.agreed, command.clip)
+        steps, told = summand(trace.anchor, self.stage.said(), layout, terms, self.noise)
+        piece = os.urandom(SALT) + steps.tobytes()
+        LOG.info(
+            "round %d: clipped to %.3g, with noise of %.3g such norms, for a secure sum",
+            command.round + 1,
+            terms.privacy.clip,
+            terms.privacy.noise,
+        )
+        return Made(hashlib.sha256(piece).hexdigest(), (piece,), {}, told)
+
+    def _send_contribution(self, command: BeginRound, key: RoundKey, made: Made, steps: int) -> None:
+        if not self.sums:
+            super()._send_contribution(command, key, made, steps)
+            return
+        (piece,) = made.pieces
+        self._outbox.put(SumVector(*key), memoryview(piece)[SALT:])
+
+    def _report_holding(self) -> None:
+        if not self.sums:  # Else nobody sends anything that could be held.
+            super()._report_holding()
+
+    def _step_together(self, command: ApplyRound) -> tuple[OuterState, OuterRecord, Shown]:
+        if not self.sums:
+            return super()._step_together(command)
+        if command.total is None:
+            raise RoundError("a round of this job ends with the sum of its updates, and none is named")
+        layout, grid = Layout(tuple(self.stage.slots), self.stage.size), SummedTerms.of(self.agreed, self._clip).grid
+        mean = mean_of(self._total, command.total, layout, grid, len(command.contributors))
+        before, self._total = self._outer, b""
+        after = self._method.step(before, mean, (), command.round)
+        self.stage.constrain(after.anchor)
+        return after, OuterRecord(before.digest(), after.digest(), after.left_out, {0: command.total}), {}
 
     def told(self, loss: float | None) -> float | None:
         """None where updates are private: a loss is of the data, and has no noise on it."""

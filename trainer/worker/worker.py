@@ -57,7 +57,6 @@ from trainer.data.folder import JobFiles, open_files
 from trainer.errors import OpeningError, RoundRecordError
 from trainer.files.inputs import TRAIN, InputFolder
 from trainer.files.tensors import bytes_of
-from trainer.worker.answering import answer
 from trainer.worker.dispute_player import Player
 from trainer.worker.federated_member import FederatedMember, closed
 from trainer.worker.inbox import Audit, ReturnedRecord, WorkerInbox
@@ -129,6 +128,8 @@ class Worker:
             outbox.close()
             return 1
         if isinstance(setup, Setup) and setup.spec.serve is not None:
+            from trainer.worker.answering import answer  # Half a second, which a worker that trains does not pay.
+
             well = await answer(setup, reader, outbox)
             outbox.close()
             return 0 if well else 1
@@ -222,7 +223,7 @@ class Worker:
                         LOG.info("stopped: %s", reason)
                         return
                     case WorkerCommand(body=ReduceRound() | ApplyRound() | AbandonRound() as order):
-                        self._inbox.order(order)
+                        self._inbox.order(order, bytearray(payload))
                     case WorkerCommand(
                         body=OpenStep()
                         | ShowLeaf()

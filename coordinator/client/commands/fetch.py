@@ -10,7 +10,6 @@ from pathlib import Path
 from common.console import Terminal
 from common.terminal import say_json
 from coordinator.client.arrays import PAGE as MOST_ELEMENTS
-from coordinator.client.arrays import folder_of
 from coordinator.client.client import Client
 from coordinator.client.commands.base import EXIT_REFUSED, CliUsageError, progress_bar, show
 from coordinator.client.hub import push
@@ -71,17 +70,16 @@ async def _results(client: Client, options: argparse.Namespace, out: Terminal) -
         raise CliUsageError(
             f"job {options.job} runs containers: --merged, --gguf and --push are for models, leave them out"
         )
-    number, last = 0, 0
+    number, last, faults = 0, 0, list[str]()
     while found := await client.elements(options.job, last, "done", limit=MOST_ELEMENTS):
         for element in found:
-            target = folder_of(options.folder, element)
-            if not target.exists():  # It is put there whole.
-                await client.download_result(options.job, element, target)
-            number, last = number + 1, element.number
-    show(
-        out, options, {"folder": str(options.folder), "results": number}, f"{number:,} results are in {options.folder}"
-    )
-    return 0
+            if fault := (await client.taken(options.job, element, options.folder)).fault:
+                faults.append(f"{element.name} (element {element.index}): {fault}")
+            number, last = number + (not fault), element.number
+    told = {"folder": str(options.folder), "results": number, "not_taken": faults}
+    left_out = [f"{len(faults):,} more were not taken:", *faults] if faults else []
+    show(out, options, told, "\n".join([f"{number:,} results are in {options.folder}", *left_out]))
+    return EXIT_REFUSED if faults else 0
 
 
 def _opened(folder: Path) -> str:

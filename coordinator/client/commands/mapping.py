@@ -21,7 +21,8 @@ from rich.text import Text
 
 from common.console import Terminal
 from common.terminal import say, say_json
-from coordinator.client.arrays import array_document, elements_of_files, folder_of
+from common.untrusted_text import untrusted
+from coordinator.client.arrays import array_document, elements_of_files
 from coordinator.client.client import Client
 from coordinator.client.commands.base import EXIT_REFUSED, CliUsageError
 from coordinator.client.commands.submit import agreed, funded
@@ -55,7 +56,7 @@ async def map_files(client: Client, options: argparse.Namespace, out: Terminal) 
     folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
     image = await _image(client, options.image)
-    array = _array(options)
+    array = _array(options) | await _checker(client, options)
     notes = _notes(folder, client.address, _asked(image, options, files, array))
     if notes.job is None:
         array |= await _shared(client, options)
@@ -136,6 +137,18 @@ def _array(options: argparse.Namespace) -> dict[str, Any]:
     array |= {"trusted": options.trust, "verify": "trusted"} if options.trust else {}
     array |= {"environment": dict(options.env)} if options.env else {}
     return array
+
+
+async def _checker(client: Client, options: argparse.Namespace) -> dict[str, Any]:
+    """What decides on results, where the command line names it."""
+    if options.check is None:
+        if options.check_image is not None or options.check_estimate is not None:
+            raise CliUsageError("--check-image and --check-estimate are of a checker: --check names its command")
+        return {}
+    checker: dict[str, Any] = {"command": shlex.split(options.check), "seconds": options.seconds or 600.0}
+    checker |= {"image": await _image(client, options.check_image)} if options.check_image is not None else {}
+    checker |= {"estimate": options.check_estimate} if options.check_estimate is not None else {}
+    return {"verify": "checked", "checker": checker}
 
 
 def _asked(image: Digest, options: argparse.Namespace, files: Sequence[Path], array: dict[str, Any]) -> Digest:
@@ -220,8 +233,8 @@ async def _fetched(
         async for element in client.ended(job):
             if element.result is None:
                 failed.append(element)
-            elif not (target := folder_of(folder, element)).exists():  # It is put there whole.
-                await client.download_result(job, element, target)
+            elif fault := (await client.taken(job, element, folder)).fault:
+                failed.append(msgspec.structs.replace(element, reason=untrusted(fault)))
             bar.update(task, advance=1, description=f"{len(failed)} failed" if failed else "running")
             if options.json:
                 say_json(element)
@@ -239,7 +252,7 @@ async def _told(
 ) -> int:
     """How it ended."""
     view = await client.get(job)
-    done = view.array.done if view.array is not None else count - len(failed)
+    done = count - len(failed) if view.array is None else min(view.array.done, count - len(failed))
     if not options.json:
         for element in failed[:MAX_SHOWN]:
             out.print(_failure(element))

@@ -4,18 +4,21 @@ Nothing here looks at all elements: giving and ending cost by what is given and 
 in one line, and each node has its own place in it: what it has passed it need not look at again.
 """
 
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
-from coordinator.domain.arrays.votes import MAX_LOST, ElementCourse, ElementTry, VoteRules, verdict
-from protocol.ids import NodeAddress
+from coordinator.domain.arrays.looks import MAX_DECOYS, standing
+from coordinator.domain.arrays.votes import MAX_LOST, ElementCourse, ElementTry, VoteRules
+from protocol.ids import Digest, NodeAddress
 from protocol.job.elements import MAX_QUEUED, ElementEnd
 
 AHEAD_S = 5.0  # Work that a node has in its queue, so that short elements do not wait for the line.
 STRAGGLING = 3.0  # Times the usual time, after which an element that is still under way at the end is run once more,
 STRAGGLING_S = 30.0  # and so many seconds at least.
+MAX_SEEN = 32  # Results that a checker may be given in the place of another element's.
 KEPT_TRIES = 24  # Of an element; those that came to nothing are forgotten first.
 
 
@@ -44,11 +47,19 @@ def queue_length(slots: int, usual: float, left: int, seats: int) -> int:
 class ArrayBoard:
     """All elements of an array job."""
 
-    def __init__(self, job: str, count: int, rules: VoteRules, courses: Iterable[ElementCourse] = ()) -> None:
-        """``courses``: of those elements that were begun."""
+    def __init__(
+        self,
+        job: str,
+        count: int,
+        rules: VoteRules,
+        courses: Iterable[ElementCourse] = (),
+        draw_seed: Callable[[], str] = str,
+    ) -> None:
+        """``courses``: of those elements that were begun. ``draw_seed``: a fresh one, for a result that is looked at."""
         self.job: Final = job
         self.count: Final = count
         self.rules: Final = rules
+        self._draw_seed = draw_seed
         self.changed: dict[int, ElementCourse] = {}
         self.done = self.failed = 0
         self._courses: dict[int, ElementCourse] = {}
@@ -59,12 +70,15 @@ class ArrayBoard:
         self._places: dict[str, int] = {}  # Node -> how much of the line it has passed.
         self._fresh = 0
         self._usual = (0.0, 0)
+        self._looked = Counter[NodeAddress]()  # How often each node was asked to look.
+        self._seen: deque[Digest] = deque(maxlen=MAX_SEEN)
         self._stored: set[int] = set()
         for course in courses:
             self._take(course)
             self._stored.add(course.index)
             for one in course.tries:
                 self._learn(one)
+                self._looked[one.node] += one.of is not None
         self.changed.clear()
 
     # --- what there is ----------------------------------------------------------------------------------------------------
@@ -85,6 +99,15 @@ class ArrayBoard:
         """Those that have anything."""
         return {lease for lease, runs in self._running.items() if runs}
 
+    def look_of(self, lease: str, run: int) -> tuple[Digest, str] | None:
+        """The result that a run under way looks at, and its seed; None: it runs its element."""
+        one = next(one for one in self.course(self._running[lease][run]).tries if one.run == run)
+        return None if one.of is None else (one.of, one.seed or "")
+
+    def looks_of(self, lease: str) -> set[Digest]:
+        """Results that a lease's runs look at."""
+        return {look[0] for run in self.of_lease(lease) if (look := self.look_of(lease, run)) is not None}
+
     def begun_at(self, lease: str) -> list[float]:
         """When each of a lease's runs began that have begun."""
         found = [self._courses[index] for index in self.of_lease(lease).values()]
@@ -96,7 +119,7 @@ class ArrayBoard:
 
     def left(self) -> int:
         """Runs that nobody has been given yet, as far as is known."""
-        return (self.count - len(self._courses)) * self.rules.need + self._further
+        return (self.count - len(self._courses)) * (self.rules.need + self.rules.looks) + self._further
 
     @property
     def over(self) -> bool:
@@ -111,12 +134,15 @@ class ArrayBoard:
 
     # --- giving -----------------------------------------------------------------------------------------------------------
 
-    def give(self, seat: ElementSeat, room: int, number: int, now: float, alone: bool) -> list[ElementTry]:
+    def give(
+        self, seat: ElementSeat, room: int, number: int, now: float, alone: bool, decoy: Callable[[int], bool] = bool
+    ) -> list[ElementTry]:
         """Give a node up to ``room`` elements.
 
         Args:
             number: of the first of these runs; the others follow it.
             alone: nothing else is under way, so what this node or its owner failed at it may try again.
+            decoy: whether a node that has been asked to look so often is given another element's result instead, this time.
         Returns:
             the runs, each of another element.
         """
@@ -125,8 +151,15 @@ class ArrayBoard:
         while len(given) < room and place < len(self._line):
             index = self._line[place]
             place += 1
-            if index in self._missing and self._may(seat, self.course(index), alone):
-                given.append(self._begin(seat, index, number + len(given), now))
+            if index not in self._missing:
+                continue
+            course = self.course(index)
+            for of in self._wanted(course):
+                if self._may(seat, course, alone, of):
+                    asked = self._looked[seat.node]
+                    other = self._decoy(course) if of is not None and decoy(asked) else None
+                    given.append(self._begin(seat, index, number + len(given), now, other or of))
+                    break
         self._places[seat.node] = place
         while len(given) < room:
             while self._fresh < self.count and self._fresh in self._courses:
@@ -145,10 +178,11 @@ class ArrayBoard:
             course = self.course(index)
             if len(given) >= room:
                 break
-            waits = [one for one in course.running if now - (one.begun or one.sent) > late]
-            needed = self.rules.need_checked if course.checked else self.rules.need
-            if waits and len(course.running) <= needed and self._may(seat, course, alone=False):
-                given.append(self._begin(seat, index, number + len(given), now))
+            for waits in [one for one in course.running if now - (one.begun or one.sent) > late]:
+                beside = sum(one.of == waits.of for one in course.running)
+                if beside <= self._needed(course, waits.of) and self._may(seat, course, False, waits.of):
+                    given.append(self._begin(seat, index, number + len(given), now, waits.of))
+                    break
         return given
 
     def look_again(self) -> None:
@@ -160,20 +194,45 @@ class ArrayBoard:
         """Whether some element waits for a further owner."""
         return bool(self._missing)
 
-    def _may(self, seat: ElementSeat, course: ElementCourse, alone: bool) -> bool:
-        """Whether a node may run an element beside those that did, or do."""
-        several = max(self.rules.need, self.rules.need_checked, self.rules.need_failed) > 1
+    def _wanted(self, course: ElementCourse) -> list[Digest | None]:
+        """Results of an element that further owners are to look at, and None where they are to run it."""
+        found = standing(course, self.rules)
+        return [*(of for of, _ in found.looks), *([None] if found.missing else [])]
+
+    def _needed(self, course: ElementCourse, of: Digest | None) -> int:
+        if of is not None:
+            return self.rules.looks
+        return self.rules.need_checked if course.checked else self.rules.need
+
+    def _decoy(self, course: ElementCourse) -> Digest | None:
+        """The result of another element; None: there is none yet, or this one has had its decoys."""
+        own = {one.result for one in course.tries if one.of is None}
+        known = {one.of for one in course.tries if one.of is not None} - own
+        if len(known) >= MAX_DECOYS:
+            return None
+        return next((result for result in self._seen if result not in own | known), None)
+
+    def _may(self, seat: ElementSeat, course: ElementCourse, alone: bool, of: Digest | None) -> bool:
+        """Whether a node may run an element, or look at a result of it, beside those that did, or do.
+
+        Nobody looks at a result of one's own.
+        """
+        several = max(self.rules.owners, self.rules.need_failed) > 1
         for one in course.tries:
-            if alone and one.ended and one.result is None:
+            beside = one.of == of or (of is not None and one.of is None and one.result == of)
+            if not beside or (alone and one.ended and one.result is None and (of is None or one.outcome == "inputs")):
                 continue
             same = one.owner == seat.owner or (seat.block != "" and one.block == seat.block)
             if one.node == seat.node or (several and same):
                 return False
         return True
 
-    def _begin(self, seat: ElementSeat, index: int, number: int, now: float) -> ElementTry:
-        one = ElementTry(number, seat.lease, seat.node, seat.owner, seat.block, seat.replica, now)
-        course = self.course(index)
+    def _begin(self, seat: ElementSeat, index: int, number: int, now: float, of: Digest | None = None) -> ElementTry:
+        course, seed = self.course(index), None
+        if of is not None:
+            self._looked[seat.node] += 1
+            seed = next((one.seed for one in course.tries if one.of == of and one.seed), None) or self._draw_seed()
+        one = ElementTry(number, seat.lease, seat.node, seat.owner, seat.block, seat.replica, now, of=of, seed=seed)
         self._take(msgspec.structs.replace(course, tries=(*_kept(course.tries), one)))
         return one
 
@@ -281,7 +340,7 @@ class ArrayBoard:
         if course.state != "open" and (before is None or before.state == "open"):
             self.done += course.state == "done"
             self.failed += course.state == "failed"
-        missing, known = verdict(course, self.rules).missing, self._missing.get(course.index, 0)
+        missing, known = standing(course, self.rules).asked, self._missing.get(course.index, 0)
         self._further += missing - known
         if missing > known:
             self._line.append(course.index)
@@ -291,9 +350,12 @@ class ArrayBoard:
             self._missing.pop(course.index, None)
 
     def _learn(self, one: ElementTry) -> None:
-        if one.ended and one.result is not None:
-            seconds, number = self._usual
-            self._usual = (seconds + one.seconds, number + 1)
+        if not one.ended or one.result is None or one.of is not None:
+            return
+        seconds, number = self._usual
+        self._usual = (seconds + one.seconds, number + 1)
+        if one.result not in self._seen:
+            self._seen.append(one.result)
 
 
 def _kept(tries: tuple[ElementTry, ...]) -> tuple[ElementTry, ...]:

@@ -18,6 +18,9 @@ PERIOD_S = 60.0  # Between two times that verified elements become shares.
 FALSE_STARTS = 10  # Elements that fail before any is done; then it is the command.
 GRACE_S = 60.0  # Beyond an element's limit, until its node has said so.
 QUIET_S = 1800.0  # That a node may fetch inputs before it begins anything.
+OUTVOTED = 3  # Verdicts of a node that were not what others came to; then it is out, if that is one in so many of its verdicts:
+OUTVOTED_PART = 50  # fewer than are decoys, more than an honest one has among others who do not look.
+REFUSED = 5  # Results of a node that a checker refused, beyond those that it took; then it is let go.
 CONTRADICTED = 5  # Failures of a node where others succeeded, after which it is let go.
 
 
@@ -49,12 +52,17 @@ class NodeTrack(msgspec.Struct, frozen=True):
     Attributes:
         right: elements that it ran and was paid for. checked: of those, how many another owner ran, too.
         wrong: results that were not what holds. contradicted: failures where others succeeded.
+        looked: verdicts about others' results that hold. refused: results that a checker refused, where another's was taken.
+        outvoted: verdicts of it that were not what others came to.
     """
 
     right: int = 0
     checked: int = 0
     wrong: int = 0
     contradicted: int = 0
+    looked: int = 0
+    refused: int = 0
+    outvoted: int = 0
 
 
 class ArrayTally(msgspec.Struct, frozen=True):

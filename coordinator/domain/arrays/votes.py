@@ -13,12 +13,13 @@ import msgspec
 
 from common.untrusted_text import Told, Untrusted
 from protocol.ids import Digest, NodeAddress
-from protocol.job.array import ArraySpec
-from protocol.job.elements import ElementOutcome
+from protocol.job.array import LOOKS, ArraySpec
+from protocol.job.elements import ElementOutcome, LookSeed
 
 FURTHER = (
     3  # Different results beyond ``need`` that nobody agrees with; then it is the command, which is not deterministic.
 )
+REFUSED = 3
 MAX_LOST = 8  # Nodes that vanish while they run an element, after which nobody is asked to run it any more.
 
 TryState = Literal["running", "ended", "void"]
@@ -33,6 +34,7 @@ class ElementTry(Told, frozen=True):
         owner: where its node is paid. block: of addresses that the node comes from; empty: nothing is known of it.
         replica: the number of its lease's seat. sent: when, in Unix seconds.
         operations: what it counts as: its seconds at its node's speed.
+        of: the result that the array's checker looks at; None: it runs the element itself. seed: of that look.
         paid: it is among those that are paid.
     """
 
@@ -53,6 +55,8 @@ class ElementTry(Told, frozen=True):
     seconds: float = 0.0
     operations: int = 0
     tail: tuple[Untrusted, ...] = ()
+    of: Digest | None = None
+    seed: LookSeed | None = None
     paid: bool = False
 
     @property
@@ -93,7 +97,7 @@ class ElementCourse(Told, frozen=True):
     @property
     def failures(self) -> list[ElementTry]:
         """Runs that ended without a result."""
-        return [one for one in self.tries if one.ended and one.result is None]
+        return [one for one in self.tries if one.ended and one.result is None and one.of is None]
 
 
 class ElementVerdict(msgspec.Struct, frozen=True):
@@ -102,7 +106,8 @@ class ElementVerdict(msgspec.Struct, frozen=True):
     Attributes:
         result: that holds; None: none does (yet).
         right: run numbers that are paid. wrong: those that said something else than what holds.
-        missing: how many more owners are to run it now.
+        missing: how many more owners are to run it now. looks: results at which so many more are to look.
+        refused: run numbers whose results the checker refused, where another's was taken.
         why: it failed.
     """
 
@@ -111,7 +116,14 @@ class ElementVerdict(msgspec.Struct, frozen=True):
     right: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
     missing: int = 0
+    looks: tuple[tuple[Digest, int], ...] = ()
+    refused: tuple[int, ...] = ()
     why: str = ""
+
+    @property
+    def asked(self) -> int:
+        """How many more owners are to do something."""
+        return self.missing + sum(count for _, count in self.looks)
 
 
 class VoteRules(msgspec.Struct, frozen=True):
@@ -120,12 +132,24 @@ class VoteRules(msgspec.Struct, frozen=True):
     Attributes:
         need: owners that must agree. need_checked: where an element is checked by lot.
         need_failed: owners that must see it fail alike, before it has failed. retries: how often one that fails is run again.
+        looks: owners that must come to the same verdict where a checker decides (``domain.arrays.looks``); 0: none does.
     """
 
     need: int
     need_checked: int
     need_failed: int
     retries: int
+    looks: int = 0
+
+    @property
+    def refused(self) -> int:
+        """Owners whose results a checker refuses, after which an element has failed."""
+        return max(REFUSED, 1 + self.retries)
+
+    @property
+    def owners(self) -> int:
+        """How many have to be here, so that an element can come to its end."""
+        return max(self.need, self.need_checked, self.need + self.looks)
 
 
 def verdict(course: ElementCourse, rules: VoteRules) -> ElementVerdict:
@@ -134,15 +158,20 @@ def verdict(course: ElementCourse, rules: VoteRules) -> ElementVerdict:
         return ElementVerdict(course.state, course.result)
     need = rules.need_checked if course.checked else rules.need
     by_result = _groups([one for one in course.tries if one.ended and one.result is not None])
-    best = max(by_result, key=lambda result: (len(_owners(by_result[result])), result), default="")
-    agree = len(_owners(by_result[best])) if best else 0
+    best = max(by_result, key=lambda result: (len(owners_of(by_result[result])), result), default="")
+    agree = len(owners_of(by_result[best])) if best else 0
     if agree >= need:
-        right = _one_of_each_owner(by_result[best])[:need]
+        right = one_of_each_owner(by_result[best])[:need]
         # One owner's word against another's shows nothing of either.
         outvoted = [one.run for result, group in by_result.items() if result != best for one in group if agree > 1]
         return ElementVerdict("done", best, tuple(one.run for one in right), tuple(outvoted))
-    if (failed := _failed(course, rules, by_result, need)) is not None:
+    if (failed := failed_runs(course, rules)) is not None:
         return failed
+    if len(by_result) >= need + FURTHER:
+        # It is the command's doing, so whoever ran it is paid, as far as an element is.
+        several = tuple(group[0].run for group in by_result.values())[:need]
+        why = f"{len(by_result)} owners came to {len(by_result)} different results: the command is not deterministic"
+        return ElementVerdict("failed", right=several, why=why)
     return ElementVerdict("open", missing=max(0, need - agree - len(course.running)))
 
 
@@ -153,40 +182,39 @@ def rules_of(array: ArraySpec) -> VoteRules:
             return VoteRules(array.owners, array.owners, array.owners, array.retries)
         case "spot-checked":
             return VoteRules(1, 2, 2, array.retries)
+        case "checked":
+            return VoteRules(1, 1, 2, array.retries, LOOKS)
         case "trusted":
             return VoteRules(1, 1, 1, array.retries)
         case _:
             assert_never(array.verify)
 
 
-def _failed(
-    course: ElementCourse, rules: VoteRules, by_result: dict[str, list[ElementTry]], need: int
-) -> ElementVerdict | None:
-    """Why nothing can come of the element, if that is so."""
+def failed_runs(course: ElementCourse, rules: VoteRules) -> ElementVerdict | None:
+    """Why nothing can come of the element by how its runs ended, if that is so."""
     failures = course.failures
     if len(failures) >= max(rules.need_failed, 1 + rules.retries):
         alike: dict[tuple[str, int], list[ElementTry]] = defaultdict(list)
         for one in failures:
             alike[one.outcome or "", one.code].append(one)
-        most = max(alike.values(), key=lambda group: (len(_owners(group)), group[0].run))
-        agreed = len(_owners(most)) >= rules.need_failed
+        most = max(alike.values(), key=lambda group: (len(owners_of(group)), group[0].run))
+        agreed = len(owners_of(most)) >= rules.need_failed
         if not agreed and len(failures) < rules.need_failed + rules.retries + FURTHER:
             return None  # More are asked.
-        right = tuple(one.run for one in _one_of_each_owner(most)[: rules.need_failed]) if agreed else ()
+        right = tuple(one.run for one in one_of_each_owner(most)[: rules.need_failed]) if agreed else ()
         return ElementVerdict("failed", right=right, why=_words(most[0], len(failures)))
-    if len(by_result) >= need + FURTHER:
-        # It is the command's doing, so whoever ran it is paid, as far as an element is.
-        right = tuple(group[0].run for group in by_result.values())[:need]
-        why = f"{len(by_result)} owners came to {len(by_result)} different results: the command is not deterministic"
-        return ElementVerdict("failed", right=right, why=why)
     if course.lost >= MAX_LOST and not course.running:
         return ElementVerdict("failed", why=f"{course.lost} nodes were lost while they ran it")
     return None
 
 
-def paid_operations(course: ElementCourse, right: Sequence[int]) -> int:
-    """What each of the runs that hold is paid for: the lower middle of what they say, so nobody gains by being slow alone."""
-    said = sorted(one.operations for one in course.tries if one.run in right)
+def paid_operations(course: ElementCourse, right: Sequence[int], of: Digest | None = None) -> int:
+    """What each of the runs that hold is paid for: the lower middle of what they say, so nobody gains by being slow alone.
+
+    Args:
+        of: looks at this result are meant; None: runs of the element.
+    """
+    said = sorted(one.operations for one in course.tries if one.run in right and one.of == of)
     return said[(len(said) - 1) // 2] if said else 0
 
 
@@ -197,11 +225,13 @@ def _groups(tries: Sequence[ElementTry]) -> dict[str, list[ElementTry]]:
     return dict(found)
 
 
-def _owners(tries: Sequence[ElementTry]) -> set[str]:
+def owners_of(tries: Sequence[ElementTry]) -> set[str]:
+    """Whose they are."""
     return {one.owner for one in tries}
 
 
-def _one_of_each_owner(tries: Sequence[ElementTry]) -> list[ElementTry]:
+def one_of_each_owner(tries: Sequence[ElementTry]) -> list[ElementTry]:
+    """The first of each owner."""
     first: dict[str, ElementTry] = {}
     for one in tries:
         first.setdefault(one.owner, one)
@@ -214,7 +244,7 @@ def _words(one: ElementTry, times: int) -> str:
         "time": "the command took longer than its limit",
         "memory": "the command took more memory than it may",
         "disk": "the command wrote more than it may, or something that is no plain file",
-        "inputs": "its inputs could not be had",
+        "inputs": "its inputs could not be had, or its result could not be taken",
         "owner": "its node was needed otherwise",
     }[one.outcome or "owner"]
     return ended if times == 1 else f"{ended}; it was tried {times} times"

@@ -5,6 +5,7 @@
     training --(contributors fixed: see ``contributors``)--> applying --(applied, and each stage's state is safe)--> complete
        |  |                                                   |  ^
        |  +--(chosen)--> reducing, by shards: ``reduction`` --|--+
+       |  +--(all masked)--> reducing, to a sum: ``summing`` -|--+
        +------------ no replica is whole / a stage is gone ---+--> void
 
 A replica is *whole* while every one of its stages is alive. Contributors are decided once and never change; by shards they are
@@ -52,6 +53,10 @@ from coordinator.domain.rounds.seat import (
     weights,
 )
 from coordinator.domain.rounds.straggler_deadline import quorum
+from coordinator.domain.rounds.summing import SumEvent, followed
+from coordinator.domain.rounds.summing import advanced as sum_advanced
+from coordinator.domain.rounds.summing import missing as sum_missing
+from coordinator.domain.rounds.summing import noted as sum_noted
 from protocol.task import (
     AbandonRound,
     ApplyRound,
@@ -62,6 +67,7 @@ from protocol.task import (
     RoundCommit,
     RoundHolding,
     ShardRecord,
+    SumSaid,
     TaskCommand,
     Validation,
 )
@@ -82,6 +88,7 @@ __all__ = [
     "look",
     "news",
     "results",
+    "summed",
 ]
 
 
@@ -92,7 +99,7 @@ class Lost(msgspec.Struct, frozen=True):
 PATIENCE = 4.0  # Times the median: so much slower a home machine may be that measures the loss after the last round,
 LEAST_PATIENCE_S = 10.0  # or has a state to load first.
 
-RoundEvent = RoundCommit | RoundHolding | RoundApplied | Validation | Lost
+RoundEvent = RoundCommit | RoundHolding | RoundApplied | Validation | SumSaid | Lost
 
 
 def fold(current: Round, lease: str, event: RoundEvent, now: float = 0.0) -> Round:
@@ -113,10 +120,19 @@ def fold(current: Round, lease: str, event: RoundEvent, now: float = 0.0) -> Rou
             changed = noted(current, changed, event, now)
         case RoundApplied():
             changed = _applied(current, seat, event, now)
+        case SumSaid():
+            return _advance(_answered(current, seat, event), now)
         case Validation():
             return _advance(_validated(current, seat, event, now), now)
     seats = tuple(changed if other is seat else other for other in current.seats)
     return _advance(msgspec.structs.replace(current, seats=seats), now)
+
+
+def summed(current: Round, event: SumEvent, now: float = 0.0) -> Round:
+    """The round after the coordinator has done its part of a sum, or cannot."""
+    if current.sum is None or current.phase in ("applying", "complete", "void"):
+        return current
+    return _advance(msgspec.structs.replace(current, sum=followed(current.sum, event)), now)
 
 
 def look(current: Round, now: float) -> Round:
@@ -168,7 +184,9 @@ def commands(current: Round, lease: str) -> tuple[TaskCommand, ...]:
     if current.contributors is not None and (seat.parameters is None or must_store(current, seat)):
         digests = contributions(current, current.contributors, seat.stage)
         results, weighed = results_of(current, seat.stage), weights(current, current.contributors)
-        told.append(ApplyRound(current.epoch, current.number, digests, must_store(current, seat), results, weighed))
+        total = None if current.sum is None else current.sum.total
+        store = must_store(current, seat)
+        told.append(ApplyRound(current.epoch, current.number, digests, store, results, weighed, total))
     return tuple(told)
 
 
@@ -178,6 +196,9 @@ def culprits(current: Round) -> frozenset[str]:
     if current.phase == "applying":
         waited = frozenset(s.lease for s in living if s.parameters is None or must_store(current, s))
         return waited or frozenset(s.lease for s in living if not is_safe(current, s.stage))
+    if current.sum is not None:
+        waited_for = sum_missing(current.sum, frozenset(current.whole()), current.committed)
+        return frozenset(s.lease for s in living if s.replica in waited_for)
     if current.phase == "reducing":
         return held_up_by(current)
     if current.phase != "training":
@@ -259,10 +280,32 @@ def _validated(current: Round, seat: Seat, event: Validation, now: float) -> Rou
     return msgspec.structs.replace(current, measured={**current.measured, seat.replica: measured(event, now)})
 
 
+def _answered(current: Round, seat: Seat, event: SumSaid) -> Round:
+    if current.sum is None or event.body.owner != seat.node:
+        return current
+    said = sum_noted(current.sum, seat.replica, event, frozenset(current.whole()))
+    return msgspec.structs.replace(current, sum=said)
+
+
+def _to_sum(current: Round, now: float) -> Round:
+    """Where its sum stands: it trains until all updates are there, and ends with the sum."""
+    assert current.sum is not None
+    after = sum_advanced(current.sum, frozenset(current.whole()), current.committed)
+    current = msgspec.structs.replace(current, sum=after)
+    if after.lost:
+        return msgspec.structs.replace(current, phase="void")
+    if after.phase == "added":
+        return msgspec.structs.replace(current, phase="applying", contributors=after.summands, decided=now)
+    waits = after.phase in ("keys", "shares", "vectors")
+    return msgspec.structs.replace(current, phase="training" if waits else "reducing")
+
+
 def _advance(current: Round, now: float) -> Round:
-    if current.phase == "training":
+    if current.sum is not None and current.phase in ("training", "reducing"):
+        current = _to_sum(current, now)
+    elif current.phase == "training":
         current = _decide(current, now)
-    if current.phase == "reducing":
+    if current.phase == "reducing" and current.sum is None:
         return advanced(current, now)
     if current.phase != "applying":
         return current

@@ -15,6 +15,7 @@ from coordinator.domain.audits.quorum import ask
 from coordinator.domain.privacy import next_clip
 from coordinator.domain.rounds.round import Round, Seat, agreed, checkpoint, kept_state
 from coordinator.domain.rounds.straggler_deadline import LATENESS
+from coordinator.domain.rounds.summing import RoundSum
 from coordinator.domain.serving import Join, Served
 from protocol.ids import Digest, NodeAddress
 from protocol.job.federated import AdaptiveClipping
@@ -113,6 +114,7 @@ class Run(msgspec.Struct, frozen=True):
         clip: of the next round's updates, where it follows them as ``clipping`` says.
         released: rounds that were begun, of a job whose updates have a privacy budget: what was sent once is spent, whatever
             became of its round. ``most``: so many rounds fit the budget; None: it has none.
+        summed: values of an update, of a job whose rounds end with a sum that nobody sees into; 0: of others.
     """
 
     layers: tuple[Layers, ...]
@@ -162,6 +164,7 @@ class Run(msgspec.Struct, frozen=True):
     most: int | None = None
     clip: float | None = None
     clipping: AdaptiveClipping | None = None
+    summed: int = 0
 
     @property
     def spent(self) -> bool:
@@ -246,6 +249,7 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
         store=_is_stored(run, steps),
         least=run.least,
         clip=run.clip,
+        sum=RoundSum(run.summed, run.least) if run.summed else None,
     )
     return msgspec.structs.replace(run, epoch=epoch, round=started, released=run.released + 1)
 

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.domain.audits.quorum import Measured
+from coordinator.domain.rounds.summing import RoundSum
 from protocol.audit import OuterRecord, step_weights
 from protocol.ids import Digest, NodeAddress
 from protocol.rest.api import Agreement
@@ -122,6 +123,7 @@ class Round(msgspec.Struct, frozen=True):
         sharded: contributions are reduced by shards; ``reduction``: since their contributors were chosen.
         least: replicas without which it does not count.
         clip: of its updates, where that follows them.
+        sum: of its updates, where nobody is to see more of them.
     """
 
     epoch: int
@@ -152,6 +154,7 @@ class Round(msgspec.Struct, frozen=True):
     reduction: Reduction | None = None
     least: int = 1
     clip: float | None = None
+    sum: RoundSum | None = None
 
     @property
     def plan(self) -> Plan:
@@ -176,6 +179,11 @@ class Round(msgspec.Struct, frozen=True):
         """Inner steps that a replica has committed to; 0 while one of its stages has not, or where they differ."""
         said = {seat.commit.leaves if seat.commit else 0 for seat in self.seats if seat.replica == replica}
         return said.pop() if len(said) == 1 else 0
+
+    @property
+    def committed(self) -> frozenset[int]:
+        """Replicas whose members have all committed to as many steps."""
+        return frozenset(seat.replica for seat in self.seats if self.steps_of(seat.replica))
 
     @property
     def evaluators(self) -> tuple[int, ...]:
@@ -230,6 +238,8 @@ def is_gone(current: Round, stage: int) -> bool:
         due = {task.shard: task.result for task in current.reduction.tasks if task.stage == stage}
         having = {shard for s in living for shard, digest in s.results.items() if digest == due.get(shard)}
         return having != due.keys() or all(s.parameters for s in living)
+    if current.sum is not None:  # It is stored: whoever is alive can come to the state.
+        return all(s.parameters for s in living)
     senders = {s.replica for s in living}
     wanted = contributions(current, current.contributors or (), stage)
     return not any(

@@ -136,7 +136,7 @@ class ArrayJobs(PeriodJobs):
             return
         seat, number = self.staffing.seat(lease), work.run.tally.next_run
         stuck = board.running() == 0
-        given = board.give(seat, room, number, work.now, alone=stuck)
+        given = board.give(seat, room, number, work.now, stuck, self._votes.draws_decoy)
         if not given and held == 0:
             given = board.again(seat, slots, number, work.now)
         if given:
@@ -176,9 +176,9 @@ class ArrayJobs(PeriodJobs):
     def _tell(self, work: UnitOfWork, array: OpenArray) -> None:
         """Say once that elements wait for owners that are not here."""
         owners = {lease.payout for lease in work.leases.values()}
-        need = max(array.board.rules.need, array.board.rules.need_checked)
+        need = array.board.rules.owners
         short = array.board.running() == 0 and len(owners) < need
-        why = f"{len(owners)} of the {need} owners that are to agree are here" if short else ""
+        why = f"{len(owners)} of the {need} owners that each needs are here" if short else ""
         if why and why != array.told:
             work.note("limit", f"elements wait: {why}, of other addresses each")
         array.told = why

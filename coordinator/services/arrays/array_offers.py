@@ -7,6 +7,7 @@ from statistics import median
 from coordinator.client.text import money
 from coordinator.config import Config
 from coordinator.domain import pricing
+from coordinator.domain.arrays.looks import expected_looks
 from coordinator.domain.arrays.tally import expected_checks
 from coordinator.domain.arrays.votes import rules_of
 from coordinator.domain.placement import Candidate
@@ -18,12 +19,14 @@ from coordinator.services.jobs.quotes import OPENING_LAMPORTS
 from coordinator.services.network.market_price import MarketRate
 from protocol.codec import MessageError
 from protocol.ids import Digest
-from protocol.job.array import ArraySpec
+from protocol.job.array import ArraySpec, in_the_way
 from protocol.job.job import JobSpec
 from protocol.rest.api import Quote
 
 IMAGE = "image"
 """The name of the image among the files that a node is given."""
+CHECKER = "checker"
+"""The name of the checker's image among them, where it is another one."""
 
 
 async def files_of(
@@ -34,7 +37,11 @@ async def files_of(
     Raises:
         NotFoundError: something is not there. InvalidError: the list of elements is none, or has another number of them.
     """
-    for field, digest in (("array.image", array.image), ("array.elements", array.elements)):
+    files = {IMAGE: array.image}
+    if array.checker is not None and array.checker.image not in (None, array.image):
+        files[CHECKER] = array.checker.image
+    fields = [(f"array.{name}" if name == IMAGE else "array.checker.image", digest) for name, digest in files.items()]
+    for field, digest in (*fields, ("array.elements", array.elements)):
         if not await artifacts.has(digest):
             raise NotFoundError(f"there is no file {digest}: upload it first", field)
     try:
@@ -48,22 +55,28 @@ async def files_of(
     named = {digest: f"array.inputs.{path}" for path, digest in array.inputs.items()}
     for element in elements:
         named |= {digest: f"array.elements: {path} of {element.name}" for path, digest in element.inputs.items()}
+        if array.checker is not None and (lies := in_the_way(element.inputs)):
+            where = f"{lies!r} of {element.name} lies where a checker finds a result"
+            raise InvalidError(f"the input {where}: give it another path", "array.elements")
     await ownership.check(account_id, [(field, digest) for digest, field in named.items()])
     for digest, field in named.items():
         if not await artifacts.has(digest):
             raise NotFoundError(f"there is no file {digest}: upload it first", field)
-    return {IMAGE: array.image}
+    return files
 
 
 def quote(spec: JobSpec, array: ArraySpec, able: Sequence[Candidate], limits: Config, rate: MarketRate) -> Quote:
     """Price and problems. ``able``: nodes that could run it, busy or not."""
     runs = _runs(array, len(able))
-    seconds = array.estimate or array.seconds
+    looks = expected_looks(array.count, len(able)) if array.checker is not None else 0
+    seconds = runs * (array.estimate or array.seconds) + looks * _look_seconds(array)
+    longest = runs * array.seconds + looks * (0.0 if array.checker is None else array.checker.seconds)
     speed = median(one.flops for one in able) if able else 0.0
     least = limits.minimum_price
-    likely = pricing.price(int(runs * seconds * speed), rate.per_petaflop, 0)
-    most = pricing.price(int(runs * array.seconds * speed), rate.per_petaflop, 0)
-    hours = runs * seconds / max(1, len(able)) / pricing.HOUR
+    likely = pricing.price(int(seconds * speed), rate.per_petaflop, 0)
+    most = pricing.price(int(longest * speed), rate.per_petaflop, 0)
+    checks = pricing.price(int(looks * _look_seconds(array) * speed), rate.per_petaflop, 0)
+    hours = seconds / max(1, len(able)) / pricing.HOUR
     problems = _problems(array, able)
     if spec.budget < least:
         problems.append(
@@ -75,7 +88,7 @@ def quote(spec: JobSpec, array: ArraySpec, able: Sequence[Candidate], limits: Co
             f"{array.estimate:g} s cost: raise it, or ask for less"
         )
     return Quote(
-        operations=float(runs * seconds * speed),
+        operations=float(seconds * speed),
         parameters=0,
         tokens=0,
         stages=1,
@@ -92,9 +105,9 @@ def quote(spec: JobSpec, array: ArraySpec, able: Sequence[Candidate], limits: Co
         rate=rate.per_petaflop,
         price_likely=likely,
         fee_lamports=OPENING_LAMPORTS,
-        reasons=(*filter(None, [rate.reason]), *_reasons(spec, array, runs, likely, most)),
+        reasons=(*filter(None, [rate.reason]), *_reasons(spec, array, runs, looks, likely, most, checks)),
         hours_low=hours,
-        hours_high=runs * array.seconds / max(1, len(able)) / pricing.HOUR,
+        hours_high=longest / max(1, len(able)) / pricing.HOUR,
     )
 
 
@@ -107,7 +120,7 @@ def _runs(array: ArraySpec, nodes: int) -> int:
 
 def _problems(array: ArraySpec, able: Sequence[Candidate]) -> list[str]:
     rules = rules_of(array)
-    need, owners = max(rules.need, rules.need_checked), {one.owner for one in able}
+    need, owners = rules.owners, {one.owner for one in able}
     if not able:
         who = "that array.trusted names " if array.verify == "trusted" else ""
         card = " and a graphics card" if array.gpu else ""
@@ -115,14 +128,30 @@ def _problems(array: ArraySpec, able: Sequence[Candidate]) -> list[str]:
         return [f"{lacks}: owners begin with `cottage node images accept KEY`, and nodes tell it within seconds"]
     if len(owners) < need:
         way = "ask for fewer owners, or set array.verify to trusted and name them"
-        return [f"{need} owners are to run an element, and {len(owners)} could: {way}"]
+        way = way if array.verify == "replicated" else "set array.verify to trusted and name them"
+        what = "to run an element and look at its result" if rules.looks else "to run an element"
+        return [f"{need} owners are {what}, and {len(owners)} could: {way}"]
     return []
 
 
-def _reasons(spec: JobSpec, array: ArraySpec, runs: int, likely: int, most: int) -> tuple[str, ...]:
+def _look_seconds(array: ArraySpec) -> float:
+    """Seconds that a checker likely takes: nobody who leaves it out means longer than the element itself."""
+    if array.checker is None:
+        return 0.0
+    return array.checker.estimate or min(array.estimate or array.seconds, array.checker.seconds)
+
+
+def _reasons(
+    spec: JobSpec, array: ArraySpec, runs: int, looks: int, likely: int, most: int, checks: int
+) -> tuple[str, ...]:
     match array.verify:
         case "replicated":
             how = f"each of {array.count:,} elements is run by {array.owners} owners, who must agree: {runs:,} runs"
+        case "checked":
+            how = (
+                f"each of {array.count:,} elements is run once, and your checker looks {looks:,} times: at each result at two "
+                f"owners, and at others that try the owners; at {_look_seconds(array):g} s each that is {money(checks)} of it"
+            )
         case "spot-checked":
             how = (
                 f"{array.count:,} elements are run once, and some {runs - array.count:,} of them by a second owner, too: more "
@@ -135,7 +164,7 @@ def _reasons(spec: JobSpec, array: ArraySpec, runs: int, likely: int, most: int)
     )
     return (
         how,
-        f"with {seconds}, that is {money(likely)}; at the limit of {array.seconds:g} s, {money(most)}",
+        f"with {seconds}, that is {money(likely)}; at the limit{'s' if looks else f' of {array.seconds:g} s'}, {money(most)}",
         f"{money(spec.budget)} at most: the array ends when that is used up, and what is left goes back",
         f"an element that fails is run again {math.floor(array.retries)} times at most",
     )

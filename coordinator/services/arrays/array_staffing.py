@@ -1,4 +1,5 @@
-"""Which nodes work at an array: as many as it can use, beside other arrays no more than its share."""
+"""Which nodes work at an array: as many as it can use, beside other arrays no more than its share, and none that a job waits for
+which needs several at once (``services.network.claims``)."""
 
 from coordinator.domain.arrays.apart import block_of
 from coordinator.domain.arrays.board import ElementSeat
@@ -42,6 +43,7 @@ class ArrayStaffing:
     def forget(self, job: str) -> None:
         """It wants nobody any more."""
         self._wants.pop(job, None)
+        self._nodes.claims.lends(job, None)
 
     def able(self, array: ArraySpec, rate: int) -> list[Candidate]:
         """Nodes that could run its elements at this price, busy or not."""
@@ -60,8 +62,13 @@ class ArrayStaffing:
             return
         array.staffed = now
         self._let_go(work)
-        spec, held = array_of(work), len(work.leases)
-        free = [one for one in self._nodes.candidates() if self._runs(one, spec)]
+        spec, claims = array_of(work), self._nodes.claims
+        claimed = claims.claimed()
+        array.asked_back = self._spare(work, array) & claimed
+        claims.lends(work.job.id, self._spare(work, array))
+        self._hand_back(work, array)
+        held = len(work.leases)
+        free = [one for one in self._nodes.candidates() if self._runs(one, spec) and one.node not in claimed]
         free = affordable(free, work.job.quote.rate)
         self._wants[work.job.id] = (self._useful(work, array), held)
         if array.board.left() == 0:
@@ -87,10 +94,28 @@ class ArrayStaffing:
     def _give_back(self, work: UnitOfWork, array: OpenArray, surplus: int) -> None:
         """Nodes beyond the share get nothing more, and go once they have ended what they have."""
         keen = sorted(work.leases, key=lambda lease: (lease not in array.draining, len(array.board.of_lease(lease))))
-        array.draining = set(keen[: max(0, surplus)])
-        for lease in [one for one in array.draining if not array.board.of_lease(one)]:
+        asked_back = {lease.id for lease in work.leases.values() if lease.node in array.asked_back}
+        array.draining = asked_back | set(keen[: max(0, surplus)])
+        for lease in [one for one in array.draining - asked_back if not array.board.of_lease(one)]:
             array.draining.discard(lease)
             work.end(lease, "replaced", "another array job waits for nodes")
+
+    def _hand_back(self, work: UnitOfWork, array: OpenArray) -> None:
+        """Nodes that a job waits for which needs all its seats at once get nothing more, and go once they have ended theirs."""
+        for lease in [one for one in work.leases.values() if one.node in array.asked_back]:
+            array.draining.add(lease.id)
+            if not array.board.of_lease(lease.id):
+                array.draining.discard(lease.id)
+                work.end(lease.id, "replaced", "a job that needs several nodes at once waits for this one")
+
+    @staticmethod
+    def _spare(work: UnitOfWork, array: OpenArray) -> frozenset[str]:
+        """Nodes without which it goes on: all but those of as many owners as an element needs, who were here first."""
+        kept: dict[str, str] = {}
+        for lease in sorted(work.leases.values(), key=lambda one: (one.granted, one.id)):
+            if len(kept) < array.board.rules.owners:
+                kept.setdefault(lease.payout, lease.node)
+        return frozenset(lease.node for lease in work.leases.values()) - set(kept.values())
 
     async def _grant(self, work: UnitOfWork, free: list[Candidate], most: int) -> None:
         able = await self._forgiven(work, free)

@@ -28,6 +28,8 @@ def with_array(view: JobView, job: Job, leases: Sequence[Lease], tally: ArrayTal
         runs=tally.paid,
         checked=sum(track.checked for track in tally.nodes.values()),
         wrong=sum(track.wrong for track in tally.nodes.values()),
+        looked=sum(track.looked for track in tally.nodes.values()),
+        refused=sum(track.refused for track in tally.nodes.values()),
     )
     return msgspec.structs.replace(
         view,
@@ -74,6 +76,8 @@ def element_view(course: ElementCourse, element: ArrayElement) -> ElementView:
     running = course.running
     last = next((one for one in reversed(course.tries) if one.ended), None)
     shown = next((one for one in course.tries if one.paid), last)
+    if course.state == "failed" and (said := [one for one in course.tries if one.of is not None and one.paid]):
+        shown = said[-1]  # What refused it has more to say than what was refused.
     under_way: ElementStateName = "running" if running else "waiting"
     return ElementView(
         index=course.index,
@@ -84,9 +88,9 @@ def element_view(course: ElementCourse, element: ArrayElement) -> ElementView:
         size=course.size,
         files=course.files,
         seconds=0.0 if shown is None else shown.seconds,
-        runs=sum(one.ended for one in course.tries),
+        runs=sum(one.ended and one.of is None for one in course.tries),
         code=None if shown is None or shown.outcome != "exited" else shown.code,
         reason=course.reason,
         tail=() if shown is None or course.state == "done" else shown.tail,
-        nodes=tuple(dict.fromkeys(one.node for one in course.tries if one.paid)),
+        nodes=tuple(dict.fromkeys(one.node for one in course.tries if one.paid and one.of is None)),
     )

@@ -4,8 +4,9 @@ import msgspec
 
 from common.untrusted_text import untrusted
 from coordinator.domain.arrays import tally as rules
+from coordinator.domain.arrays.looks import decoy_rate, standing
 from coordinator.domain.arrays.tally import OwedWork
-from coordinator.domain.arrays.votes import ElementCourse, ElementTry, ElementVerdict, paid_operations, verdict
+from coordinator.domain.arrays.votes import ElementCourse, ElementTry, ElementVerdict, paid_operations
 from coordinator.domain.audits.sampling import WHOLE
 from coordinator.services.arrays.open_arrays import OpenArray
 from coordinator.services.audits import credit
@@ -25,7 +26,7 @@ class ElementVotes:
 
     async def weigh(self, work: UnitOfWork, array: OpenArray, course: ElementCourse) -> None:
         """Something of an element has ended, or come to nothing: see whether it is over."""
-        found = verdict(course, array.board.rules)
+        found = standing(course, array.board.rules)
         if found.state == "open":
             return
         if found.state == "done" and self._is_drawn(work, array, course, found):
@@ -41,12 +42,16 @@ class ElementVotes:
         lot = int.from_bytes(self._context.entropy(4)) % WHOLE
         return lot < rules.check_rate(work.run.tally.track(node).right)
 
+    def draws_decoy(self, looked: int) -> bool:
+        """Whether a node that has looked so often is given another element's result in the place of one: by lot."""
+        return int.from_bytes(self._context.entropy(4)) % WHOLE < decoy_rate(looked)
+
     async def _over(self, work: UnitOfWork, array: OpenArray, course: ElementCourse, found: ElementVerdict) -> None:
         for one in course.running:
             array.drops.setdefault(one.lease, []).append(one.run)
         right = [one for one in course.tries if one.run in found.right]
         self._owe(work, course, found, right)
-        winner = right[0] if found.result is not None else None
+        winner = next((one for one in right if one.of is None and found.result is not None), None)
         tries = tuple(msgspec.structs.replace(one, paid=one.run in found.right) for one in course.tries)
         assert work.run is not None
         number = work.run.tally.settled + 1
@@ -64,24 +69,27 @@ class ElementVotes:
         array.board.settle(over)
         if found.state == "failed" and array.board.failed <= rules.FALSE_STARTS:
             work.note("element", f"element {course.index} failed: {found.why}")
-        for one in course.tries if found.state == "done" else ():
+        for one in course.tries:
             if one.run in found.wrong:
-                await self._wrong(work, array, one)
-            elif one.ended and one.result is None:
+                await (self._wrong if one.of is None else self._outvoted)(work, array, one)
+            elif found.state == "done" and one.run in found.refused:
+                await self._refused(work, one)
+            elif found.state == "done" and one.ended and one.result is None and one.of is None:
                 self._contradicted(work, one)
 
     def _owe(self, work: UnitOfWork, course: ElementCourse, found: ElementVerdict, right: list[ElementTry]) -> None:
         """Note what those are to be paid whose word holds."""
         assert work.run is not None
-        each, tally = paid_operations(course, found.right), work.run.tally
-        owed = dict(tally.owed)
+        tally = work.run.tally
+        each = {of: paid_operations(course, found.right, of) for of in {one.of for one in right}}
+        owed, compared = dict(tally.owed), sum(one.of is None for one in right) > 1
         for one in right:
             known = owed.get(one.lease) or OwedWork(one.node, one.owner, one.replica)
-            owed[one.lease] = known.plus(each, one.run, found.result)
-            tally = tally.tracked(one.node, right=1, checked=int(len(right) > 1))
-        tally = msgspec.structs.replace(
-            tally, owed=owed, paid=tally.paid + len(right), operations=tally.operations + each * len(right)
-        )
+            owed[one.lease] = known.plus(each[one.of], one.run, found.result if one.of is None else one.result)
+            ran = {"looked": 1} if one.of is not None else {"right": 1, "checked": int(compared)}
+            tally = tally.tracked(one.node, **ran)
+        operations = tally.operations + sum(each[one.of] for one in right)
+        tally = msgspec.structs.replace(tally, owed=owed, paid=tally.paid + len(right), operations=operations)
         work.change_run(tally=tally)
 
     async def _wrong(self, work: UnitOfWork, array: OpenArray, one: ElementTry) -> None:
@@ -91,8 +99,10 @@ class ElementVotes:
         """
         assert work.run is not None
         self._context.metrics.count("elements_wrong_total")
-        what = "a result was not what other owners came to"
-        work.note("fault", f"node {one.node} gave a wrong result of an element: it is not paid, and works here no more")
+        what, gave = "a result was not what other owners came to", "a wrong result of an element"
+        if one.of is not None:
+            what, gave = "verdicts were not what other owners came to", "wrong verdicts about results"
+        work.note("fault", f"node {one.node} gave {gave}: it is not paid, and works here no more")
         for lease in [lease.id for lease in work.leases.values() if lease.node == one.node]:
             work.end(lease, "rejected", what)
         kept = {lease: due for lease, due in work.run.tally.owed.items() if due.node != one.node}
@@ -105,6 +115,28 @@ class ElementVotes:
         await credit.lose(work, one.node, everywhere=True)
         for record in await work.tx.find(NodeRecord, col(NodeRecord.address).equals(one.node)):
             await work.tx.update(msgspec.structs.replace(record, faults=record.faults + 1))
+
+    async def _outvoted(self, work: UnitOfWork, array: OpenArray, one: ElementTry) -> None:
+        """A node's verdict was not what others came to. Once may be two others who do not look; a habit is its own."""
+        assert work.run is not None
+        work.change_run(tally=work.run.tally.tracked(one.node, outvoted=1))
+        track = work.run.tally.track(one.node)
+        if track.wrong == 0 and track.outvoted >= max(rules.OUTVOTED, track.looked // rules.OUTVOTED_PART):
+            await self._wrong(work, array, one)
+
+    @staticmethod
+    async def _refused(work: UnitOfWork, one: ElementTry) -> None:
+        """The checker refused a node's result and took another's: where that is most of what it does, it works here no more."""
+        assert work.run is not None
+        work.change_run(tally=work.run.tally.tracked(one.node, refused=1))
+        track = work.run.tally.track(one.node)
+        if track.refused < max(rules.REFUSED, track.right + 1):
+            return
+        for lease in [lease.id for lease in work.leases.values() if lease.node == one.node]:
+            what = f"{track.refused} of its results were refused, and others' were taken"
+            work.note("fault", f"node {one.node} is let go: {what}")
+            work.end(lease, "rejected", what)
+        await credit.lose(work, one.node, everywhere=False)
 
     @staticmethod
     def _contradicted(work: UnitOfWork, one: ElementTry) -> None:

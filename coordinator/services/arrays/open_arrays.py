@@ -37,6 +37,7 @@ class OpenArray:
     Attributes:
         drops: run numbers that a lease shall forget, once this work is stored.
         heard: lease -> when it last said anything of its runs. draining: leases that get nothing more.
+        asked_back: nodes that another job waits for.
         fed, looked, staffed, counted: when that was done last.
         told: why it waits, as it was noted last.
     """
@@ -48,6 +49,7 @@ class OpenArray:
     drops: dict[str, list[int]] = field(default_factory=dict)
     heard: dict[str, float] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
+    asked_back: frozenset[str] = frozenset()
     fed: float = float("-inf")
     looked: float = float("-inf")
     staffed: float = float("-inf")
@@ -97,8 +99,13 @@ class OpenArrays:
             spec = array_of(work)
             elements = await self.listed(job, spec)
             begun = await work.tx.find(ElementCourse, col(ElementCourse.job).equals(job))
-            self._open[job] = OpenArray(spec, ArrayBoard(job, len(elements), rules_of(spec), begun), elements)
+            self._open[job] = OpenArray(
+                spec, ArrayBoard(job, len(elements), rules_of(spec), begun, self._seed), elements
+            )
         return self._open[job]
+
+    def _seed(self) -> str:
+        return self._context.entropy(16).hex()
 
     async def listed(self, job: str, spec: ArraySpec) -> Sequence[ArrayElement]:
         """The elements of a job. Those that were asked for last are kept: pages of the same job follow each other."""
@@ -158,7 +165,12 @@ class OpenArrays:
         held = array.board.of_lease(lease.id)
         if len(held) == len(known.runs) and held.keys() == known.runs:
             return
-        fresh = [ElementRun(run, index, array.elements[index]) for run, index in held.items() if run not in known.runs]
+        board = array.board
+        fresh = [
+            ElementRun(run, index, array.elements[index], *(board.look_of(lease.id, run) or ()))
+            for run, index in held.items()
+            if run not in known.runs
+        ]
         for start in range(0, len(fresh), MAX_TOGETHER):
             session.send(Command(lease.id, lease.fence, RunElements(tuple(fresh[start : start + MAX_TOGETHER]))))
         known.runs = set(held)
@@ -166,12 +178,14 @@ class OpenArrays:
     # --- what nodes may read and store ------------------------------------------------------------------------------------
 
     def may_read(self, lease: Lease, artifact: Digest) -> bool:
-        """Whether an artifact is an input of something that a lease is to run."""
+        """Whether an artifact is an input of something that a lease is to run, or a result that it is to look at."""
         array = self._open.get(lease.job)
         if array is None:
             return False
         held = array.board.of_lease(lease.id).values()
-        return any(artifact in array.elements[index].inputs.values() for index in held)
+        return any(artifact in array.elements[index].inputs.values() for index in held) or (
+            artifact in array.board.looks_of(lease.id)
+        )
 
     def most_of(self, lease: Lease, answers: str) -> int | None:
         """Bytes that a result may have at most which a lease stores now; None: it is not waited for."""

@@ -26,6 +26,7 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.training.staffing import shape_of
 from coordinator.store.ports import Transaction
 from protocol.artifacts import anchor_answer, audit_answer
+from protocol.federated.sum_messages import VALUE_BYTES
 from protocol.ids import Digest
 from protocol.task import TaskCommand, TaskReport
 
@@ -227,7 +228,9 @@ def _wanted(work: UnitOfWork, lease: Lease, commands: Sequence[TaskCommand]) -> 
 
 
 def _most(work: UnitOfWork, lease: Lease, kind: Kind) -> int:
-    """Bytes of a state of the lease's stage, or of an operation's inputs, at most."""
+    """Bytes of a state of the lease's stage, of a masked update, or of an operation's inputs, at most."""
+    if kind == "a masked update" and work.run is not None:
+        return VALUE_BYTES * work.run.summed
     if kind != "a state" or work.run is None or lease.stage is None:
         return answer_time.MAX_INPUT_BYTES + answer_time.HEAD_BYTES
     layers = work.run.layers

@@ -10,8 +10,9 @@ from common.untrusted_text import Untrusted
 from coordinator.store.ports import Store, Transaction, col
 from coordinator.store.records import DeliveryRecord
 from protocol.audit import AuditReport, BisectAnswer, InputsAnswer, NoAnswer, StepOpened
+from protocol.federated.sums import VectorStored
 from protocol.ids import Digest
-from protocol.task import RoundApplied, TaskReport
+from protocol.task import RoundApplied, SumSaid, TaskReport
 
 _NOT_HERE = Untrusted("what it names was not stored under this lease")
 
@@ -54,4 +55,6 @@ class Deliveries:
                 return msgspec.structs.replace(report, anchor=None)
             case BisectAnswer(answer=InputsAnswer(artifact=named)) if not await self.stored(tx, lease, named):
                 return msgspec.structs.replace(report, answer=NoAnswer(_NOT_HERE))
+            case SumSaid(body=VectorStored(artifact=str() as named) as said) if not await self.stored(tx, lease, named):
+                return msgspec.structs.replace(report, body=msgspec.structs.replace(said, artifact=None))
         return report

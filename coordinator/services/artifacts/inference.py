@@ -27,6 +27,8 @@ from protocol.serving import (
     CheckedReport,
     EmbeddedReport,
     GenerateCommand,
+    ProveCommand,
+    ProvenReport,
     Sampling,
     TextReport,
 )
@@ -46,6 +48,9 @@ class Generator(Protocol):
 
     async def check(self, held: ServedFiles, command: AnswerCheck, seconds: float) -> CheckedReport:
         """Whether a model gives an answer."""
+
+    async def prove(self, held: ServedFiles, command: ProveCommand, seconds: float) -> ProvenReport:
+        """Whether no rounding explains an answer that it does not give."""
 
 
 class NodeAnswers(Protocol):

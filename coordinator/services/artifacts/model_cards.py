@@ -11,6 +11,7 @@ from coordinator.domain.job import Job
 from coordinator.services.views import federation_views
 from coordinator.store.records import RoundRecord
 from protocol.job.job import JobSpec, without_settings
+from protocol.rest.federation import PrivacySpent
 from protocol.task import PreferenceScore
 
 
@@ -52,11 +53,19 @@ def _privacy(job: Job) -> dict[str, Any]:
         "of": f"all that one {spent.unit} has (that {spent.unit}'s update zero, or not)",
         "epsilon allowed": spent.epsilon_most,
         "rounds charged": spent.releases,
-        "noise on an update, in clips": spent.noise,
+        "sum": _sum_words(spent),
+        "noise on the sum, in clips" if spent.sum == "secure" else "noise on an update, in clips": spent.noise,
         "clip (L2)": spent.clip if _clip_follows(job) is None else f"from {spent.clip:g}, follows the updates",
         "accountant": spent.accountant,
     }
     return {"privacy": stated}
+
+
+def _sum_words(spent: PrivacySpent) -> str:
+    """First a word that ``coordinator.proof.privacy`` reads."""
+    if spent.sum == "open":
+        return "open: other owners saw each update"
+    return f"secure: nobody saw an update but in a sum, with noise of {spent.honest} honest owners at least"
 
 
 def _clip_follows(job: Job) -> object:

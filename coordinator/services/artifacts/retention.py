@@ -168,17 +168,21 @@ class Keeping:
             found |= {*run.checkpoints, *(state for point in run.points for state in point.checkpoints)}
             seats = () if run.round is None else run.round.seats
             found |= {digest for seat in seats for digest in (seat.state, seat.checkpoint) if digest is not None}
+            total = None if run.round is None or run.round.sum is None else run.round.sum.total
+            found |= set() if total is None else {total}
         for dispute in (record.dispute for record in disputes):
             found |= {digest for digest in (dispute.replay.opening, dispute.replay.anchor) if digest is not None}
             found |= {said.inputs for said in dispute.said.values() if said.inputs is not None}
         return found
 
     async def _of_array(self, job: str) -> set[Digest]:
-        """Results of an array's elements."""
+        """Results of an array's elements, and what somebody looks at before it is one."""
         of_job = col(ElementCourse.job).equals(job)
         async with self._context.store.transaction() as tx:
             results = await tx.sums(ElementCourse, col(ElementCourse.size), (col(ElementCourse.result),), of_job)
-        return {str(digest) for (digest,) in results if digest is not None}
+            begun = await tx.find(ElementCourse, of_job, col(ElementCourse.state).equals("open"))
+        looked_at = {digest for course in begun for one in course.tries for digest in (one.result, one.of)}
+        return {str(digest) for digest in {*(digest for (digest,) in results), *looked_at} if digest is not None}
 
     async def _inputs(self, array: ArraySpec) -> set[Digest]:
         """What an array's elements read."""

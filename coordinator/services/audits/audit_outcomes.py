@@ -121,12 +121,8 @@ class Penalties:
         for lease in [lease for lease in work.leases.values() if lease.node == node]:
             work.end(lease.id, "rejected", reason)
         work.note("rejected", f"node {node}: {reason}; its unpaid work of this job is void")
-        record = await work.tx.get(NodeRecord, node)
-        if record.banned and not record.reason.startswith(BY_OPERATOR):
-            return  # Another audit of the same node came to the same end: one lie costs its stake once.
-        await work.tx.update(msgspec.structs.replace(record, banned=True, reason=reason))
-        work.record(NodeExpelled(node))
-        if slash and record.stake > 0:
+        record = await send_away(work, node, reason)
+        if record is not None and slash and record.stake > 0:
             dispute = next((record for record in work.ended_disputes if record.id == audit.id), None)
             proof = (
                 hashlib.sha256(msgspec.json.encode(audit)).hexdigest() if dispute is None else evidence_digest(dispute)
@@ -211,6 +207,16 @@ def _take(work: UnitOfWork, how: str, lease: Lease, before: float, share: int, w
     detail = f"{lease.node}: {what}, lease {lease.id}: {share / 100:g} % of its stake"
     work.queue(OutboxRecord(f"{how}:{lease.id}", work.job.id, "slash", payload, work.now, detail=untrusted(detail)))
     work.note("rejected", f"node {lease.node}: {what}: {share / 100:g} % of its stake")
+
+
+async def send_away(work: UnitOfWork, node: str, reason: str) -> NodeRecord | None:
+    """A node has no place in the network any more; None: it had none before, and one lie costs its stake once."""
+    record = await work.tx.get(NodeRecord, node)
+    if record.banned and not record.reason.startswith(BY_OPERATOR):
+        return None
+    await work.tx.update(msgspec.structs.replace(record, banned=True, reason=untrusted(reason)))
+    work.record(NodeExpelled(node))
+    return record
 
 
 def why_of(audit: Audit) -> Unpaid:

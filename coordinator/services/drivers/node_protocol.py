@@ -44,6 +44,7 @@ from coordinator.services.payments.settlement import Settlement
 from coordinator.services.serving import seating
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.private import PrivateSessions
+from coordinator.services.serving.proofs import AnswerProofs
 from coordinator.services.training.federations import Federations
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.staffing import UNSEEN, memory_needed, shape_of
@@ -82,6 +83,8 @@ from protocol.task import (
     RoundHolding,
     StepChallenge,
     StepOpened,
+    SumSaid,
+    TaskCommand,
     TaskFailed,
     TaskReady,
     TaskReport,
@@ -125,13 +128,14 @@ class Conversation:
         doors: ArtifactAccess,
         returns: Returns,
         homes: Homes,
+        proofs: AnswerProofs,
         private: PrivateSessions,
         results: ElementResults,
         federations: Federations,
     ) -> None:
         self._context = context
         self._results = results
-        self._homes, self._private, self._federations = homes, private, federations
+        self._homes, self._proofs, self._private, self._federations = homes, proofs, private, federations
         self._returns = returns
         self._settlement = settlement
         self._promises = promises
@@ -161,6 +165,8 @@ class Conversation:
 
     async def begin(self, session: NodeSession, hello: Hello) -> None:
         """Pick up where the node's last connection ended."""
+        # Where its last connection is not known to be over, what was lost with that one is missing in what comes now.
+        self._homes.left(session.node)
         named = {held.lease for held in hello.leases}
         for lease in self._leases.of_node(session.node):
             async with self._desk.open(lease.job) as work:
@@ -294,6 +300,8 @@ class Conversation:
                 self._runs.fold(work, lease, body)
             case RoundHolding() | RoundApplied() | Validation():
                 self._runs.fold(work, lease, body)
+            case SumSaid():
+                self._runs.answer(work, lease, body)
             case OpeningMade() | StepOpened():
                 self._verification.opened(work, lease, body)
             case LeafShown():
@@ -372,6 +380,7 @@ class Conversation:
                 self._logs.offer(lease, log)
             case ModelSaid() as said:
                 self._homes.said(lease, said)
+                self._proofs.said(lease, said)
             case _:
                 self._context.metrics.count("reports_stale_total")  # Only these may go without a number.
 
@@ -438,7 +447,9 @@ class Conversation:
                 continue
             if not session.knows(lease.id) and lease.seq == 0:
                 session.assign(_assignment(work, lease))
-            commands = work.commands(lease.id, newcomers) if lease.state == "ready" else ()
+            commands: tuple[TaskCommand, ...] = ()
+            if lease.state == "ready":
+                commands = (*work.commands(lease.id, newcomers), *self._runs.sums.commands(work, lease.id))
             self._doors.told(work, lease, commands)
             if lease.state == "ready":
                 session.tell(lease, commands)

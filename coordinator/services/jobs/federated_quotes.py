@@ -8,7 +8,7 @@ from coordinator.domain import placement, pricing
 from coordinator.domain.privacy import PrivacyBudget, PrivacyBudgetError
 from coordinator.services.artifacts.model_files import Model
 from coordinator.services.jobs.quotes import OPENING_LAMPORTS, document_problems, impossible
-from protocol.job.federated import FederatedSpec
+from protocol.job.federated import MAX_SUMMED, FederatedSpec
 from protocol.job.job import JobSpec
 from protocol.models.model import ModelConfigError, inspect_config
 from protocol.rest.api import Quote
@@ -50,8 +50,15 @@ def quote(spec: JobSpec, federated: FederatedSpec, model: Model, here: int) -> Q
         shape = inspect_config(model.config)
         shape.check_sequence(spec.training.sequence)
         shape.check_targets(spec.training.lora)
+        learns, _ = shape.stage_learns(0, shape.layers, True, True, spec.training.lora)
     except ModelConfigError as error:
         return impossible(str(error), here)
+    if federated.sum == "secure" and learns > MAX_SUMMED:
+        return impossible(
+            f"{learns:,} values learn, and a secure sum takes {MAX_SUMMED:,} of each owner: train an adapter (training.lora), or "
+            "leave federated.sum out",
+            here,
+        )
     owners, layers = len(federated.owners), (Layers(0, shape.layers),)
     operations = pricing.operations(shape.parameters, spec.training.tokens, spec.training.forward_passes)
     return Quote(

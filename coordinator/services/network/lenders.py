@@ -94,6 +94,7 @@ class Lenders:
         # The same of accounts that the identity provider vouches for, once asked for.
         self._verified: dict[str, str] = {}
         self._invited: dict[str, InvitationRecord] = {}  # By the node that has used it last.
+        self._computers: dict[str, str] = {}  # Of nodes that are further cards of a computer, whose right is theirs.
 
     async def recover(self) -> None:
         """Read who has used an invitation, and the list."""
@@ -185,8 +186,16 @@ class Lenders:
 
     # --- who may --------------------------------------------------------------------------------------------------------
 
+    def is_card_of(self, node: str, computer: str | None) -> None:
+        """Know that a node is a further card of ``computer``, as that one has signed; None: it is a computer of its own."""
+        if computer is None:
+            self._computers.pop(node, None)
+        else:
+            self._computers[node] = computer
+
     def why_not(self, node: str) -> str:
-        """Why a node may not lend, as its owner is told; empty: it may."""
+        """Why a node may not lend, as its owner is told; empty: it may. A card may where its computer may."""
+        node = self._computers.get(node, node)
         if self._rule == "everybody" or node in self._context.config.auditors or node in self._list.nodes:
             return ""
         record = self._invited.get(node)
@@ -213,8 +222,10 @@ class Lenders:
     async def enter(self, node: str, code: str) -> str:
         """Why a node that has proven its key may not lend; empty: it may, with this invitation or without.
 
-        An invitation is used up only by a node that needs it, and by the first one: however many come at a time.
+        An invitation is used up only by a node that needs it, and by the first one: however many come at a time. A card uses it
+        for its computer.
         """
+        node = self._computers.get(node, node)
         why = self.why_not(node)
         if not why or not code:
             return why

@@ -24,6 +24,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.trace_parts import trace_of
 from coordinator.services.network.admission import Crowd, CrowdedError
+from coordinator.services.network.claims import Claims
 from coordinator.services.network.lenders import LOOK_S, Lenders
 from coordinator.services.payments.chain import ChainPort
 from coordinator.store.ports import col
@@ -31,6 +32,7 @@ from coordinator.store.records import NodeRecord
 from protocol import identity
 from protocol.codec import encode
 from protocol.node import (
+    CARD_CONTEXT,
     HELLO_CONTEXT,
     PROTOCOL,
     WELCOME_CONTEXT,
@@ -173,6 +175,7 @@ class Nodes:
         self._key = key
         self._context = context
         self.lenders = Lenders(context)
+        self.claims = Claims(context.clock)
         self._leases = leases
         self._ice_servers = ice_servers
         self._chain = chain
@@ -181,6 +184,7 @@ class Nodes:
         self._tokens: dict[str, str] = {}
         self._flips: dict[str, deque[float]] = {}
         self._banned: dict[str, str] = {}  # Why, as its owner is told.
+        self._computers: dict[str, str] = {}  # Of further cards: of those that are here, hold something, or are banned.
         self._draining: set[str] = set()
         self._unanswered: dict[str, float] = {}
         self._crowd: Crowd[NodeSession] = Crowd(context.clock)
@@ -197,6 +201,10 @@ class Nodes:
             draining = await tx.find(NodeRecord, col(NodeRecord.draining).equals(True))
             evaded = await tx.find(NodeRecord, col(NodeRecord.evaded) > since)
             own = await tx.find(NodeRecord, col(NodeRecord.address).in_(tuple(sorted(self._context.config.auditors))))
+            busy = tuple(sorted(self._leases.busy()))
+            holding = await tx.find(NodeRecord, col(NodeRecord.address).in_(busy)) if busy else []
+        for record in (*banned, *holding):
+            self._know(record.address, record.profile.computer)
         self._banned = {
             one.address: one.reason if one.reason.startswith(BY_OPERATOR) else FOUND_FALSE for one in banned
         }
@@ -221,6 +229,7 @@ class Nodes:
             RefusedError: with the reason for the owner.
         """
         self._check(hello, nonce, host)
+        self._know(hello.node, hello.profile.computer)
         if (why := await self.lenders.enter(hello.node, hello.invitation)) and not self._leases.holds(hello.node):
             raise NodeRefusedError(why, NOT_ADMITTED_S)
         operator = hello.node in self._context.config.auditors
@@ -415,12 +424,17 @@ class Nodes:
         self._banned.pop(node, None)
 
     def ban(self, node: str, reason: str) -> None:
-        """Send a node away until it is let in again; the caller stores it. ``reason``: as its owner is told."""
+        """Send a node away, and all cards of its computer, until it is let in again; the caller stores it.
+
+        Args:
+            reason: as its owner is told.
+        """
         self._banned[node] = reason
-        session = self._sessions.get(node)
-        if session is not None:
-            session.close(f"banned {reason}" if reason.startswith(BY_OPERATOR) else reason)
-            self.leave(session)
+        computer = self._computers.get(node, node)
+        for session in self.sessions():  # A key of a card costs nothing, so the whole computer goes.
+            if computer in (session.node, self._computers.get(session.node)):
+                session.close(f"banned {reason}" if reason.startswith(BY_OPERATOR) else reason)
+                self.leave(session)
 
     def unanswered(self, node: str, at: float) -> None:
         """Tell a node that it has evaded an audit, now and whenever it comes back; the caller stores it."""
@@ -435,11 +449,14 @@ class Nodes:
         try:
             identity.verify(hello.node, hello.signature, HELLO_CONTEXT, nonce, host.encode())
             identity.parse_address(hello.payout)
+            if (computer := hello.profile.computer) is not None:
+                identity.verify(computer, hello.vouched, CARD_CONTEXT, hello.node.encode())
         except IdentityError as error:
             raise NodeRefusedError(f"the greeting does not hold: {error}") from error
-        if (why := self._banned.get(hello.node)) is not None:
+        if (banned := self._banned_of(hello)) is not None:
+            why = self._banned[banned]
             decided = why.startswith(BY_OPERATOR)
-            text = f"node {hello.node} is banned{' ' if decided else ': '}{why}"
+            text = f"node {banned} is banned{' ' if decided else ': '}{why}"
             raise NodeRefusedError(text, ASK_AGAIN_S if decided else None)
         if hello.profile.auditor and hello.node not in self._context.config.auditors:
             raise NodeRefusedError(
@@ -453,6 +470,21 @@ class Nodes:
                 f"the key of {hello.node} is in use on another machine: give each machine a key of its own",
                 FLIP_S,
             )
+
+    def _banned_of(self, hello: Hello) -> str | None:
+        """Who of a node's computer is banned: the node itself, the computer, or a card of it; None: nobody."""
+        computer = hello.profile.computer or hello.node
+        return next(
+            (node for node in self._banned if node == hello.node or self._computers.get(node, node) == computer), None
+        )
+
+    def _know(self, node: str, computer: str | None) -> None:
+        """Know which computer a node is a further card of; None: it is one of its own."""
+        self.lenders.is_card_of(node, computer)
+        if computer is None:
+            self._computers.pop(node, None)
+        else:
+            self._computers[node] = computer
 
     def _flip(self, node: str) -> None:
         self._recent_flips(node).append(self._context.clock.now())

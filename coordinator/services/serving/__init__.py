@@ -9,4 +9,5 @@ presence     which seats are there, asked while an answer waits
 answers      what is known of replicas and of answers under way
 sketches     what stages say crossed between them
 checks       answers that are drawn again
+proofs       those that were found wrong are proven so, or cost no stake
 """

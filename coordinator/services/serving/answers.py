@@ -2,9 +2,11 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import msgspec
 
+from coordinator.domain.accusations import AccusedAnswer
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import NodeUsage
 from protocol.serving import (
@@ -166,3 +168,17 @@ class DrawnAnswer:
     check: AnswerCheck
     until: float = 0.0
     silent: tuple[int, ...] = ()
+
+    def accusation(self, name: str, seed: str, now: float) -> AccusedAnswer | None:
+        """What is to be proven of it where it is wrong; None: nothing can be.
+
+        Who of several nodes made it so is told by sketches, which are near and not equal; an embedding has no draw.
+
+        Args:
+            seed: of the lots with which it is drawn once more.
+        """
+        if len(self.seats) > 1 or not isinstance(self.check, CheckCommand):
+            return None
+        (seat,), said = self.seats, msgspec.json.encode(self.check)
+        answer = sha256(said).hexdigest()
+        return AccusedAnswer(name, self.job, seat.node, seat.payout, seat.env_class, said, answer, seed, now)

@@ -4,14 +4,19 @@ Its life is that of ``payments.period_jobs``.
 """
 
 from collections.abc import Sequence
+from hashlib import sha256
 
+import msgspec
+
+from common.untrusted_text import untrusted
 from coordinator.domain import pricing
 from coordinator.domain import serving as rules
+from coordinator.domain.accusations import AccusedAnswer
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease, LeaseEnd
 from coordinator.domain.serving import Blame, CountedPeriod
 from coordinator.services.audits import credit
-from coordinator.services.audits.audit_outcomes import reject
+from coordinator.services.audits.audit_outcomes import reject, send_away
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
 from coordinator.services.core.unit_of_work import UnitOfWork
@@ -31,10 +36,10 @@ from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.seating import ReplicaStaffing
 from coordinator.services.training.pauses import spent
 from coordinator.services.training.staffing import shape_of
-from coordinator.store.records import CommitRecord
+from coordinator.store.records import CommitRecord, OutboxRecord
 from protocol.job.job import ServeSpec
 from protocol.merkle import merkle_root
-from protocol.serving import CheckedReport
+from protocol.serving import CheckedReport, CheckEmbeddingsCommand
 
 START_S = 600.0  # To fetch the model and load it.
 
@@ -169,7 +174,11 @@ class Deployments(PeriodJobs):
         standing. Where that is one of two, neither is paid, and they hold no replica together any more."""
         if work.run is None:
             return
-        blame = rules.blame(len(drawn.seats), report.stages, drawn.silent) if report.wrong else Blame()
+        blame = Blame()
+        if report.wrong and isinstance(drawn.check, CheckEmbeddingsCommand):
+            blame = rules.blame_of_embeddings(len(drawn.seats))
+        elif report.wrong:
+            blame = rules.blame(len(drawn.seats), report.stages, drawn.silent)
         every, unpaid = [seat.node for seat in drawn.seats], [drawn.seats[stage] for stage in blame.unpaid]
         served = work.run.served.looked_at(every, {seat.node for seat in unpaid}, bool(report.wrong))
         work.change_run(served=served)
@@ -181,6 +190,10 @@ class Deployments(PeriodJobs):
             await self._found(work, drawn.seats[stage], report.wrong)
         if not blame.guilty:
             self._part(work, drawn, blame, report.wrong)
+        elif accused := drawn.accusation(
+            f"accused-{self._context.entropy(12).hex()}", self._context.entropy(32).hex(), work.now
+        ):
+            await work.tx.insert(accused)
 
     async def _unpaid(self, work: UnitOfWork, seats: Sequence[Lease]) -> None:
         """Nothing of these nodes is paid that is not verified."""
@@ -196,6 +209,24 @@ class Deployments(PeriodJobs):
         for lease in [one.id for one in work.leases.values() if one.node == seat.node]:
             work.end(lease, "rejected", f"an answer was not the model's: {wrong}")
         await credit.lose(work, seat.node, everywhere=True)
+
+    async def proven(self, work: UnitOfWork, accused: AccusedAnswer) -> None:
+        """No rounding explains an answer: it costs what a false step costs."""
+        for commit in await pending_shares(work):
+            if commit.node == accused.node:
+                await reject(work, commit, "expelled")
+        reason = f"an answer was not the model's: {accused.detail}"
+        for lease in [one.id for one in work.leases.values() if one.node == accused.node]:
+            work.end(lease, "rejected", reason)
+        owners = len(accused.witnesses)
+        work.note("rejected", f"node {accused.node}: {reason}, as {owners} owners' machines of its class found")
+        record = await send_away(work, accused.node, reason)
+        if record is None or not record.stake:
+            return
+        proof = sha256(msgspec.json.encode(accused)).hexdigest()
+        payload: dict[str, str | int] = {"node": accused.node, "reason": proof}
+        told = untrusted(f"{accused.node}: {reason}"[:500])
+        work.queue(OutboxRecord(f"slash:{accused.id}", work.job.id, "slash", payload, work.now, detail=told))
 
     def _part(self, work: UnitOfWork, drawn: DrawnAnswer, blame: Blame, wrong: str) -> None:
         """Nobody knows who of several made a wrong answer: those that it may have been go; the rest gets other partners."""

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +27,8 @@ from protocol.serving import (
     EmbeddedReport,
     EngineCommand,
     EngineReport,
+    ProveCommand,
+    ProvenReport,
     ReadyReport,
     RefusedReport,
     TextReport,
@@ -36,6 +39,7 @@ IDLE_S = 300.0  # Then a model that nobody asks makes room.
 
 LOG = logging.getLogger(__name__)
 
+Looked = TypeVar("Looked", CheckedReport, ProvenReport)
 Process = asyncio.subprocess.Process
 Start = Callable[[ServedFiles], AbstractAsyncContextManager[Process]]
 """Begins a process that holds a model so; leaving ends it."""
@@ -88,6 +92,15 @@ class Engines:
         Raises:
             CottageError: as ``generate``.
         """
+        return await self._looked_at(held, command, seconds, CheckedReport)
+
+    async def prove(self, held: ServedFiles, command: ProveCommand, seconds: float) -> ProvenReport:
+        """Look whether no rounding explains an answer; as ``check``."""
+        return await self._looked_at(held, command, seconds, ProvenReport)
+
+    async def _looked_at(
+        self, held: ServedFiles, command: AnswerCheck | ProveCommand, seconds: float, kind: type[Looked]
+    ) -> Looked:
         until = asyncio.get_running_loop().time() + seconds
         try:
             async with self._held(held, until) as engine:
@@ -100,7 +113,7 @@ class Engines:
                     engine.cancel(request)
         except TimeoutError as error:
             raise TookTooLongError(f"the answer was not checked within {seconds:g} s", "tokens") from error
-        if isinstance(report, CheckedReport):
+        if isinstance(report, kind):
             return report
         raise error_of(report) if isinstance(report, RefusedReport) else engine.failure()
 
@@ -202,7 +215,7 @@ class _Engine:
         """Why it has ended."""
         return self._error or UnavailableError("the model's process has ended: try again")
 
-    def ask(self, command: AskCommand | AnswerCheck) -> asyncio.Queue[EngineReport | None]:
+    def ask(self, command: AskCommand | AnswerCheck | ProveCommand) -> asyncio.Queue[EngineReport | None]:
         """Begin a request; what comes of it, and None once the process has ended."""
         reports = self._answers[command.id] = asyncio.Queue()  # As long as the answer.
         self._send(command)

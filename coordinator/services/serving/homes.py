@@ -35,7 +35,6 @@ from protocol.node import Command
 from protocol.serving import (
     LONGEST,
     MAX_LINE,
-    NO_EMBEDDINGS_TOGETHER,
     AnswerCheck,
     AnsweredReport,
     AnswerReport,
@@ -84,7 +83,6 @@ class Homes:
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
         self._process, self._numbers = "", count(1)
         self._periods: dict[str, int] = {}  # Of deployments that are at work, the number of the one that is not over.
-        self._staged: set[str] = set()  # Those among them that several nodes hold together.
         self._asked: dict[str, float] = {}  # When a deployment was asked last, or went to work.
         self._unchecked: Counter[tuple[str, int]] = Counter()  # By seat and period, answers that are to be drawn again;
         self._to_check = 0  # and all of them.
@@ -115,7 +113,6 @@ class Homes:
         if job.id not in self._periods or job.spec.serve is None:
             raise closed(job.id, job.state)
         answer = request_of(command, job.spec.serve.context or LONGEST)
-        self._check_staged(job.id, answer)
         self._asked[job.id] = self._context.clock.now()
         until = self._context.clock.now() + seconds
         while True:
@@ -258,11 +255,9 @@ class Homes:
                     raise UnavailableError("no node of this deployment could answer: change the request, or try again")
                 if job not in self._periods:
                     raise closed(job)
-                self._check_staged(job, answer)
                 turn.clear()
                 async with self._context.clock.timeout(max(0.0, until - self._context.clock.now())):
                     await turn.wait()
-            self._check_staged(job, answer)
         except TimeoutError:
             why = "was free in time" if self._of(job) else "holds its model yet"
             raise UnavailableError(f"no node of deployment {job} {why}: try again") from None
@@ -272,11 +267,6 @@ class Homes:
         home = self._homes[name]
         home.answering += 1
         return home
-
-    def _check_staged(self, job: str, answer: AskedOfHomes) -> None:
-        """Raise InvalidError where several nodes hold the model together, and cannot do it."""
-        if job in self._staged and isinstance(answer, EmbeddingsUnderWay):
-            raise error_of(RefusedReport("1", "no-embeddings", NO_EMBEDDINGS_TOGETHER))
 
     def _of(self, job: str) -> list[AnsweringReplica]:
         return [home for home in self._homes.values() if home.lease.job == job and home.here]
@@ -443,7 +433,6 @@ class Homes:
         if work.job.spec.serve is None:
             return
         self._periods[work.job.id] = work.job.rounds_done
-        self._know_staged(work)
         whole = {} if work.run is None else rules.answering(work.run.layers, work.run.joins, work.leases)
         for home in self._of(work.job.id):
             if home.name not in whole:
@@ -458,17 +447,7 @@ class Homes:
         if work.job.state not in AT_WORK or work.job.wish is not Wish.NONE:
             self._periods.pop(work.job.id, None)
             self._asked.pop(work.job.id, None)
-            self._staged.discard(work.job.id)
             for turn in self._waiting.pop(work.job.id, ()):
-                turn.set()
-
-    def _know_staged(self, work: UnitOfWork) -> None:
-        """Once several nodes are to hold it together, who waits for something that they cannot do looks."""
-        serve = work.job.spec.serve
-        stages = len(work.run.layers) if work.run is not None else (serve.stages if serve is not None else None) or 1
-        if stages > 1 and work.job.id not in self._staged:
-            self._staged.add(work.job.id)
-            for turn in self._waiting.get(work.job.id, ()):
                 turn.set()
 
     def _leave(self, home: AnsweringReplica) -> None:

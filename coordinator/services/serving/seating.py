@@ -94,6 +94,27 @@ class ReplicaStaffing:
         if stages is not None:
             self._break_up(work, stages)
         self._begin(work, able, missing, owed)
+        await self._claim(work, free, shunned)
+
+    async def _claim(self, work: UnitOfWork, free: Sequence[Candidate], shunned: Collection[str]) -> None:
+        """Have arrays give back what a first replica needs, or a further one that is no more than this job's share."""
+        claims = self._nodes.claims
+        if len({lease.replica for lease in work.leases.values()}) >= _serve(work).replicas:
+            claims.drop(work.job.id)
+            return
+        spare = claims.spare(work.job.id) - set(shunned)
+        if not claims.is_due(work.job.id) or claims.renew(work.job.id, spare | {one.node for one in free}):
+            return
+        wanted = affordable(self._nodes.seatable(), work.job.quote.rate)
+        there = await self._able(work, [*free, *(one for one in wanted if one.node in spare)])
+        if work.run is None:
+            found = self._first(work, there)
+            team = {} if found is None else found[1]
+        elif len(work.leases) + len(work.run.layers) <= claims.share(len(there) + len(work.leases)):
+            team = self._team(work, range(len(work.run.layers)), there, ())
+        else:
+            team = {}
+        claims.claim(work.job.id, {one.node for one in team.values()})
 
     def _break_up(self, work: UnitOfWork, stages: int) -> None:
         """Free the nodes of a replica that stays without some seat: at once where they may complete another one."""

@@ -33,9 +33,15 @@ def replicas_tried(spec: JobSpec, quoted: int, *, patient: bool) -> Sequence[int
     return [quoted] if patient else range(quoted, least - 1, -1)
 
 
-def run_settings(spec: FederatedSpec) -> dict[str, Any]:
-    """Fields of a federated job's ``Run``: every round is stored, since what was sent once is spent for good."""
+def run_settings(spec: FederatedSpec, learns: int) -> dict[str, Any]:
+    """Fields of a federated job's ``Run``: every round is stored, since what was sent once is spent for good.
+
+    Args:
+        learns: scalars that learn, which a secure sum is of.
+    """
     held = {"evaluate": (), "unjudged": True, "least": spec.least_owners, "store_every": 1, "most": spec.rounds_allowed}
+    if spec.sum == "secure":
+        held |= {"summed": learns, "sharded_from": 0}
     adaptive = None if spec.privacy is None else spec.privacy.adaptive
     if spec.privacy is None or adaptive is None:
         return held

@@ -32,6 +32,7 @@ from coordinator.services.training.endings import Endings
 from coordinator.services.training.job_faults import blamed_files, diverged, too_many_faults
 from coordinator.services.training.pauses import Halts, fraction_of, paced
 from coordinator.services.training.round_words import completed_words, last_stage, left_out_words
+from coordinator.services.training.secure_sums import SecureSums
 from coordinator.services.training.staffing import Staffing, holders, seats_ready, shape_of
 from coordinator.services.training.validation import HeldOut
 from coordinator.store.ports import Condition, col
@@ -39,21 +40,21 @@ from coordinator.store.records import CommitRecord, RoundRecord
 from ledger import events as ledger_events
 from protocol.ids import Digest
 from protocol.node import Unpaid
-from protocol.task import RoundApplied, RoundCommit, RoundHolding, StepChallenge, Validation
+from protocol.task import RoundApplied, RoundCommit, RoundHolding, StepChallenge, SumSaid, Validation
 
 MAX_RESTARTS = 20  # A round that fails so often in a row will not come right.
 MAX_ROLLBACKS = 8  # Each costs whoever forged its stake; where stakes are nothing, a job still has to end.
 MAX_PASSES = 8  # Ending one round can begin the next and end it again; more passes wait for the next tick.
 ACTIVE = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING})
 
-RoundReport = RoundCommit | RoundHolding | RoundApplied | Validation
+RoundReport = RoundCommit | RoundHolding | RoundApplied | Validation | SumSaid
 
 
 class Runs:
     """What a job does next. Timers (silence, grace) live in memory: after a restart everybody gets the full time again.
 
     Attributes:
-        arrays: brings those jobs further that run containers.
+        arrays: brings those jobs further that run containers. sums: puts federated rounds' secure sums together.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class Runs:
         settlement: Settlement,
         deployments: Deployments,
         arrays: ArrayJobs,
+        sums: SecureSums,
     ) -> None:
         self._context = context
-        self.arrays = arrays
+        self.arrays, self.sums = arrays, sums
         self._deployments = deployments
         self._nodes = nodes
         self._staffing = staffing
@@ -115,6 +117,14 @@ class Runs:
         work.change_run(round=after)
         if rounds.news(before) != rounds.news(after):
             self.heard(work.job.id)
+
+    def answer(self, work: UnitOfWork, lease: str, said: SumSaid) -> None:
+        """Take what an owner says for a secure sum; who says what cannot be is out."""
+        if why := self.sums.take(work, lease, said):
+            work.note("fault", f"node {work.leases[lease].node}: {why}")
+            work.end(lease, "failed", why)
+        else:
+            self.fold(work, lease, said)
 
     def _others(self, work: UnitOfWork) -> PeriodJobs | None:
         """Who brings a job further that has no rounds."""
@@ -178,6 +188,7 @@ class Runs:
             return
         if work.run.round is not None:
             work.change_run(round=rounds.look(work.run.round, work.now))
+            self.sums.attend(work)
             await self._heldout.weigh(work)
         await self._take(work)
         await self._looks.attend(work)
@@ -377,7 +388,8 @@ class Runs:
     async def _void(self, work: UnitOfWork, over: Round) -> None:
         assert work.run is not None
         self._context.metrics.count("rounds_void_total")
-        work.note("void", f"round {over.number + 1} has lost all replicas: it is done again from the last checkpoint")
+        lost = "it has lost all replicas" if over.sum is None or not over.sum.lost else over.sum.lost
+        work.note("void", f"round {over.number + 1} is done again from the last checkpoint: {lost}")
         await self._store_round(work, over, "void", "again")
         _begin_anew(work, runs.beyond_repair(work.run))
         work.run = runs.close(work.run)

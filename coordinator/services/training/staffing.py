@@ -102,7 +102,10 @@ class Staffing:
         if found is None:
             if federated is not None and (why := federating.why_waiting(work.job, free)):
                 self._wait(work, why)
+            elif federated is None:
+                await self._claim(work, free)
             return
+        self._nodes.claims.drop(work.job.id)
         by_node = {candidate.node: candidate for candidate in free}
         classes = {seat: by_node[node].env_class for seat, node in found.seats.items()}
         if federated is None and (why := self._watching.unseen(shape, training, found.layers, classes)):
@@ -129,7 +132,8 @@ class Staffing:
             shares=quote.replicas if training.sampling == "epochs" else None,
         )
         if federated is not None:
-            work.run = msgspec.structs.replace(work.run, **federating.run_settings(federated))
+            learns, _ = shape.stage_learns(0, shape.layers, True, True, training.lora)
+            work.run = msgspec.structs.replace(work.run, **federating.run_settings(federated, learns))
         work.change(quote=msgspec.structs.replace(quote, limit=found.limit, rounds=rounds.rounds))
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
         work.note("period", period.words(training, rounds, found))
@@ -138,6 +142,36 @@ class Staffing:
         if federated is None:  # Else whoever has no seat has not joined.
             self._reasons(work, found)
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
+
+    async def _claim(self, work: UnitOfWork, free: Sequence[Candidate]) -> None:
+        """Plan with what arrays could give back, too, and have them do so: as many replicas as are no more than a share."""
+        there = await self._with_spare(work, free)
+        if not there:
+            return
+        quote, claims = work.job.quote, self._nodes.claims
+        for replicas in federating.replicas_tried(work.job.spec, quote.replicas, patient=False):
+            if replicas > 1 and replicas * quote.stages > claims.share(len(there)):
+                continue
+            try:
+                found = placement.choose(
+                    shape_of(work), work.job.spec.training, there, quote.stages, replicas, self._links.map
+                )
+            except NoPlacementError:
+                continue
+            claims.claim(work.job.id, set(found.seats.values()))
+            return
+        claims.claim(work.job.id, ())
+
+    async def _with_spare(self, work: UnitOfWork, free: Sequence[Candidate]) -> list[Candidate]:
+        """Free nodes, and those that arrays could give back; empty where nothing new is to be claimed."""
+        claims = self._nodes.claims
+        if not claims.is_due(work.job.id):
+            return []
+        spare = claims.spare(work.job.id)
+        if claims.renew(work.job.id, spare | {one.node for one in free}):
+            return []
+        could = await self._willing(work, [one for one in self._nodes.seatable() if one.node in spare])
+        return payable([*free, *could], frozenset())
 
     def _wait(self, work: UnitOfWork, why: str) -> None:
         if self._told.get(work.job.id) != why:
@@ -197,6 +231,11 @@ class Staffing:
                 filled |= placement.fill([seat for seat in rest if seat not in filled], held, some, memory)
                 held |= {seat: known[node] for seat, node in filled.items() if node in known}
         self._hand_over(work, filled, spares, free)
+        rest = [seat for seat in missing if seat not in filled]
+        room = max(self._nodes.claims.share(len(known)), len(work.run.layers)) - len(held)
+        if rest and not returning and (could := await self._with_spare(work, free)):
+            claimed = placement.fill(rest[: max(0, room)], held, could, memory)
+            self._nodes.claims.claim(work.job.id, set(claimed.values()))
         if not returning and not federated:
             self._merge(work, [seat for seat in missing if seat not in filled], memory)
 
@@ -307,9 +346,11 @@ class Staffing:
         self._warned[work.job.id] = frozenset(lease.id for lease in short)
 
     def _release_spares(self, work: UnitOfWork) -> None:
-        """Spares that drain stand by no more, since nothing waits for them."""
+        """Spares that drain, or that an array can use, stand by no more, since nothing waits for them."""
+        own, crowded = self._context.config.auditors, self._nodes.claims.crowded
         for lease in [lease for lease in work.leases.values() if lease.seat is None]:
-            if why := self._nodes.why_draining(lease.node):
+            array = "an array can use it meanwhile" if crowded and lease.node not in own else ""
+            if why := self._nodes.why_draining(lease.node) or array:
                 work.end(lease.id, "replaced", why)
 
     def _why_leaving(self, node: str) -> str:
@@ -377,7 +418,7 @@ class Staffing:
         self._seat(work, moving)
 
     def _hold_spares(self, work: UnitOfWork, free: Sequence[Candidate], spares: dict[str, Lease]) -> None:
-        wanted = self._context.config.spares - len(spares)
+        wanted = 0 if self._nodes.claims.crowded else self._context.config.spares - len(spares)
         memory = memory_needed(work)
         stages = range(len(memory["main"]))
         for candidate in [c for c in free if c.node not in spares][: max(0, wanted)]:

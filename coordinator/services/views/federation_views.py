@@ -22,9 +22,11 @@ def state_of(job: Job, run: Run | None) -> FederationState:
 
 def spent(job: Job, run: Run | None = None) -> PrivacySpent | None:
     """What a job's budget was charged with; None where it has none."""
-    privacy = None if job.spec.federated is None else job.spec.federated.privacy
-    if privacy is None or privacy.noise_multiplier is None:
+    federated = job.spec.federated
+    privacy = None if federated is None else federated.privacy
+    if federated is None or privacy is None or privacy.noise_multiplier is None:
         return None
+    secure = federated.sum == "secure"
     releases = [PrivateRelease(privacy.noise_multiplier, count=job.released)] if job.released else []
     return PrivacySpent(
         privacy.unit,
@@ -36,4 +38,7 @@ def spent(job: Job, run: Run | None = None) -> PrivacySpent | None:
         privacy.noise_multiplier,
         privacy.clip if run is None or run.clip is None else run.clip,
         ACCOUNTANT,
+        federated.sum,
+        federated.own_noise if secure else privacy.noise_multiplier,
+        federated.honest if secure else 0,
     )

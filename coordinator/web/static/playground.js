@@ -65,8 +65,11 @@ function request(turn, place) {
 async function* privatePieces(turn, place) {
   const what = turn.kind === "chat" ? { messages: messages(turn, place) } : { prompt: turn.words };
   const { max_tokens: tokens, seed = crypto.getRandomValues(new Uint32Array(1))[0], ...sampling } = turn.sampling;
-  const command = { ...what, sampling: { ...sampling, seed }, ...(tokens && { tokens }) };
-  for await (const piece of privately(turn.models[place], command, running.signal)) {
+  const [deployment] = turn.models[place].split(":");
+  // Its node knows an adapter by its place among those of the deployment.
+  const adapter = play.dataset.served.split(" ").filter((name) => name.startsWith(`${deployment}:`)).indexOf(turn.models[place]) + 1;
+  const command = { ...what, sampling: { ...sampling, seed }, ...(tokens && { tokens }), ...(adapter && { adapter }) };
+  for await (const piece of privately(deployment, command, running.signal)) {
     if (piece.text !== undefined) yield { choices: [{ text: piece.text }] };
     else yield { choices: [{ finish_reason: piece.reason }], usage: { completion_tokens: piece.tokens }, cottage: { nodes: piece.names } };
   }
@@ -254,7 +257,7 @@ function fit() {
   const plainNow = ["model", "beside"].some((list) => texts.has(at(list).value.split("@")[0] || "none"));
   if (plainNow !== plain) document.querySelector(`[name=kind][value=${plainNow ? "text" : "chat"}]`).checked = true;
   plain = plainNow;
-  const served = new Set(play.dataset.served.split(" ").filter((name) => !name.includes(":"))); // Adapters are not asked privately.
+  const served = new Set(play.dataset.served.split(" "));
   at("private-field").hidden = !["model", "beside"].every((list) => !at(list).value || served.has(at(list).value));
 }
 

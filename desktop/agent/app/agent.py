@@ -9,7 +9,6 @@ from functools import partial
 
 import msgspec
 
-from common.errors import BadAddressError
 from common.untrusted_text import untrusted
 from desktop.agent.app import status
 from desktop.agent.app.array_parts import array_tools, held_task, lend_disk, look_after
@@ -23,6 +22,7 @@ from desktop.agent.coordinator import network_report
 from desktop.agent.coordinator.artifacts import Artifacts
 from desktop.agent.coordinator.nettest import LineTests
 from desktop.agent.coordinator.network_report import usable
+from desktop.agent.coordinator.relay_orders import RelayOrders
 from desktop.agent.coordinator.session import CoordinatorSession, Introduction
 from desktop.agent.coordinator.transfer_pacing import Courtesy
 from desktop.agent.earnings import stake_warnings, wallet
@@ -96,7 +96,7 @@ class Agent:
         self._promises = PromiseFolder(parts.home.promises)
         self._kept_records = CoordinatorRecords(parts.home.coordinator_records)
         self._limits = LineLimits.of(settings)
-        self._share = LineShare(parts.home.usage, self._limits, clock.time())
+        self._share = parts.others.line or LineShare(parts.home.usage, self._limits, clock.time())
         self._peers = Peers(parts.key.address, clock)
         courtesy, cache = Courtesy(clock, self._share.allowance, self._peers.links), settings.disk_gb * 10**9
         self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, cache, books.cache, courtesy)
@@ -108,7 +108,7 @@ class Agent:
         self._peers.weights = self._weights = WeightExchange(self._peers.carry, self._peers.weights_for, clock)
         self._session = CoordinatorSession(
             settings.coordinator,
-            Introduction(parts.key, settings.payout, parts.profile),
+            Introduction(parts.key, settings.payout, parts.profile, parts.computer),
             self,
             clock,
             settings.coordinator_key,
@@ -121,7 +121,7 @@ class Agent:
             parts.home, parts.key, settings.coordinator, self._share.allowance, clock, self.measured
         )
         self._tell_network = asyncio.Event()
-        self._ordered: set[str] = set()
+        self._relays = RelayOrders()
         tools = Tools(
             parts.sandbox,
             self._artifacts,
@@ -134,7 +134,7 @@ class Agent:
             clock,
             self._accuse if settings.bond > 0 else None,
             self._records,
-            federations := Memberships(parts.home.federations),
+            federations := Memberships(parts.home.federations, parts.key),
         )
         self.joining = Joining(federations, parts.sandbox, self._session.send)
         line = LinkOptions(self._limits.polite, self._share.allowance)
@@ -222,9 +222,14 @@ class Agent:
         self._keeper.renew()
 
     def workers(self) -> tuple[bool, tuple[int, ...]]:
-        """Whether jobs hold this computer (a spare that waits does not), and the processes of their workers."""
+        """Whether jobs hold this card (a spare that waits does not), and the processes of this computer's workers."""
+        seated = any(task.assign.stage is not None for task in self._holdings.alive())
+        return seated, (*self.pids(), *self._parts.others.pids())
+
+    def pids(self) -> tuple[int, ...]:
+        """The processes of this card's workers that have a seat."""
         seated = [task for task in self._holdings.alive() if task.assign.stage is not None]
-        return bool(seated), tuple(task.pid for task in seated if task.pid is not None)
+        return tuple(task.pid for task in seated if task.pid is not None)
 
     def cap_used(self) -> bool:
         """Whether this month's allowance is used up."""
@@ -284,7 +289,7 @@ class Agent:
             self._books.earnings.record_ledger(self._parts.settings.coordinator, welcome.ledger)
             self._wallet_changed.set()
             stake = max(self._parts.settings.stake, welcome.min_stake if self._parts.settings.stake else 0)
-            self._spawn(wallet.ensure_stake(welcome.ledger, self._parts.key, stake), "stake")
+            self._spawn(wallet.ensure_stake(welcome.ledger, self._parts.key, stake, self._parts.others.purse), "stake")
 
     def _accuse(self, found: Accusation) -> None:
         """Put a bond against what a re-run of a neighbour's step has found false."""
@@ -308,7 +313,9 @@ class Agent:
             case Unanswered(at=at):
                 self._give_up(stake_warnings.unanswered(self._books.activity, self._parts.clock.time(), at))
             case IceServers():
-                self._take_servers(message)
+                if self._network is not None:  # Only a Welcome opens the network, and it comes first.
+                    self._relays.follow(self._network, message)
+                    self._private.use(usable(message.servers))
             case KeepRecords() | ListRecords() | ReturnRecords():
                 self._spawn(self._keep_records(message), "records")
             case FederationTold():
@@ -381,24 +388,9 @@ class Agent:
             self._stop.set()
 
     def _note(self, kind: Kind, text: str, severity: Severity = "info", **detail: str) -> None:
+        if self._parts.computer is not None:
+            text, detail = f"{self._parts.settings.name}: {text}", detail | {"gpu": self._parts.device.gpu}
         self._books.activity.add(self._parts.clock.time(), kind, text, severity, **detail)
-
-    def _take_servers(self, offered: IceServers) -> None:
-        """Use these relays for links made from now on; for each peer the best first, which the peer uses too."""
-        if self._network is None:
-            return  # Only a Welcome opens the network, and it comes first.
-        self._network.set_ice_servers(usable(offered.servers))
-        self._private.use(usable(offered.servers))
-        for peer in self._ordered - offered.peers.keys():
-            self._network.set_peer_ice_servers(peer, ())
-        self._ordered = set()
-        for peer, servers in offered.peers.items():
-            try:
-                self._network.set_peer_ice_servers(peer, usable(servers))
-            except BadAddressError as error:
-                LOG.warning("the coordinator names a peer that is none: %s", printable(str(error)))
-                continue
-            self._ordered.add(peer)
 
     def _earned(self, earned: JobEarned | Promised) -> None:
         if isinstance(earned, Promised):
@@ -430,19 +422,12 @@ class Agent:
         return self._group.create_task(work, name=name)
 
     async def _report_traffic(self) -> None:
-        told: dict[str, object] = {}
         while True:
             await self._parts.clock.sleep(TRAFFIC_S)
             self._peers.share_wire_bytes()
             self._share.look(self._parts.clock.time())
             self._holdings.end_orphans(self._session.silent())
-            for lease, task in list(self._holdings.tasks.items()):
-                report = task.bridge.traffic.report()
-                if task.alive and task.restored is None and told.get(lease) != report:
-                    with contextlib.suppress(NotConnectedError):
-                        await self._session.send(task.outbox.lossy(report))
-                        told[lease] = report
-            told = {lease: report for lease, report in told.items() if lease in self._holdings.tasks}
+            await self._holdings.tell_traffic(self._session.send)
 
     async def _report_network(self) -> None:
         """Tell the coordinator of the line and the links: now and then, once connected, and after a network test."""
@@ -457,6 +442,11 @@ class Agent:
 
     def measured(self, line: NetworkReport) -> None:
         """Take what a network test has found of this node's line and its relays, and tell the coordinator."""
+        self.told_line(line)
+        self._parts.others.measured(line)
+
+    def told_line(self, line: NetworkReport) -> None:
+        """The same of a test that another card of this computer has made."""
         self._line = line
         self._tell_network.set()
 
@@ -471,7 +461,7 @@ class Agent:
         return await self._peers.tests.measure(order.peer, speed=order.speed)
 
     def _is_idle(self) -> bool:
-        return self._session.online and not self.held()
+        return self._session.online and not self.held() and self._parts.others.may_test()
 
     async def _watch_wallet(self) -> None:
         while True:
@@ -501,14 +491,18 @@ class Agent:
         self._shelf.lend(settings.disk_gb * 10**9)
         self._cap_power()
         if told:
-            await self._session.introduce(Introduction(self._parts.key, settings.payout, profile))
+            await self._introduce()
 
     async def _offer(self, containers: bool) -> None:
         """Say whether containers of others run here, where that has changed."""
         if containers != self._parts.profile.containers:
             profile = msgspec.structs.replace(self._parts.profile, containers=containers)
             self._parts = dataclasses.replace(self._parts, profile=profile)
-            await self._session.introduce(Introduction(self._parts.key, self._parts.settings.payout, profile))
+            await self._introduce()
+
+    async def _introduce(self) -> None:
+        parts = self._parts
+        await self._session.introduce(Introduction(parts.key, parts.settings.payout, parts.profile, parts.computer))
 
     def _cap_power(self) -> None:
         """While jobs may compute; at other times the GPU is its owner's."""
@@ -552,6 +546,11 @@ class Agent:
         limits = change.apply(self._limits)
         home = self._parts.home
         home.remember(limits.into(home.settings()))
+        self.keep_to(limits)
+        return self.limits()
+
+    def keep_to(self, limits: LineLimits) -> None:
+        """Keep to these from now on."""
         self._limits = limits
         self._share.change(limits)
         self._private.options.polite = limits.polite
@@ -560,7 +559,6 @@ class Agent:
         told = self._tests.report()
         if told is not None:
             self.measured(told)
-        return self.limits()
 
     def status(self) -> status.AgentStatus:
         """Everything that the owner may want to know now."""

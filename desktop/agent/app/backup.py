@@ -123,10 +123,12 @@ def restore(home: Home, kept: BackupContent) -> str:
 
 def fitting(settings: Settings) -> Settings:
     """The settings without what only the computer of the backup had: its card, its processors, its memory."""
-    gone = isinstance(settings.gpu, str) and detect(settings.gpu).gpu != settings.gpu
+    gone = any(isinstance(card, str) and detect(card).gpu != card for card in settings.lent)
     return msgspec.structs.replace(
         settings,
         gpu=0 if gone else settings.gpu,
+        cards=() if gone else settings.cards,
+        resting=() if gone else settings.resting,
         threads=settings.threads if settings.threads <= (os.cpu_count() or 1) else 0,
         memory_mb=settings.memory_mb if settings.memory_mb <= total_memory_mb() else 0,
     )

@@ -15,6 +15,7 @@ from common.untrusted_text import untrusted
 from desktop.agent.app import backup, support
 from desktop.agent.app import settings as owner
 from desktop.agent.app import status as local
+from desktop.agent.app.card_views import views_of
 from desktop.agent.app.image_fetch import ImageFetch, ImageOrder
 from desktop.agent.app.selftest import NOT_TESTED, SelfTestMeans, SelfTestResult, Steps
 from desktop.agent.base import networks
@@ -44,6 +45,7 @@ from desktop.agent.updates.sandbox_images import Images
 from desktop.answers import (
     ActivityEvents,
     BackupDone,
+    CardView,
     EarningsSummary,
     KeyWords,
     SupportReport,
@@ -58,9 +60,17 @@ from transport.nettest.result import NetTest, PeerTest
 class Live(Protocol):
     """The agent while it lends."""
 
-    ledger: LedgerInfo | None
-    cap: PowerCap
-    joining: Joining
+    @property
+    def ledger(self) -> LedgerInfo | None:
+        """Where the money is kept, once that was told."""
+
+    @property
+    def cap(self) -> PowerCap:
+        """How the power cap is held."""
+
+    @property
+    def joining(self) -> Joining:
+        """The owner's federations."""
 
     def status(self) -> local.AgentStatus:
         """Everything that the owner may want to know now."""
@@ -130,7 +140,9 @@ class OwnerApi:
         self.home, self.version, self.handles = home, version, handles
         self.address = home.key().address
         self.books = EarningRecords.at(home)
-        self.agent: Live | None = None
+        self.live: Live | None = None
+        self.cards: Callable[[], tuple[CardView, ...]] = self._cards_of_rest
+        self.works: Callable[[], bool] = lambda: True
         self.device: Device | None = None
         self.on, self.preparing, self.renews = True, False, False
         self.trouble: AgentError | None = None  # Why the switch went off by itself.
@@ -146,6 +158,15 @@ class OwnerApi:
             bool(release.key and release.url),
             lambda text: self.activity.add(time.time(), "settings", text),
         )
+
+    @property
+    def agent(self) -> Live | None:
+        """Who can say and do something now; of several cards none may, while each of them waits."""
+        return self.live if self.works() else None
+
+    @agent.setter
+    def agent(self, live: Live | None) -> None:
+        self.live = live
 
     @property
     def activity(self) -> Activity:
@@ -177,6 +198,7 @@ class OwnerApi:
             "backup": (local.BackupOrder, self.backup),
             "words": (local.WordsOrder, self.words),
             "restore": (local.RestoreOrder, self.restore),
+            "cards": (local.CardOrder, self.switch_card),
             "update": (UpdateOrder, self.update),
             "image": (ImageOrder, self._image.begin),
             "leave": (local.LeaveOrder, self.leave),
@@ -254,7 +276,15 @@ class OwnerApi:
             electricity=kept.electricity,
             currency=kept.currency,
             worth=kept.worth_of(None),
+            cards=self.cards(),
         )
+
+    def rest(self) -> None:
+        """Nothing is lent any more."""
+        self.live, self.cards, self.works = None, self._cards_of_rest, lambda: True
+
+    def _cards_of_rest(self) -> tuple[CardView, ...]:
+        return views_of(self.home, self.home.settings())
 
     def earnings(self) -> EarningsSummary:
         """What jobs have brought."""
@@ -262,7 +292,7 @@ class OwnerApi:
             self._ledger = self.agent.ledger
         working = self.agent.working() if self.agent is not None else frozenset()
         heard = self.agent.heard if self.agent is not None else None
-        return self.books.earnings.summary(time.time(), working, self._ledger.url if self._ledger else "", heard)
+        return self.books.summary(time.time(), working, self._ledger.url if self._ledger else "", heard)
 
     def events(self) -> ActivityEvents:
         """What has happened, the newest first."""
@@ -319,6 +349,9 @@ class OwnerApi:
         """Raises SettingsError."""
         before = self.home.settings()
         after = change.apply(before, self.address, networks.known(self.home.networks))
+        return self._settings(await self._take(before, after))
+
+    async def _take(self, before: Settings, after: Settings) -> owner.Effect:
         self.home.remember(after)
         effect = owner.effect_of(before, after)
         if after != before:
@@ -328,11 +361,17 @@ class OwnerApi:
             self.activity.add(time.time(), "settings", f"settings were changed: {names}", names=names)
         if after.at_login != before.at_login:
             self.handles.login()
-        if effect == "restart" and (self.agent is not None or self.preparing):
+        if effect == "restart" and (self.live is not None or self.preparing):
             self.handles.restart()
-        elif after != before and self.agent is not None:
-            await self.agent.adopt(after)
-        return self._settings(effect)
+        elif after != before and self.live is not None:
+            await self.live.adopt(after)
+        return effect
+
+    async def switch_card(self, order: local.CardOrder) -> local.CardsView:
+        """Lend one of several cards, or have it hand over what it has; raises SettingsError."""
+        before = self.home.settings()
+        await self._take(before, order.apply(before))
+        return local.CardsView(self.status().cards)
 
     async def update(self, order: UpdateOrder) -> UpdateView:
         """Raises UpdateError."""
@@ -373,7 +412,7 @@ class OwnerApi:
     async def withdraw(self, order: local.WithdrawOrder) -> WalletWithdrawal:
         """What it costs, or what became of it."""
         coordinator = self.home.settings().coordinator
-        known = self.books.earnings.ledger(coordinator)
+        known = self.books.ledger(coordinator)
         found = await self._withdrawals.withdraw(coordinator, known, self.home.key(), order)
         if found.signature:
             text = f"sent {found.arrives} millionths to {found.target}"
@@ -388,7 +427,7 @@ class OwnerApi:
 
     async def restore(self, order: local.RestoreOrder) -> BackupDone:
         """Raises SettingsError: lending is on, another node has earned here, or it is no backup or no node's words."""
-        if self.agent is not None or self.preparing or self.on:
+        if self.live is not None or self.preparing or self.on:
             raise SettingsError("switch lending off first: a node does not change while it lends")
         earned = self.earnings().verified > 0 or any(self.home.promises.glob("*"))
         address = await asyncio.to_thread(self._restore, order, earned)

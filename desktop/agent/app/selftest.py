@@ -105,6 +105,8 @@ class Steps:
             return SelfTestStep("sandbox", "bad", "unsafe", printable(str(error)))
         if self._settings.sandbox == "process":
             return SelfTestStep("sandbox", "warning", "unprotected", "jobs run with your rights: for the demo only")
+        if self._settings.sandbox == "kubernetes":
+            return SelfTestStep("sandbox", "good", "found", "pods hold jobs apart from the cluster's other workloads")
         return SelfTestStep("sandbox", "good", "found", "Docker holds jobs apart from your files and your network")
 
     async def _speed(self) -> SelfTestStep:

@@ -23,6 +23,7 @@ from common.system_words import reason
 from desktop.agent.app import startup
 from desktop.agent.app.agent import Agent
 from desktop.agent.app.autostart import MOVED, UNIT, AtLogin
+from desktop.agent.app.computer import Computer
 from desktop.agent.app.owner_api import Handles, OwnerApi
 from desktop.agent.app.selftest import SelfTestMeans, SelfTestResult, Speed, Steps
 from desktop.agent.app.status import Order
@@ -100,7 +101,7 @@ class Service:
         self._end, self._wake, self._login = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._at_login, self._entry_too = AtLogin.of(home), False
         self._stopped = False
-        self._agent: Agent | None = None
+        self._agent: Agent | Computer | None = None
 
     def stop(self) -> None:
         """Hand over what runs, and end."""
@@ -141,7 +142,8 @@ class Service:
             AgentError: where it does not stay, why it cannot lend.
         """
         async with self.desk:
-            self.desk.device = await asyncio.to_thread(startup.chosen, self._home.settings().gpu)
+            settings = self._home.settings()
+            self.desk.device = await asyncio.to_thread(startup.chosen, settings.gpu, settings.sandbox)
             if self._home.trial:
                 await self._wake.wait()
                 return
@@ -203,9 +205,7 @@ class Service:
     async def _stretch(self) -> bool:
         """Lend until told otherwise; whether it ended because what was to be finished is."""
         self.desk.preparing = True
-        preparing = asyncio.create_task(
-            startup.prepare(self._home, self._home.settings(), self._arguments), name="prepare"
-        )
+        preparing = asyncio.create_task(self._prepared(), name="prepare")
         ending = asyncio.create_task(self._end.wait(), name="end")
         try:
             await asyncio.wait((preparing, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -214,17 +214,29 @@ class Service:
                 with contextlib.suppress(asyncio.CancelledError, AgentError):
                     await preparing
                 return False
-            parts = preparing.result()
+            agent = preparing.result()
         finally:
             ending.cancel()
             self.desk.preparing = False
         self.desk.trouble = None
-        self._agent = self.desk.agent = Agent(parts, self.desk.books)
+        self._agent = self.desk.live = agent
+        if isinstance(agent, Computer):
+            self.desk.cards, self.desk.works = agent.cards, lambda: agent.first is not None
         try:
-            await self._agent.work(self._end)
-            return self._agent.finished
+            await agent.work(self._end)
+            return agent.finished
         finally:
-            self._agent = self.desk.agent = None
+            self._agent = None
+            self.desk.rest()
+
+    async def _prepared(self) -> Agent | Computer:
+        """Who lends: one agent, or one for each card."""
+        settings = self._home.settings()
+        if not settings.cards:
+            return Agent(await startup.prepare(self._home, settings, self._arguments), self.desk.books)
+        computer = Computer(self._home, self.desk.books, self._arguments)
+        await computer.prepare()
+        return computer
 
     # --- what starts at login -------------------------------------------------------------------------------------------
 
@@ -294,7 +306,7 @@ class Service:
         self.desk.books.close()
 
     def _means(self, settings: Settings) -> SelfTestMeans:
-        return SelfTestMeans(lambda: startup.chosen(settings.gpu), self._speed, self._line)
+        return SelfTestMeans(lambda: startup.chosen(settings.gpu, settings.sandbox), self._speed, self._line)
 
     async def _speed(self, device: Device) -> Speed:
         if self._agent is not None:

@@ -27,7 +27,7 @@ from protocol.wallets import MAX_TEXT
 Effect = Literal["now", "rejoin", "restart"]
 _SPOKEN = frozenset({"name", "payout", "floor"})  # What the coordinator is told when this node connects.
 _MONEY = frozenset({"electricity", "currency", "worth"})
-_QUIET = _MONEY | {"disk_gb", "watts", "up", "down", "month", "polite", "updates", "at_login"}
+_QUIET = _MONEY | {"resting", "disk_gb", "watts", "up", "down", "month", "polite", "updates", "at_login"}
 _AMOUNTS = ("floor", "electricity", "worth", "bond")
 
 
@@ -36,7 +36,7 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``coordinator``: an invitation, too. ``floor``: for 10^15 operations. ``bond``: at a time.
     ``currency``: in which ``electricity`` (for a kWh) and ``worth`` (of a token) are; "": electricity is in tokens.
-    ``threads`` and ``memory_mb`` 0: all, and half.
+    ``threads`` and ``memory_mb`` 0: all, and half. ``gpu``: one, several with commas between, or ``all``.
     """
 
     coordinator: Annotated[str, Meta(max_length=2000)] | None = None
@@ -77,7 +77,7 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if self.currency is not None:
                 given["currency"] = _currency(self.currency)
             if "gpu" in given:
-                given["gpu"] = lasting(given["gpu"])
+                given |= _lent(given["gpu"])
             changed: Settings = convert(msgspec.to_builtins(settings) | given, Settings)
         except (MessageError, AmountError) as error:
             raise SettingsError(f"the setting cannot be used: {error}") from error
@@ -88,6 +88,26 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         checked = changed if changed.coordinator else msgspec.structs.replace(changed, coordinator="http://localhost")
         checked.completed(address)  # Names the address or the wallet that cannot be used.
         return changed
+
+
+def _lent(text: int | str) -> dict[str, object]:
+    """What is lent by one number or identity, by several with commas between, or by ``all``: none of them is switched off.
+
+    Raises:
+        SettingsError: one of several is not here, or named twice.
+    """
+    if isinstance(text, int):
+        return {"gpu": lasting(text), "cards": (), "resting": ()}
+    words = [gpu.uuid for gpu in gpus()] if text.strip() == "all" else [word.strip() for word in text.split(",")]
+    if not words:
+        raise SettingsError("this computer has no NVIDIA GPU that could be lent")
+    cards = [lasting(int(word) if re.fullmatch(r"-?[0-9]{1,3}", word) else word) for word in words]
+    here = {gpu.uuid for gpu in gpus()}
+    if len(cards) > 1 and (missing := [card for card in cards if card not in here]):
+        raise SettingsError(f"GPU {missing[0]} is not in this computer, so it cannot be lent with others")
+    if len(set(cards)) < len(cards):
+        raise SettingsError("a GPU is named twice")
+    return {"gpu": cards[0], "cards": tuple(cards[1:]), "resting": ()}
 
 
 def _currency(text: str) -> str:

@@ -1,9 +1,11 @@
 """From settings to a running agent: the sandbox is checked and the machine measured before the coordinator hears of it."""
 
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,14 +21,19 @@ from desktop.agent.base.log import LOG
 from desktop.agent.errors import SandboxError
 from desktop.agent.hardware.benchmark import Benchmark, default_cache, measure
 from desktop.agent.images.publishers import Publishers
+from desktop.agent.lending.keeper import Readings
 from desktop.agent.sandbox.base import Sandbox, SandboxLimits
 from desktop.agent.sandbox.containers import DockerContainers
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sensors.here import sensors
 from desktop.agent.updates.release import this_release, version
 from desktop.agent.updates.sandbox_images import Images
-from protocol.node import NodeProfile
+from protocol.node import NodeProfile, SandboxKind
 
+NO_LIBRARY = (
+    "--sandbox kubernetes needs the package kubernetes-asyncio ({error}): pip install 'cottage[kubernetes]', "
+    "or take the image that installer/node/Dockerfile makes"
+)
 NO_PROTECTION = (
     "--sandbox process: jobs run as plain processes with YOUR rights and can read your files and use your network. "
     "This is for the demo and for development only; lend a machine with --sandbox docker."
@@ -40,8 +47,10 @@ AUDITS_UNPROTECTED = (
 def make_sandbox(settings: Settings, home: Home, device: Device, worker_arguments: Sequence[str] = ()) -> Sandbox:
     """The sandbox that the settings ask for."""
     limits = SandboxLimits(memory_mb=settings.memory_mb, threads=settings.threads)
-    if settings.sandbox == "process" and getattr(sys, "frozen", False):
-        raise SandboxError("--sandbox process needs Cottage installed with pip: this program has no trainer of its own")
+    if settings.sandbox != "docker" and getattr(sys, "frozen", False):
+        raise SandboxError(
+            f"--sandbox {settings.sandbox} needs Cottage installed with pip: this program has no part for it"
+        )
     if settings.sandbox == "docker":
         return DockerSandbox(
             limits,
@@ -52,25 +61,55 @@ def make_sandbox(settings: Settings, home: Home, device: Device, worker_argument
             admit=Images(home, this_release()).admit,
         )
     if sys.platform == "win32":
-        raise SandboxError("--sandbox process is for development on Linux and macOS: use --sandbox docker")
-    else:  # noqa: RET506 - the module is none for Windows, which mypy sees by this branch only
+        raise SandboxError(f"--sandbox {settings.sandbox} does not run on Windows: use --sandbox docker")
+    else:  # noqa: RET506 - the modules are none for Windows, which mypy sees by this branch only
+        if settings.sandbox == "kubernetes":
+            return _of_cluster(limits, settings, home, device, worker_arguments)
         from desktop.agent.sandbox.process import ProcessSandbox
 
         return ProcessSandbox(limits, worker_arguments, gpu=device.gpu)
 
 
+if sys.platform != "win32":
+
+    def _of_cluster(
+        limits: SandboxLimits, settings: Settings, home: Home, device: Device, worker_arguments: Sequence[str]
+    ) -> Sandbox:
+        try:
+            from desktop.agent.cluster.kubernetes import ClusterPlace, KubernetesSandbox
+        except ImportError as error:
+            raise SandboxError(NO_LIBRARY.format(error=error)) from error
+        place = ClusterPlace.of(os.environ, gpu=bool(device.gpu))
+        return KubernetesSandbox(limits, settings.image, owner=home.path, place=place, extra=worker_arguments)
+
+
+def _readings(home: Home, settings: Settings, device: Device, sandbox: Sandbox) -> Readings | None:
+    """What tells whether to lend now; None: nothing does, and it always lends."""
+    if settings.sandbox == "kubernetes":
+        room: Readings | None = getattr(sandbox, "room", None)
+        return room
+    return None if settings.always else sensors(home.path, device.gpu)
+
+
 async def prepare(
-    home: Home, settings: Settings, worker_arguments: Sequence[str] = (), *, auditor: bool = False
+    home: Home, settings: Settings, worker_arguments: Sequence[str] = (), *, auditor: bool = False, alone: bool = True
 ) -> AgentParts:
     """Check and measure everything; what remains to be done is to run ``Agent(parts)``, or ``Auditor(parts)``.
 
+    Args:
+        alone: where a card cannot be used, the processor is lent in its place; others work beside it otherwise.
     Raises:
         SettingsError: the key or a setting cannot be used.
         SandboxError: jobs cannot be run safely on this machine, or not at all.
     """
     key = home.key()
     settings = settings.completed(key.address)
-    device = await asyncio.to_thread(chosen, settings.gpu)
+    device = await asyncio.to_thread(chosen, settings.gpu, settings.sandbox)
+    if not alone and device.gpu != settings.gpu:
+        missing = (
+            f"{settings.gpu} is not in this computer: choose others under Settings, or `cottage node settings --gpu`"
+        )
+        raise SandboxError(missing if device.gone else device.note)
     LOG.info("%s", device.name if auditor else f"{device.name}. {device.note}")
     await asyncio.to_thread(_empty, home.jobs)
     if settings.sandbox == "process":
@@ -80,11 +119,13 @@ async def prepare(
     try:
         sandbox, bench = await measured(home, settings, device, worker_arguments)
     except SandboxError as error:
-        if device.kind == "cpu":
-            raise
+        if device.kind == "cpu" or not alone or settings.sandbox == "kubernetes":
+            raise  # A cluster's cards come back when others have done with them.
         LOG.warning("%s cannot be used for jobs: %s", device.name, error)
         device = processor(f"{device.name} is here, but jobs cannot use it ({error}): they run on the processor.")
         sandbox, bench = await measured(home, settings, device, worker_arguments)
+    if settings.sandbox == "kubernetes":  # What it has shows inside a worker only; and nothing here has power over it.
+        device = replace(device, name=bench.device, memory_mb=max(1, bench.memory_mb), gpu="")
     release_key = this_release().key
     containers = DockerContainers(sandbox) if isinstance(sandbox, DockerSandbox) and not auditor else None
     profile = NodeProfile(
@@ -101,13 +142,20 @@ async def prepare(
         beside_mb=settings.memory_mb if device.kind == "cuda" else None,
         containers=containers is not None and accepting(Publishers(home, release_key))[0],
     )
-    readings = None if settings.always else sensors(home.path, device.gpu)
+    readings = _readings(home, settings, device, sandbox)
     return AgentParts(home, settings, key, profile, sandbox, SystemClock(), device, readings, containers, release_key)
 
 
-def chosen(gpu: int | str) -> Device:
-    """What is lent: that GPU, or for -1 the processor."""
-    return processor("Its owner lends the processor only.") if gpu == -1 else detect(gpu)
+def chosen(gpu: int | str, sandbox: SandboxKind = "docker") -> Device:
+    """What is lent: that GPU, or for -1 the processor; in a cluster what its chart says."""
+    if gpu == -1:
+        return processor("Its owner lends the processor only.")
+    if sandbox == "kubernetes":
+        resource = os.environ.get("COTTAGE_CLUSTER_GPU", "")
+        if not resource:
+            return processor("The chart names no resource for cards.")
+        return Device("cuda", "A card of the cluster", 0, f"A worker asks for one {resource}.", resource)
+    return detect(gpu)
 
 
 async def measured(

@@ -4,7 +4,8 @@
 HTTP and JSON, so that the desktop windows can ask with what they have; ``desktop.agent.app.owner_api`` answers. ``GET
 /v1/``: status,
 earnings, limits, lending, settings, activity, selftest, support. ``POST /v1/``: limits, lending, settings, selftest, nettest,
-nettest/peer, update, leave, claim, withdraw, backup, restore, words; each question's type stands here or where its subject is.
+nettest/peer, cards, update, leave, claim, withdraw, backup, restore, words; each question's type stands here or where its
+subject is.
 """
 
 import contextlib
@@ -22,13 +23,14 @@ from msgspec import Meta
 from common.http_sessions import open_session
 from common.untrusted_text import View
 from desktop.agent.app import owner_socket
-from desktop.agent.base.config import Home
+from desktop.agent.base.config import MAX_CARDS, Home, Settings
+from desktop.agent.base.gpu import GpuId
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView
 from desktop.agent.lending.keeper import LendingChange, LendingView
 from desktop.agent.lending.policy import State
 from desktop.agent.updates.keeper import UpdateOrder
-from desktop.answers import CommonStatus, EarningsSummary, Task, UpdateView
+from desktop.answers import CardView, CommonStatus, EarningsSummary, Task, UpdateView
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.ids import Count, NodeAddress
 from protocol.node import NodeProfile
@@ -164,6 +166,40 @@ class WordsOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TestOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Begin a self-test; one that runs goes on."""
+
+
+class CardOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lend one of several cards, or switch it off. ``card``: its identity, or its number among those that are lent, from 1."""
+
+    card: GpuId | Annotated[int, Meta(ge=1, le=MAX_CARDS + 1)]
+    on: bool
+
+    def apply(self, settings: Settings) -> Settings:
+        """The settings after that.
+
+        Raises:
+            SettingsError: no such card is lent, or it is the last one that is on.
+        """
+        lent = settings.lent if settings.cards else ()
+        if isinstance(self.card, int):
+            card = lent[self.card - 1] if self.card <= len(lent) else None
+        else:
+            card = self.card if self.card in lent else None
+        if not isinstance(card, str):
+            what = f"card {self.card} is not lent" if lent else "one card is lent by itself"
+            raise SettingsError(
+                f"{what}: `cottage node settings --gpu all` lends all, `cottage node cards` shows which are"
+            )
+        resting = set(settings.resting) - {card} if self.on else {*settings.resting, card}
+        if len(resting) == len(lent):
+            raise SettingsError("it is the last card that is on: `cottage node off`, or the switch, ends lending")
+        return msgspec.structs.replace(settings, resting=tuple(one for one in map(str, lent) if one in resting))
+
+
+class CardsView(View, frozen=True):
+    """Each card, where several are lent."""
+
+    cards: tuple[CardView, ...]
 
 
 class LeaveOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

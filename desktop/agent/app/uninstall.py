@@ -141,7 +141,8 @@ def _from_engine(home: Home, images: bool) -> tuple[int, int, str]:
         )
     try:
         owner = owner_of(home.path)
-        containers = remove_containers(client, owner)
+        owners = (owner, *(owner_of(card) for card in home.cards.glob("GPU-*")))
+        containers = sum(remove_containers(client, one) for one in owners)
         gone = _quietly(lambda: _remove_images(client) + _remove_element_images(client, owner)) if images else 0
         return containers, gone, ""
     except AgentError as error:

@@ -37,6 +37,8 @@ def task_view(task: HeldTask) -> TaskView:
         serves=task.serves,
         stages=len(assign.plan.layers),
         waits=task.waits and task.state == "running",
+        loads=task.serves and task.loads and task.state in ("starting", "running"),
+        fetched=task.tools.artifacts.arrived(assign.files.values()) if task.state == "fetching" else None,
     )
 
 

@@ -46,15 +46,22 @@ class PlaceSize:
 
 @dataclass(frozen=True)
 class PlaceTools:
-    """What every place of a lease shares. ``image``: as the engine names it."""
+    """What every place of a lease shares. ``image``, ``checker``: images of elements and of what looks at their results, as the
+    engine names them."""
 
     lease: str
     array: ArraySpec
     image: str
+    checker: str
     size: PlaceSize
     containers: Containers
     spool: Spool
     clock: Clock
+
+    def seconds(self, run: ElementRun) -> float:
+        """After which a run is ended."""
+        checker = self.array.checker
+        return self.array.seconds if run.check is None or checker is None else checker.seconds
 
 
 @dataclass(frozen=True)
@@ -170,11 +177,11 @@ class ElementPlace:
         try:
             self._running = await tools.containers.element(
                 self._folders,
-                tools.image,
-                command_of(tools.array, run.index, element),
-                environment_of(tools.array, run.index, element),
+                tools.image if run.check is None else tools.checker,
+                command_of(tools.array, run.index, element, run.check is not None),
+                environment_of(tools.array, run.index, element, run.seed),
                 tools.size.limits,
-                tools.array.gpu,
+                tools.array.gpu and run.check is None,
             )
         except SandboxError as error:  # The engine has just started a container of Cottage's own: it is the image.
             raise UnacceptedImageError(f"this computer's engine cannot run the job's image: {error}") from error
@@ -185,7 +192,7 @@ class ElementPlace:
             if self._unwanted:
                 await self._running.kill()
             begun()
-            found = await self._until_end(self._running)
+            found = await self._until_end(self._running, tools.seconds(run))
         finally:
             worker, self._running, self.run_number = self._running, None, 0
             await worker.stop(0)
@@ -204,21 +211,21 @@ class ElementPlace:
             await self._link.put(path, inputs[path][1])
             self._laid[path] = wanted[path]
 
-    async def _until_end(self, worker: DockerWorker) -> tuple[Exit, str] | None:
+    async def _until_end(self, worker: DockerWorker, limit: float) -> tuple[Exit, str] | None:
         """How it ended and the last that it printed; None: its time did. Time in which it is held does not count."""
         tools, used, patience = self._tools, 0.0, 0.0  # One that ended before anybody listened is seen at once.
-        while used < tools.array.seconds:
+        while used < limit:
             began = tools.clock.now()
             found = await tools.containers.ended(worker, patience)
             if found is not None:
                 return found
             used += 0.0 if self._held else tools.clock.now() - began
-            patience = min(LOOK_S, tools.array.seconds - used)
+            patience = min(LOOK_S, limit - used)
         return None
 
     async def _judged(self, run: ElementRun, found: tuple[Exit, str] | None, seconds: float) -> Finished:
         if found is None:
-            limit = self._tools.array.seconds
+            limit = self._tools.seconds(run)
             return self._end(run, "time", seconds=seconds, said=f"it was ended at its limit of {limit:,.0f} seconds")
         exit_, said = found
         if exit_.tampered:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from common.errors import SealedFileError
 from desktop.agent.arrays.element_place import ElementPlace, Finished, PlaceSize, PlaceTools
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOG
-from desktop.agent.base.payloads import Payload
+from desktop.agent.base.payloads import PartPayload, Payload
 from desktop.agent.coordinator.report_outbox import MAX_UNACKNOWLEDGED
 from desktop.agent.errors import ArtifactError, UnacceptedImageError, UnwantedError, WorkerDiedError
 from desktop.agent.images.store import ElementImages
@@ -25,7 +26,8 @@ from desktop.agent.jobs.tasks import HeldTask
 from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.containers import PORTER_MB, Containers
 from protocol.artifacts import result_answer
-from protocol.job.array import ArraySpec, inputs_of_element
+from protocol.ids import Digest
+from protocol.job.array import RESULT, ArraySpec, inputs_of_element
 from protocol.job.elements import (
     INLINE_BYTES,
     MAX_QUEUED,
@@ -40,6 +42,7 @@ from protocol.job.elements import (
     ElementsMoved,
     RunElements,
 )
+from protocol.job.results import contents
 from protocol.task import TaskCommand
 
 MB = 1 << 20
@@ -120,7 +123,8 @@ class HeldArray(HeldTask):
         if arrays is None:
             raise UnacceptedImageError("this computer runs no containers of others: it lends without a Docker engine")
         image = self.assign.files.get("image", self.array.image)
-        async with arrays.images.held(image, self.array) as loaded:
+        checker = self.assign.files.get("checker", image)
+        async with arrays.images.held(image, self.array) as loaded, arrays.images.held(checker, self.array) as looking:
             for digest in dict.fromkeys(self.array.inputs.values()):
                 self._shared[digest] = await self.tools.artifacts.fetch_payload(digest)
             self.state = "starting"
@@ -129,6 +133,7 @@ class HeldArray(HeldTask):
                 self.assign.lease,
                 self.array,
                 loaded.engine_id,
+                looking.engine_id,
                 size,
                 arrays.containers,
                 self.tools.states.spool,
@@ -153,6 +158,7 @@ class HeldArray(HeldTask):
         if array.gpu and not arrays.gpu:
             raise UnacceptedImageError("the job asks for a GPU, and this computer lends none")
         inputs = -(-sum(payload.size for payload in self._shared.values()) // MB) + OWN_INPUTS_MB
+        inputs += 0 if array.checker is None else array.disk_mb  # A result at which it looks.
         run = array.memory_mb + array.disk_mb
         number = min(
             arrays.memory_mb // (run + inputs + PORTER_MB), arrays.threads, MAX_SLOTS, 1 if array.gpu else MAX_SLOTS
@@ -163,7 +169,8 @@ class HeldArray(HeldTask):
                 f"and this computer lends {arrays.memory_mb:,}"
             )
         threads = max(1, arrays.threads // number)
-        seconds = int(array.seconds * threads) + 60
+        longest = max(array.seconds, 0.0 if array.checker is None else array.checker.seconds)
+        seconds = int(longest * threads) + 60
         limits = SandboxLimits(run, threads, temporary_mb=array.disk_mb, cpu_seconds=seconds)
         return number, PlaceSize(inputs, limits)
 
@@ -208,12 +215,27 @@ class HeldArray(HeldTask):
             for path, digest in inputs_of_element(self.array, run.element).items():
                 payload = self._shared.get(digest) or await self.tools.artifacts.fetch_payload(digest)
                 found[path] = (digest, payload)
-        except ArtifactError as error:
+            if run.check is not None:
+                found |= await self._looked_at(run.check)
+        except (ArtifactError, ValueError, SealedFileError) as error:
             LOG.warning("%s: the inputs of %s: %s", self, run.index, error)
             self._has_begun(run)
             self._note_end(ElementEnd(run.run, "inputs"))
             return None
         return found
+
+    async def _looked_at(self, result: Digest) -> dict[str, tuple[str, Payload]]:
+        """The files of a result, as they are laid in; raises ValueError where it is no archive of one."""
+        archive = await self.tools.artifacts.fetch_payload(result)
+
+        def read(begin: int, end: int) -> bytes:
+            return archive.read(begin, min(end, archive.size))
+
+        inside = await asyncio.to_thread(contents, read, archive.size)
+        return {
+            f"{RESULT}/{one.path}": (f"{result} {one.path}", PartPayload(archive, one.begin, one.size))
+            for one in inside
+        }
 
     async def _deliver(self, finished: Finished) -> None:
         assert finished.result is not None

@@ -20,7 +20,7 @@ from common.token_worth import TokenWorth
 from common.urls import parse_url
 from desktop.agent.base import networks
 from desktop.agent.base.file_lock import HeldError, held, holder
-from desktop.agent.base.gpu import Chosen, total_memory_mb
+from desktop.agent.base.gpu import Chosen, GpuId, total_memory_mb
 from desktop.agent.errors import HomeBusyError, NoNetworkError, SettingsError
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.identity import NodeKey
@@ -28,6 +28,7 @@ from protocol.ids import InvitationCode
 from protocol.node import SandboxKind
 from protocol.wallets import wallet_address
 
+MAX_CARDS = 15  # Beside the first one: what a computer with 16 holds.
 MIN_MEMORY_MB = 512  # PyTorch alone takes 300.
 MAX_LIMIT = 10**15  # Bytes: a petabyte a month or a second is as good as no limit.
 MIN_RATE = 10_000  # Bytes a second: below it links cannot even hold themselves up.
@@ -39,8 +40,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Amounts are millionths of the token; ``up`` and ``down`` bytes a second and ``month`` bytes, 0 for no limit.
     ``always``: lend whatever this computer does; otherwise by the rules of ``desktop.agent.lending``.
-    ``gpu``: which one is lent, -1 for the processor. ``disk_gb``: for jobs' files. ``watts``: the GPU's power
-    cap, 0 for its own. ``electricity``: what a kWh costs, in ``currency`` (ISO 4217), or in tokens where that is empty.
+    ``gpu``: which one is lent, -1 for the processor. ``cards``: further ones that are lent beside it, each as a node of this
+    computer's; ``resting``: those of all of these that are switched off for now. ``disk_gb``: for jobs' files. ``watts``: a GPU's
+    power cap, 0 for its own. ``electricity``: what a kWh costs, in ``currency`` (ISO 4217), or in tokens where that is empty.
     ``worth``: of a token in that currency, 0 for what the coordinator says.
     ``updates``: new versions are fetched without being asked for.
     ``at_login``: start with the computer (``desktop.agent.app.autostart``).
@@ -69,6 +71,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     polite: bool = False
     always: bool = False
     gpu: Chosen = 0
+    cards: Annotated[tuple[GpuId, ...], Meta(max_length=MAX_CARDS)] = ()
+    resting: Annotated[tuple[GpuId, ...], Meta(max_length=MAX_CARDS + 1)] = ()
     disk_gb: Annotated[int, Meta(ge=1, le=10_000)] = 20
     watts: Annotated[int, Meta(ge=0, le=2000)] = 0
     electricity: Annotated[int, Meta(ge=0, le=10**9)] = 0
@@ -81,6 +85,33 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def network(self) -> Invitation:
         """Whom to lend to."""
         return Invitation(self.coordinator, self.coordinator_key, self.invitation)
+
+    @property
+    def lent(self) -> tuple[int | str, ...]:
+        """All that is lent, switched off for now or not, the first one first."""
+        return (self.gpu, *self.cards)
+
+    @property
+    def working(self) -> tuple[int | str, ...]:
+        """What of it is not switched off."""
+        return tuple(card for card in self.lent if card not in self.resting)
+
+    def of_card(self, card: int | str) -> "Settings":
+        """What a card has of completed settings, where several are lent: its part of processors, memory and disk."""
+        parts = len(self.lent)
+        if parts == 1:
+            return self
+        number = self.lent.index(card)
+        return msgspec.structs.replace(
+            self,
+            gpu=card,
+            cards=(),
+            resting=(),
+            name=f"{self.name[:90]} ({number + 1})" if number else self.name,
+            threads=max(1, self.threads // parts),
+            memory_mb=self.memory_mb // parts,
+            disk_gb=max(1, self.disk_gb // parts),
+        )
 
     def worth_of(self, said: TokenWorth | None) -> TokenWorth | None:
         """What a token is worth to this owner; ``said`` by the coordinator. None: nobody knows it in the owner's currency."""
@@ -116,8 +147,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         url = _parse_url(self.coordinator)
         payout = payee(self.payout) or address
         memory = self.memory_mb or max(MIN_MEMORY_MB, total_memory_mb() // 2)
-        if memory < MIN_MEMORY_MB:
-            raise SettingsError(f"{memory} MB of memory are too little for any job: at least {MIN_MEMORY_MB}")
+        if memory < (least := MIN_MEMORY_MB * len(self.lent)):
+            each = f" for {len(self.lent)} cards" if self.cards else " for any job"
+            raise SettingsError(f"{memory} MB of memory are too little{each}: at least {least}")
         return msgspec.structs.replace(
             self,
             coordinator=str(url),
@@ -154,12 +186,15 @@ class Home:
     """The folder of one agent: its key, settings, cache and sockets. Nobody else may read it.
 
     ``trial``: seen by a new version on probation, which answers apart (``desktop.agent.app.restart``).
-    ``key_file``: where the key is, if not in the folder.
+    ``key_file``: where the key is, if not in the folder. ``computer``: of a further card the computer's home, whose rules,
+    settings and promises are its own, too; ``card``: which one it is.
     """
 
     path: Path
     trial: bool = False
     key_file: Path | None = None
+    computer: "Home | None" = None
+    card: str = ""
 
     @classmethod
     def at(cls, path: Path | None) -> "Home":
@@ -177,6 +212,28 @@ class Home:
             return cls(chosen.resolve())
         except OSError as error:
             raise SettingsError(f"--home {chosen} cannot be used: {reason(error)}") from error
+
+    def of_card(self, card: str) -> "Home":
+        """The home of a further card, within this one.
+
+        Raises:
+            SettingsError: its folder cannot be made.
+        """
+        path = self.cards / card
+        try:
+            make_folder(path)
+        except OSError as error:
+            raise SettingsError(f"{path} cannot be used: {reason(error)}") from error
+        return Home(path, self.trial, computer=self, card=card)
+
+    @property
+    def cards(self) -> Path:
+        """A folder for each further card that is lent."""
+        return self.path / "cards"
+
+    @property
+    def _owners(self) -> Path:
+        return self.path if self.computer is None else self.computer.path
 
     @staticmethod
     def usual() -> Path:
@@ -239,17 +296,17 @@ class Home:
     @property
     def lending(self) -> Path:
         """The owner's rules."""
-        return self.path / "lending.json"
+        return self._owners / "lending.json"
 
     @property
     def usage(self) -> Path:
         """What this month has used of the monthly cap."""
-        return self.path / "usage.json"
+        return self._owners / "usage.json"
 
     @property
     def promises(self) -> Path:
         """What can be claimed from the ledger."""
-        return self.path / "promises"
+        return self._owners / "promises"
 
     @property
     def switch(self) -> Path:
@@ -274,17 +331,17 @@ class Home:
     @property
     def image_statement(self) -> Path:
         """What the release key says of the sandbox image."""
-        return self.path / "image.json"
+        return self._owners / "image.json"
 
     @property
     def seen_image(self) -> Path:
         """Which statement about it is the newest that was seen."""
-        return self.path / "image-seen.json"
+        return self._owners / "image-seen.json"
 
     @property
     def publishers(self) -> Path:
         """Whose images of array jobs may run here."""
-        return self.path / "publishers.json"
+        return self._owners / "publishers.json"
 
     @property
     def element_images(self) -> Path:
@@ -294,12 +351,12 @@ class Home:
     @property
     def networks(self) -> Path:
         """Which networks were joined."""
-        return self.path / "networks.json"
+        return self._owners / "networks.json"
 
     @property
     def activity(self) -> Path:
         """What has happened here."""
-        return self.path / "activity.db"
+        return self._owners / "activity.db"
 
     @property
     def earnings(self) -> Path:
@@ -307,11 +364,13 @@ class Home:
         return self.path / "earnings.db"
 
     def key(self) -> NodeKey:
-        """The node's key, made at the first start.
+        """The node's key, made at the first start; a further card's follows from its computer's.
 
         Raises:
             SettingsError: its file cannot be used.
         """
+        if self.computer is not None:
+            return self.computer.key().card(self.card)
         try:
             return NodeKey.load_or_generate(self.key_file or self.path / "node.key")
         except TransportError as error:
@@ -319,7 +378,7 @@ class Home:
 
     def settings(self) -> Settings:
         """What was remembered, with the build's own network where none was; raises SettingsError where the file is damaged."""
-        file = self.path / "settings.json"
+        file = self._owners / "settings.json"
         try:
             settings: Settings = decode_json(file.read_bytes(), Settings)
         except FileNotFoundError:
@@ -330,10 +389,10 @@ class Home:
 
     def remember(self, settings: Settings) -> None:
         """Keep ``settings`` for the next start; raises SettingsError where they cannot be written."""
-        draft = self.path / "settings.json.new"
+        draft = self._owners / "settings.json.new"
         try:
             draft.write_bytes(encode_json(settings))
-            draft.replace(self.path / "settings.json")
+            draft.replace(self._owners / "settings.json")
             if settings.coordinator:
                 networks.remember(self.networks, settings.network)
         except OSError as error:

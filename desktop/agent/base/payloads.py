@@ -62,6 +62,20 @@ class FilePayload:
         return self.span(slice(begin, self.size if end is None else end))
 
 
+@dataclass(frozen=True)
+class PartPayload:
+    """``size`` bytes of another payload, from ``begin`` on."""
+
+    whole: Payload
+    begin: int
+    size: int
+
+    def read(self, begin: int = 0, end: int | None = None) -> bytes:
+        """Some of them."""
+        end = self.size if end is None else min(end, self.size)
+        return self.whole.read(self.begin + begin, self.begin + end)
+
+
 def as_payload(data: bytes | Payload) -> Payload:
     """Bytes as a payload."""
     return SmallPayload(data) if isinstance(data, bytes) else data

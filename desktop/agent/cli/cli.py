@@ -37,6 +37,7 @@ from desktop.agent.cli.nettest_screen import show_link, with_bar
 from desktop.agent.errors import AgentError, NoAgentError, NoNetworkError, SettingsError
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits, show_quantity, show_rate
 from desktop.agent.jobs.traffic_usage import load_usage
+from desktop.agent.lending.policy import State
 from ledger.errors import AmountError
 from ledger.money import parse, show
 from protocol.codec import MessageError, convert
@@ -44,9 +45,11 @@ from protocol.node import SandboxKind
 from transport.nettest import words as line_words
 
 _SANDBOX_HELP = (
-    "docker: jobs see neither your files nor your network; "
+    "docker: jobs see neither your files nor your network; kubernetes: the same, in pods of the cluster that this runs in; "
     "process: NO PROTECTION, for the demo and for development (docker)"
 )
+MEASURES = "Getting ready: the sandbox is checked and this computer is measured, which takes about a minute."
+LOADS = "Getting ready: a model is fetched and loaded, and answers once that is done."
 WAITS = "ready, waits for the other nodes of its replica: nothing is earned meanwhile"
 _SETTINGS = (
     "coordinator",
@@ -256,8 +259,10 @@ def _status(options: argparse.Namespace) -> int:
     console = Terminal()
     reason = f": {printable(answer.reason)}" if answer.reason else ""
     console.print(f"{printable(answer.name)} ({answer.node}) is {answer.state}{reason}")
-    if answer.lending:
-        console.print(printable(answer.lending))
+    if answer.state == "starting":
+        console.print(MEASURES, soft_wrap=True)
+    elif answer.lending:
+        console.print(printable(answer.lending) if _answers(answer) else LOADS, soft_wrap=True)
     for task in answer.tasks:
         if task.waits:
             console.print(f"{printable(task.job_name)}: {WAITS}", soft_wrap=True)
@@ -270,7 +275,8 @@ def _status(options: argparse.Namespace) -> int:
         elif task.serves:
             part = f"stage {(task.stage or 0) + 1} of {task.stages} of " if task.stages > 1 else ""
             place = f"answers, {part}replica {(task.replica or 0) + 1}"
-        state = "ready" if task.waits else task.state
+        state: str = "ready" if task.waits else "loads the model" if task.loads else task.state
+        state += f" {100 * task.fetched:.0f} %" if task.fetched is not None else ""
         loss = "" if task.loss is None else f"{task.loss:.3f}"
         sent = f"{(task.activations + task.bulk) / 1e6:,.1f} MB"
         table.add_row(printable(task.job_name), place, state, _text(task.round), _text(task.step), loss, sent)
@@ -285,6 +291,13 @@ def _status(options: argparse.Namespace) -> int:
         console.print(f"lending is off: {printable(answer.trouble)}")
     console.print(f"earned: {show(answer.verified)} verified, {show(answer.paid)} paid")
     return 0
+
+
+def _answers(answer: status.AgentStatus) -> bool:
+    """Whether it lends as it says: not while the only thing that it does is to get a model ready."""
+    live = [task for task in answer.tasks if task.is_live]
+    ready = [task for task in live if not (task.loads or (task.serves and task.state == "fetching"))]
+    return not live or bool(ready) or answer.lending_state is not State.LENDING
 
 
 def _claim(options: argparse.Namespace) -> int:

@@ -13,9 +13,10 @@ from rich.table import Table
 
 from common.console import Terminal
 from common.options import whole
-from common.terminal import say
+from common.terminal import say, say_json
 from desktop.agent.app import settings, status
 from desktop.agent.app.autostart import AtLogin
+from desktop.agent.app.card_views import views_of
 from desktop.agent.app.selftest import NOT_TESTED, SelfTestResult
 from desktop.agent.base import log, networks
 from desktop.agent.base.config import Home
@@ -60,6 +61,12 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     back.add_argument("--rpc", metavar="URL", help="the ledger's JSON-RPC address (the one that the coordinator named)")
     owner = words.add_parser("settings", help="the owner's settings: shown, or changed at once where the agent runs")
     _add_settings(owner)
+    cards = words.add_parser("cards", help="several cards that are lent: each one's state, and its switch")
+    turn = cards.add_mutually_exclusive_group()
+    turn.add_argument(
+        "--on", type=_card, metavar="CARD", help="lend this one again, by its number here or its GPU-... name"
+    )
+    turn.add_argument("--off", type=_card, metavar="CARD", help="have this one hand over what it has; the others go on")
     on = words.add_parser("on", help="switch lending on, where the agent runs with --stay")
     off = words.add_parser("off", help="hand over what runs and stop lending")
     for parser, action in (
@@ -68,6 +75,7 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         (claim, _withdraw),
         (back, _unstake),
         (owner, _settings),
+        (cards, _cards),
         (on, _switch(True)),
         (off, _switch(False)),
     ):
@@ -92,7 +100,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--worth", metavar="AMOUNT", help="what a token is worth in it; 0: what the network says")
     add("--threads", type=whole, help="processors' worth of computing; 0: all")
     add("--memory-mb", type=whole, help="memory for jobs; 0: half")
-    add("--gpu", type=_gpu, help="the GPU that is lent, by its number or its GPU-... name; -1: the processor")
+    add(
+        "--gpu",
+        type=_gpu,
+        help="the GPU that is lent, by its number or its GPU-... name; several with commas, or all; -1: the processor",
+    )
     add("--disk-gb", type=whole, help="disk for jobs' files")
     add("--watts", type=whole, help="the GPU's power cap; 0: its own")
     add("--at-login", action=argparse.BooleanOptionalAction, help="start with the computer while lending is on")
@@ -100,7 +112,47 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _gpu(text: str) -> int | str:
+    return text if text == "all" or "," in text or text.startswith("GPU-") else whole(text)
+
+
+def _card(text: str) -> int | str:
     return text if text.startswith("GPU-") else whole(text)
+
+
+def _cards(options: argparse.Namespace) -> int:
+    home = Home.at(options.home)
+    card, on = (options.on, True) if options.on is not None else (options.off, False)
+    view = _switched(home, None if card is None else status.CardOrder(card, on))
+    if options.json:
+        say_json(view)
+        return 0
+    table = Table("", "Card", "State", "Jobs", "Node")
+    for number, one in enumerate(view.cards, 1):
+        state = one.state if one.on else "switched off"
+        why = one.trouble or one.lending
+        table.add_row(str(number), f"{printable(one.name)}\n{one.gpu}", state, str(one.jobs), one.node)
+        if why:
+            table.add_row("", printable(why), "", "", "")
+    if view.cards:
+        Terminal().print(table)
+    else:
+        say("one card is lent, or the processor: `cottage node settings --gpu all` lends all cards")
+    return 0
+
+
+def _switched(home: Home, order: status.CardOrder | None) -> status.CardsView:
+    """The cards after ``order``; where no agent runs, it counts from the next start."""
+    try:
+        if order is None:
+            return status.CardsView(asyncio.run(status.ask(home.socket)).cards)
+        return asyncio.run(status.ask_for(home.socket, "cards", status.CardsView, order))
+    except NoAgentError:
+        with home.locked():
+            settings = home.settings()
+            if order is not None:
+                settings = order.apply(settings)
+                home.remember(settings)
+            return status.CardsView(views_of(home, settings))
 
 
 def _settings(options: argparse.Namespace) -> int:
@@ -153,7 +205,9 @@ def _settings_table(view: settings.SettingsView) -> Table:
     table.add_row("gpu", "none, the processor" if kept.gpu == -1 else f"{kept.gpu} ({printable(chosen)})")
     for gpu in view.gpus:
         if kept.gpu not in (gpu.index, gpu.uuid):
-            table.add_row("  not lent", f"{gpu.uuid} ({printable(gpu.name)})")
+            state = "not lent" if gpu.uuid not in kept.cards else "lent, too"
+            off = ", switched off" if gpu.uuid in kept.resting else ""
+            table.add_row(f"  {state}", f"{gpu.uuid} ({printable(gpu.name)}){off}")
     table.add_row("disk-gb", str(kept.disk_gb))
     table.add_row("watts", f"{kept.watts}{_HELD[view.cap].format(view.cap_why)}" if kept.watts else "the GPU's own")
     table.add_row("at-login", "starts with the computer" if kept.at_login else "started by hand")
@@ -195,7 +249,7 @@ def _name(job: JobEarnings) -> str:
 
 def _kept_earnings(home: Home) -> EarningsSummary:
     with contextlib.closing(EarningRecords.at(home)) as books:
-        return books.earnings.summary(time.time())
+        return books.summary(time.time())
 
 
 def _send(options: argparse.Namespace) -> int:

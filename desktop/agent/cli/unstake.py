@@ -1,6 +1,7 @@
 """``cottage node unstake``: have the stake back. The agent must not run; the coordinator need not.
 
 Asked for, it stays where it is for the cool-down of the ledger, and can be slashed so long. Asked for again after that, it comes.
+Stakes of further cards go the same way, and end in the computer's wallet.
 """
 
 import argparse
@@ -31,12 +32,14 @@ class StakeBack(View, frozen=True):
         amount: of it, in millionths of the token.
         at: Unix seconds from when on it can be taken; 0 where that is over.
         signature: of what was sent; empty where nothing was.
+        beside: the same of each further card that was ever lent.
     """
 
     step: Literal["asked", "waits", "back", "nothing"]
     amount: int = 0
     at: int = 0
     signature: str = ""
+    beside: tuple["StakeBack", ...] = ()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,20 +55,37 @@ def run(options: argparse.Namespace) -> int:
         say_json(found)
     else:
         say(_said(found, key))
+        for card, one in zip(_cards(home), found.beside, strict=True):
+            say(f"{card}: {_said(one, key)}")
     return 0
+
+
+def _cards(home: Home) -> list[str]:
+    return sorted({file.name for file in home.cards.glob("GPU-*")})
 
 
 async def _run(home: Home, key: NodeKey, rpc: str | None) -> StakeBack:
     settings = home.settings()
     with contextlib.closing(EarningRecords.at(home)) as books:
-        info = books.earnings.ledger(settings.coordinator)
+        info = books.ledger(settings.coordinator)
     if info is None and rpc is None:
         raise AgentError("no coordinator has named its ledger to this agent: say where it is with --rpc")
     config = LedgerConfig(rpc or "") if info is None else LedgerConfig(rpc or info.url, info.program, info.mint)
     async with await Ledger.connect(config) as ledger:
         await fill(ledger, key)
         found = await take_back(ledger, key, time.time())
+        beside = [await of_card(ledger, key, card, time.time()) for card in _cards(home)]
+        found = msgspec.structs.replace(found, beside=tuple(beside))
     home.remember(msgspec.structs.replace(settings, stake=0))  # Or the next start would put it down again.
+    return found
+
+
+async def of_card(ledger: Ledger, computer: NodeKey, card: str, now: float) -> StakeBack:
+    """``take_back`` of a further card's stake; what its own wallet holds goes into the computer's."""
+    own = computer.card(card)
+    found = await take_back(ledger, own, now)
+    if held := await ledger.balance(own.address):
+        await ledger.confirm(await ledger.prepare_transfer(own.seed, computer.address, held))
     return found
 
 

@@ -12,7 +12,7 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,10 +73,11 @@ class Cached:
 
 @dataclass
 class Download:
-    """An artifact that is not here whole yet."""
+    """An artifact that is not here whole yet. ``length``: its bytes, once the coordinator has said how many."""
 
     key: bytes
     writer: SealedWriter
+    length: int | None = None
 
 
 class Artifacts:
@@ -148,6 +149,12 @@ class Artifacts:
         self._locks.pop(digest, None)
         await asyncio.to_thread(self._make_room, path)
         return Cached(path, key)
+
+    def arrived(self, digests: Iterable[str]) -> float | None:
+        """How much of those that are on their way is here, as a share of their bytes; None: none is, or nobody knows."""
+        coming = [self._downloads[digest] for digest in digests if digest in self._downloads]
+        whole = sum(one.length or 0 for one in coming)
+        return sum(one.writer.size for one in coming if one.length) / whole if whole else None
 
     async def drop(self, digest: str) -> None:
         """Delete an artifact that will not be wanted soon."""
@@ -252,7 +259,7 @@ class Artifacts:
                 download = self._downloads[digest] = Download(key, SealedWriter(part, key))
             writer = download.writer
             await self._repeat(
-                lambda http, headers, writer=writer: self._get(http, headers, digest, writer),  # type: ignore[misc]
+                lambda http, headers, one=download: self._get(http, headers, digest, one),  # type: ignore[misc]
                 f"fetching the artifact {digest}",
             )
             del self._downloads[digest]
@@ -264,10 +271,9 @@ class Artifacts:
             writer.abandon()
         raise ArtifactError(f"the coordinator sent other bytes than {digest} names, {DAMAGED_TRIES} times")
 
-    async def _get(
-        self, http: aiohttp.ClientSession, headers: dict[str, str], digest: str, writer: SealedWriter
-    ) -> None:
-        """Append to ``writer`` what is missing of the artifact."""
+    async def _get(self, http: aiohttp.ClientSession, headers: dict[str, str], digest: str, download: Download) -> None:
+        """Append what is missing of the artifact."""
+        writer = download.writer
         have = writer.size
         if have:
             headers = {**headers, "Range": f"bytes={have}-"}
@@ -278,6 +284,8 @@ class Artifacts:
             if answer.status != 206:
                 have = 0
                 await asyncio.to_thread(writer.rewind, 0)
+            if answer.content_length is not None:
+                download.length = have + answer.content_length
             async for chunk in answer.content.iter_chunked(CHUNK):
                 if have + len(chunk) > MAX_ARTIFACT:
                     raise ArtifactError(f"the artifact {digest} is larger than {MAX_ARTIFACT:,} bytes")

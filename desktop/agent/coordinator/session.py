@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
+import msgspec
 
 from common import tracing
 from common.clock import Clock, backoff, within
@@ -27,6 +28,7 @@ from desktop.agent.errors import AgentError, CoordinatorRefusedError, NotConnect
 from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
 from protocol.identity import NodeKey, verify
 from protocol.node import (
+    CARD_CONTEXT,
     HELLO_CONTEXT,
     PROTOCOL,
     WELCOME_CONTEXT,
@@ -81,11 +83,12 @@ _BROKEN = (aiohttp.ClientError, OSError, TimeoutError, MessageError, NotConnecte
 
 @dataclass(frozen=True)
 class Introduction:
-    """What the node says of itself."""
+    """What the node says of itself. ``computer``: whose further card it is, which vouches for it; None: it is its own."""
 
     key: NodeKey
     payout: str
     profile: NodeProfile
+    computer: NodeKey | None = None
 
 
 class CoordinatorSession:
@@ -271,6 +274,10 @@ class CoordinatorSession:
         hello = Hello(
             PROTOCOL, me.key.address, me.payout, signature, me.profile, held, nonce, self._invitation, tracing.is_on()
         )
+        if me.computer is not None:
+            vouched = me.computer.sign(CARD_CONTEXT, me.key.address.encode())
+            profile = msgspec.structs.replace(me.profile, computer=me.computer.address)
+            hello = msgspec.structs.replace(hello, profile=profile, vouched=vouched)
         await socket.send_bytes(encode(hello))
         answer = await self._next(socket)
         match answer:

@@ -2,7 +2,7 @@
 
 import datetime as dt
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, assert_never, get_args
 
@@ -222,6 +222,49 @@ class EarningsFile:
             if day in sums:
                 sums[day] += verified
         return tuple(EarningsDay(day.isoformat(), verified) for day, verified in sums.items())
+
+
+_FIRST: tuple[Standing, ...] = ("working", "pending", "paid", "not paid")
+
+
+def together(summaries: Sequence[EarningsSummary]) -> EarningsSummary:
+    """What several cards of one computer have brought, as one: their parts of a job are added up."""
+    if len(summaries) == 1:
+        return summaries[0]
+    jobs: dict[tuple[str, str], JobEarnings] = {}
+    for job in (job for summary in summaries for job in summary.jobs):
+        key = job.coordinator, job.job
+        jobs[key] = _added(jobs[key], job) if key in jobs else job
+    days = [
+        EarningsDay(day[0].day, sum(one.verified for one in day))
+        for day in zip(*(s.days for s in summaries), strict=True)
+    ]
+    wallets = [summary.wallet for summary in summaries if summary.wallet is not None]
+    return EarningsSummary(
+        sum(summary.verified for summary in summaries),
+        sum(summary.paid for summary in summaries),
+        max(wallets, key=lambda wallet: wallet.seen, default=None),
+        tuple(sorted(jobs.values(), key=lambda job: (-job.changed, job.job))[:MAX_JOBS]),
+        sum(summary.today for summary in summaries),
+        sum(summary.week for summary in summaries),
+        tuple(days),
+    )
+
+
+def _added(one: JobEarnings, other: JobEarnings) -> JobEarnings:
+    reasons = (*one.reasons, *(reason for reason in other.reasons if reason not in one.reasons))
+    return msgspec.structs.replace(
+        one,
+        verified=one.verified + other.verified,
+        paid=one.paid + other.paid,
+        signature=max(one, other, key=lambda job: job.changed).signature or one.signature or other.signature,
+        first=min(one.first, other.first),
+        changed=max(one.changed, other.changed),
+        name=one.name or other.name,
+        seconds=one.seconds + other.seconds,
+        standing=min(one.standing, other.standing, key=_FIRST.index),
+        reasons=reasons[:64],
+    )
 
 
 def _job(

@@ -2,10 +2,12 @@
 
 ::
 
-    from the coordinator   BeginRound (counted, without a held-out loss), AbandonRound, ReduceRound, ApplyRound
+    from the coordinator   BeginRound (counted, without a held-out loss), AbandonRound, ReduceRound, SumStep (for the agent),
+                           ApplyRound
     to the coordinator     TaskReady, Progress without a loss, RoundCommit without a loss, RoundHolding, RoundApplied with the new
                            state that all owners share, TaskFailed without a reason; all else stays here, in federations.log
-    to other owners        contributions and what they were reduced to
+    to other owners        contributions and what they were reduced to; with secure sums nothing: the agent masks the update
+                           (``summing``), and stores that with the coordinator
 
 The worker keeps to the same by itself (``trainer.worker.federated_member``). That two programs do is on purpose.
 """
@@ -18,8 +20,9 @@ from common.untrusted_text import untrusted
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.errors import SettingsError, WorkerError, WorkerProtocolError
 from desktop.agent.federated.memberships import Memberships
+from desktop.agent.federated.summing import OwnersSums, Say, Store
 from desktop.agent.sandbox.base import Sandbox
-from protocol.artifacts import STATE
+from protocol.artifacts import STATE, SUMMAND
 from protocol.node import Assign
 from protocol.task import (
     AbandonRound,
@@ -30,6 +33,8 @@ from protocol.task import (
     RoundApplied,
     RoundCommit,
     RoundHolding,
+    SumSaid,
+    SumStep,
     TaskCommand,
     TaskFailed,
     TaskReady,
@@ -57,6 +62,7 @@ class FederatedGate:
         self._assign = assign
         self._federations = federations
         self._private = assign.spec.federated.privacy is not None
+        self._summed = assign.spec.federated.sum == "secure"
         self.refused = ""
 
     def check_joined(self) -> None:
@@ -66,6 +72,11 @@ class FederatedGate:
             why = self._federations.refusal(self._assign.job, self._assign.spec)
         if why:
             raise WorkerError(why)
+
+    def sums(self, store: Store, say: Say) -> OwnersSums | None:
+        """This node's part in the job's secure sums; None: it has none, or the node has joined nothing."""
+        key = None if self._federations is None else self._federations.key
+        return OwnersSums(self._assign, key, store, say) if self._summed and key is not None else None
 
     @property
     def data(self) -> Path | None:
@@ -86,7 +97,7 @@ class FederatedGate:
                     self.refused = self.refused or USED_UP
                     return None
                 return msgspec.structs.replace(command, validate=False, moments=None)
-            case AbandonRound() | ReduceRound() | ApplyRound():
+            case AbandonRound() | ReduceRound() | ApplyRound() | SumStep():
                 return command
             case _:
                 LOG.warning(
@@ -115,7 +126,7 @@ class FederatedGate:
             case TaskFailed(reason=reason, tampered=tampered):
                 self.keep(f"failed: {reason}")
                 return TaskFailed(untrusted(SAYS_NO_MORE), tampered)
-            case TaskReady() | Progress() | RoundCommit() | RoundHolding() | RoundApplied() | Traffic():
+            case TaskReady() | Progress() | RoundCommit() | RoundHolding() | RoundApplied() | Traffic() | SumSaid():
                 return body
             case _:
                 LOG.warning("a federation's worker said a %s, which stays here", type(body).__name__)
@@ -129,13 +140,17 @@ class FederatedGate:
 
     def check_send(self, message: PeerSend) -> None:
         """Refuse what no owner's worker has to send to others; raises WorkerProtocolError."""
-        if message.name.kind not in BETWEEN_OWNERS:
+        if self._summed or message.name.kind not in BETWEEN_OWNERS:
             kind = message.name.kind
             raise WorkerProtocolError(f"a federation's worker wants to send {kind} to others: that stays here")
 
     def check_upload(self, answers: str) -> None:
-        """Refuse to store anything but the state that all owners share; raises WorkerProtocolError."""
-        if not answers.startswith(STATE):
+        """Refuse to store anything but the state that all owners share, and what the agent has masked.
+
+        Raises:
+            WorkerProtocolError: it is something else.
+        """
+        if not answers.startswith(STATE) and not (self._summed and answers.startswith(SUMMAND)):
             raise WorkerProtocolError(
                 "a federation's worker wants to store what is made of its owner's data: that stays here"
             )

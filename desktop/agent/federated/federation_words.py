@@ -11,6 +11,14 @@ PLAIN_UPDATE = (
     "how the model has changed, as it is, and the loss: there is NO LIMIT to what that may tell about the data. Join only people "
     "whom you would show it"
 )
+SUMMED = (
+    "how the model has changed, cut to a length and with {noise:.3g} times that length of noise on it, masked so that nobody can "
+    "read it: only the sum of {least} owners or more can be read"
+)
+LEAGUE = (
+    "That holds as long as fewer than a third of all owners ({most} of {all} at most) are in league with the coordinator. More "
+    "could read single updates, whose own noise is {noise:.3g} and not {whole:.3g} times the length."
+)
 ALONE = (
     "No text, no token of it, no loss and no count leaves this computer, and nobody may look at the work to check it."
 )
@@ -25,6 +33,7 @@ def asked(told: FederationTold) -> list[str]:
     lines = [
         PRIVATE.format(what=_leaves(federated)),
         _budget(federated.privacy),
+        _league(federated),
         *([ALONE] if federated.privacy is not None else []),
         f"{_model(spec, told.parameters)} learns in {federated.rounds} rounds of {spec.training.inner_steps} steps, each owner's "
         "computer with the whole model.",
@@ -37,8 +46,17 @@ def asked(told: FederationTold) -> list[str]:
 def _leaves(federated: FederatedSpec) -> str:
     if federated.privacy is None:
         return PLAIN_UPDATE
+    if federated.sum == "secure":
+        return SUMMED.format(noise=federated.own_noise, least=federated.least_owners)
     noise = federated.privacy.noise_multiplier or 0.0
     return f"how the model has changed, cut to a length and with {noise:.3g} times that length of noise on it"
+
+
+def _league(federated: FederatedSpec) -> str:
+    if federated.sum == "open" or federated.privacy is None:
+        return ""
+    noise, whole = federated.own_noise, federated.privacy.update_noise
+    return LEAGUE.format(most=federated.in_league, all=len(federated.owners), noise=noise, whole=whole)
 
 
 def _budget(privacy: PrivacySpec | None) -> str:

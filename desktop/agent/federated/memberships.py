@@ -17,6 +17,7 @@ from desktop.agent.base.log import LOG
 from desktop.agent.errors import SettingsError
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.federated.federations import terms_digest
+from protocol.identity import NodeKey
 from protocol.ids import Count, Digest, JobId
 from protocol.job.job import DatasetSpec, JobSpec
 
@@ -53,9 +54,9 @@ class JoinedFederation(View, frozen=True):
 class Memberships:
     """What ``file`` remembers."""
 
-    def __init__(self, file: Path) -> None:
-        """Raises SettingsError where it is damaged: then nothing may be begun."""
-        self._file = file
+    def __init__(self, file: Path, key: NodeKey | None = None) -> None:
+        """``key``: the node's, which takes part in secure sums; raises SettingsError where the file is damaged."""
+        self._file, self.key = file, key
         try:
             found = decode_json(file.read_bytes(), list[JoinedFederation])
         except FileNotFoundError:

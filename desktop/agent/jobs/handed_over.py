@@ -14,7 +14,7 @@ from protocol.models.config_values import ModelConfigError
 from protocol.models.handed_bytes import HandedBytes
 from protocol.models.model import ModelShape, inspect_config
 from protocol.task import AuditReport, BisectAnswer, RoundApplied, StepOpened
-from protocol.worker import RecordPart, WorkerReport, read_exactly
+from protocol.worker import RecordPart, SumVector, WorkerReport, read_exactly
 
 # Reports and records that wait for the disk or the coordinator; the worker's next one waits in the socket.
 MAX_HANDED = 64
@@ -31,7 +31,7 @@ class HandedOver:
         self._files = WeakSet[Spooled]()
 
     async def take(
-        self, reader: asyncio.StreamReader, message: WorkerReport | RecordPart, length: int
+        self, reader: asyncio.StreamReader, message: WorkerReport | RecordPart | SumVector, length: int
     ) -> tuple[Payload, ...] | None:
         """The payload of a message whose frame goes on with it: one part, or a state and its moments.
 
@@ -69,7 +69,7 @@ class HandedOver:
         for file in list(self._files):
             file.end()
 
-    def _check(self, message: WorkerReport | RecordPart, length: int) -> None:
+    def _check(self, message: WorkerReport | RecordPart | SumVector, length: int) -> None:
         """Refuse what this job has no use for, or what the owner lends no room for where the task cannot go on without it."""
         bounds = self._bounds()
         match message:
@@ -79,6 +79,8 @@ class HandedOver:
                 kind, most = "a state", None if bounds is None else bounds.state
             case RecordPart():
                 kind, most = "a record", None if bounds is None else bounds.other
+            case SumVector():
+                kind, most = "an update", None if bounds is None else bounds.state
             case WorkerReport(body=StepOpened() | AuditReport() | BisectAnswer()):
                 kind, most = "an artifact", None if bounds is None else bounds.other
             case _:

@@ -1,14 +1,16 @@
 """The leases that this node holds, and what the coordinator says about them."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.coordinator.report_outbox import ALL
+from desktop.agent.errors import NotConnectedError
 from desktop.agent.jobs.crash_records import FoundLease
 from desktop.agent.jobs.tasks import HeldTask, Tools
-from protocol.node import MAX_LEASES, Acknowledged, Assign, Beat, Command, HeldLease
+from protocol.node import MAX_LEASES, Acknowledged, Assign, Beat, Command, HeldLease, Report
 from protocol.task import BeginRound, ExpectPeers, JoinStages, StopTask
 
 RESEND_BURST = 150  # Reports in a row after a reconnect, and then a pause: a coordinator takes so many at once.
@@ -46,6 +48,7 @@ class Holdings:
         self._refuses, self._live, self._ended, self._make = refuses, live, ended, make
         self._running: set[asyncio.Task[None]] = set()
         self._mourned: set[str] = set()  # Jobs of which a worker died: of one that kills them, the second is a failure.
+        self._traffic_told: dict[str, object] = {}
         self.tasks: dict[str, HeldTask] = {}
 
     def alive(self) -> list[HeldTask]:
@@ -156,6 +159,16 @@ class Holdings:
                 await send(report)
             if start + RESEND_BURST < len(waiting):
                 await self._tools.clock.sleep(RESEND_PAUSE_S)
+
+    async def tell_traffic(self, send: Callable[[Report], Awaitable[None]]) -> None:
+        """Say of each lease what it has moved, where that has changed."""
+        for lease, task in list(self.tasks.items()):
+            report = task.bridge.traffic.report()
+            if task.alive and task.restored is None and self._traffic_told.get(lease) != report:
+                with contextlib.suppress(NotConnectedError):
+                    await send(task.outbox.lossy(report))
+                    self._traffic_told[lease] = report
+        self._traffic_told = {lease: told for lease, told in self._traffic_told.items() if lease in self.tasks}
 
     def end_orphans(self, silent: float) -> None:
         """End what nobody will ask for any more; ``silent``: for how many seconds the coordinator has been away."""

@@ -39,12 +39,13 @@ from desktop.agent.federated.federated_gate import FederatedGate
 from desktop.agent.federated.memberships import Memberships
 from desktop.agent.jobs.crash_records import CrashRecords, FoundLease, RecalledPart, RoundStart
 from desktop.agent.jobs.handed_over import shape_in
+from desktop.agent.jobs.outside import Outside
 from desktop.agent.jobs.peer_audits import Accusation, Doubts
 from desktop.agent.jobs.peer_router import Peers
 from desktop.agent.jobs.state_replication import States
 from desktop.agent.jobs.weight_exchange import Circle
 from desktop.agent.jobs.weights import StageWeights
-from desktop.agent.jobs.worker_bridge import Bridge, Outside
+from desktop.agent.jobs.worker_bridge import Bridge
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
 from protocol.job.elements import ArrayReady, DropElements, ElementsMoved, RunElements
 from protocol.models.weights import WEIGHT_INDEX
@@ -126,6 +127,7 @@ class HeldTask:
         may_die: another worker opens what this one leaves on the disk, should its process end. ``died``: how it did.
         ready: called once a restored worker is here.
         waits: of a replica that several nodes hold together, the others are not all there.
+        loads: its worker is not ready yet.
     """
 
     assign: Assign
@@ -139,6 +141,7 @@ class HeldTask:
     tampered: bool = False
     cause: FailureCause = "machine"
     waits: bool = False
+    loads: bool = True
     by_system: bool = False  # Disk or sockets failed, which the machine's own test does not see.
     pid: int | None = None
     bridge: Bridge = field(init=False)
@@ -165,6 +168,7 @@ class HeldTask:
                 self.report,
                 self._record if seated else None,
                 self._recall if seated else None,
+                None if self._owner is None else self._owner.sums(self._upload, self.report),
             ),
         )
         self._doubts: Doubts | None = None
@@ -369,6 +373,7 @@ class HeldTask:
             self.state, self.reason, self.cause = "failed", printable(body.reason), body.cause
         if isinstance(body, TaskReady):
             LOG.info("%s: the worker is ready (%s parameters)", self, f"{body.parameters:,}")
+            self.loads = False
         report = self.outbox.add(body, self.bridge.traces.said(body)) if reliable else self.outbox.lossy(body)
         with contextlib.suppress(NotConnectedError):  # Sent again after the reconnect, if it is reliable.
             await self.tools.send(report)

@@ -6,7 +6,7 @@ places of its own job's plan; anything that no worker may say ends its task (``W
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,12 +16,14 @@ from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOG
 from desktop.agent.base.payloads import Payload, SmallPayload, pieces_of
 from desktop.agent.errors import ArtifactError, PeerStateError, UnwantedError, WorkerError, WorkerProtocolError
+from desktop.agent.federated.summing import OwnersSums
 from desktop.agent.jobs.crash_records import RecalledPart, RoundStart, RoundStarts
 from desktop.agent.jobs.handed_over import HandedOver
 from desktop.agent.jobs.model_words import ModelReports
+from desktop.agent.jobs.outside import Outside, TaskTraffic
 from desktop.agent.jobs.round_traces import RoundTraces
 from desktop.agent.jobs.routing import Plans, RoutingVerdict
-from desktop.agent.jobs.spool import Spool, digest_of
+from desktop.agent.jobs.spool import digest_of
 from desktop.agent.jobs.weights import StageWeights, asks_for_weights
 from protocol.artifacts import anchor_answer, audit_answer, inputs_answer, state_answer
 from protocol.audit import InputsAnswer
@@ -32,13 +34,13 @@ from protocol.models.model import ModelShape
 from protocol.node import Assign
 from protocol.serving import RefusedReport
 from protocol.task import (
+    ApplyRound,
     AskModel,
     AuditReport,
     BeginRound,
     BisectAnswer,
     BisectQuery,
     JoinStages,
-    KeptState,
     ModelSaid,
     OpeningMade,
     Progress,
@@ -49,6 +51,8 @@ from protocol.task import (
     RoundCommit,
     StepOpened,
     StopTask,
+    SumSaid,
+    SumStep,
     TaskCommand,
     TaskReady,
     TaskReport,
@@ -67,6 +71,7 @@ from protocol.worker import (
     RecordReturned,
     RestoredPart,
     Setup,
+    SumVector,
     WorkerCommand,
     WorkerMessage,
     WorkerReport,
@@ -95,50 +100,6 @@ Restored = Sequence[tuple[RestoredPart, Payload]]
 
 class WorkerBusyError(WorkerError):
     """The worker cannot take a peer's payload now; the peer tries again."""
-
-
-@dataclass
-class TaskTraffic:
-    """What a lease has exchanged since it began, in bytes; messages to this same node are in none of it."""
-
-    activations: int = 0
-    bulk: int = 0
-    wire: int = 0
-    naive: int = 0
-    artifacts: int = 0
-
-    def report(self) -> Traffic:
-        """As the coordinator wants it."""
-        return Traffic(self.activations, self.bulk, self.wire, self.naive, self.artifacts)
-
-
-@dataclass(frozen=True)
-class Outside:
-    """What a bridge needs of the agent.
-
-    Attributes:
-        send_peer: carries a payload to a place of the job until it is there or its epoch is over.
-        upload: stores an artifact with the coordinator under the digest, as the answer (``protocol.artifacts``) to what was
-            asked under the lease; the last word: whether a round's end waits for it.
-        fetch: the bytes of an artifact, checked.
-        fetch_state: a stage's state from the peers that keep it.
-        keep: puts a stage's state, or (True) its optimizer's moments, where peers can have it; returns its manifest's digest.
-        spool: where what is too large for memory lies until it is kept or stored.
-        report: passes a report on; False: it may get lost.
-        record: keeps what a round can be opened from after a crash, and what that began with; False: it could not. None: such
-            records are not kept.
-        recall: the same again.
-    """
-
-    send_peer: Callable[["Bridge", PeerSend, bytes], Awaitable[None]]
-    upload: Callable[[Payload, str, str, bool], Awaitable[None]]
-    fetch: Callable[[str], Awaitable[Payload]]
-    fetch_state: Callable[[KeptState], Awaitable[Payload]]
-    keep: Callable[[Payload, bool], Awaitable[str]]
-    spool: Spool
-    report: Callable[[TaskReport, bool], Awaitable[None]]
-    record: Callable[[RecordPart, RoundStart, Payload], Awaitable[bool]] | None = None
-    recall: Callable[[RecordRecall], Awaitable[Sequence[RecalledPart]]] | None = None
 
 
 @dataclass
@@ -200,6 +161,8 @@ class Bridge:
                 self._newest = key
                 self._superseded.set()  # Whatever is being fetched for an older round is of no use any more.
                 self._superseded = asyncio.Event()
+                if self.outside.sums is not None:
+                    self.outside.sums.begins(*key)
         try:
             self._commands.put_nowait(body)
         except asyncio.QueueFull:
@@ -319,6 +282,11 @@ class Bridge:
                         self._put_command(body, *parts)
                         await self._keep_start(body.round, *parts)
                         del parts
+                case SumStep():
+                    if self.outside.sums is not None:
+                        await self.outside.sums.step(body)
+                case ApplyRound(total=str() as total):
+                    self._put_command(body, await self.outside.fetch(total))
                 case ReplayStep() | ReplayAcross() | ReplayOuter() | BisectQuery():
                     try:
                         await self._pass_opened(body)
@@ -417,10 +385,8 @@ class Bridge:
             match message:
                 case PeerSend():
                     await self._start_send(message, reader, length, group)
-                case RecordPart():
-                    parts = await self._handed.take(reader, message, length)
-                    if parts is not None:
-                        self._reports.put_nowait((message, parts))
+                case RecordPart() | SumVector():
+                    await self._take_part(message, reader, length, group)
                 case RecordRecall():
                     _see_nothing_comes(length)
                     if self._recalls >= MAX_RECALLS:
@@ -441,6 +407,29 @@ class Bridge:
                     assert parts is not None
                     await self._take_report(body, parts if length else (), group)
             parts = None  # Whoever has them now lets them go.
+
+    async def _take_part(
+        self, message: RecordPart | SumVector, reader: asyncio.StreamReader, length: int, group: asyncio.TaskGroup
+    ) -> None:
+        """A record for the disk, or an update for a sum."""
+        sums = self.outside.sums
+        if isinstance(message, SumVector) and sums is None:
+            raise WorkerProtocolError("the worker has an update for a sum, and its job makes none")
+        parts = await self._handed.take(reader, message, length)
+        if parts is None:
+            return
+        if isinstance(message, SumVector) and sums is not None:
+            group.create_task(self._sum(sums, message, parts[0]), name="sum")
+        elif isinstance(message, RecordPart):
+            self._reports.put_nowait((message, parts))
+
+    async def _sum(self, sums: OwnersSums, message: SumVector, update: Payload) -> None:
+        """Have the update of a round masked and stored; it waits for the other owners meanwhile."""
+        try:
+            await sums.vector(message, update)
+            self.traffic.artifacts += update.size
+        finally:
+            self._handed.give(update.size)
 
     async def _take_report(self, body: TaskReport, parts: Parts, group: asyncio.TaskGroup) -> None:
         if isinstance(body, StepOpened) and parts and body.opening is not None:
@@ -535,8 +524,8 @@ class Bridge:
         size = sum(part.size for part in parts)
         stored = await self._store(body, *parts) if parts else body
         if stored is not None:
-            if isinstance(stored, Traffic):
-                raise WorkerProtocolError("the worker reports traffic: only the agent counts it")
+            if isinstance(stored, Traffic | SumSaid):
+                raise WorkerProtocolError(f"the worker says {type(stored).__name__}: only the agent does")
             if isinstance(stored, RoundApplied) and not parts and (stored.kept or stored.moments):
                 raise WorkerProtocolError("the worker names a state that it has not handed over")
             await self.outside.report(stored, True)

@@ -19,6 +19,7 @@ class Facts(msgspec.Struct, frozen=True):
         own_vram: bytes of GPU memory that programs other than jobs use, on the GPU where they use most.
         cap_used: this month's allowance of bytes is used up.
         busy: jobs run here (or would, were they not paused).
+        no_room: why the cluster that is lent has no place for a job; empty: it has, or none is lent.
     """
 
     at: float
@@ -33,3 +34,4 @@ class Facts(msgspec.Struct, frozen=True):
     own_vram: int | None = None
     cap_used: bool = False
     busy: bool = False
+    no_room: str = ""

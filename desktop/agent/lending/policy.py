@@ -44,6 +44,7 @@ class Cause(StrEnum):
     """Why it does not lend, the one that people should read first at the top."""
 
     OWNER = "owner"
+    ROOM = "room"
     GAME = "game"
     IN_USE = "in use"
     IDLE_UNKNOWN = "idle unknown"
@@ -126,7 +127,8 @@ def decide(rules: Rules, wish: OwnerWish, facts: Facts, memory: PolicyMemory) ->
         return Decision(State.FINISHING if ends else State.LENDING, (), _closing(rules, facts)), PolicyMemory()
     since = memory.since if memory.since is not None and memory.held else facts.at
     details = {reason.cause: reason.detail for reason in reasons}
-    away = facts.at >= since + HOLD_S or not facts.busy
+    # Where the place itself is wanted back, nothing is left that could wait.
+    away = facts.at >= since + HOLD_S or not facts.busy or Cause.ROOM in seen
     moments = [reason.until for reason in reasons if reason.until is not None]
     again = min(moments if away else [*moments, since + HOLD_S], default=None)
     return Decision(State.AWAY if away else State.PAUSED, reasons, again), PolicyMemory(held, details, since)
@@ -136,6 +138,8 @@ def _causes(rules: Rules, wish: OwnerWish, facts: Facts, memory: PolicyMemory) -
     """What speaks against lending at this moment."""
     if facts.at < wish.paused_until:
         yield HeldCause(Cause.OWNER, until=wish.paused_until)
+    if facts.no_room:
+        yield HeldCause(Cause.ROOM, facts.no_room)
     if rules.for_games and (game := _game(rules, facts)):
         yield HeldCause(Cause.GAME, game)
     if rules.idle_minutes and facts.at >= wish.here_until:

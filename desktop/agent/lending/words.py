@@ -23,34 +23,27 @@ def describe(decision: Decision, rules: Rules, utc_offset: int) -> str:
     return f"Paused{ends}: {reason}.{more}"
 
 
+_BECAUSE = {
+    Cause.OWNER: "you asked for a pause",
+    Cause.ROOM: "other workloads of the cluster come first ({detail})",
+    Cause.GAME: "{detail} is running",
+    Cause.IN_USE: "somebody is at the computer; it lends after {rules.idle_minutes} quiet minutes",
+    Cause.IDLE_UNKNOWN: "this system does not tell whether somebody is at the computer; "
+    "set `cottage node rules --idle 0` to lend all the same",
+    Cause.BATTERY: "the computer runs on battery",
+    Cause.HOURS: "these are not your lending hours",
+    Cause.TEMPERATURE: "the GPU is at {detail} °C; it goes on below {below} °C",
+    Cause.VRAM: "your own programs use {detail} GB of the GPU's memory, and {rules.own_vram:g} are kept for them",
+    Cause.METERED: "the network costs by the byte",
+    Cause.CAP: "this month's data is used up; `cottage node limits --month` changes that",
+    Cause.DISK: "only {detail} GB are free on the disk, and {rules.free_disk:g} are to stay free",
+}
+
+
 def because(reason: HeldCause, rules: Rules) -> str:
     """One cause, as the second half of a sentence."""
-    match reason.cause:
-        case Cause.OWNER:
-            return "you asked for a pause"
-        case Cause.GAME:
-            return f"{reason.detail} is running"
-        case Cause.IN_USE:
-            return f"somebody is at the computer; it lends after {rules.idle_minutes} quiet minutes"
-        case Cause.IDLE_UNKNOWN:
-            return (
-                "this system does not tell whether somebody is at the computer; "
-                "set `cottage node rules --idle 0` to lend all the same"
-            )
-        case Cause.BATTERY:
-            return "the computer runs on battery"
-        case Cause.HOURS:
-            return "these are not your lending hours"
-        case Cause.TEMPERATURE:
-            return f"the GPU is at {reason.detail} °C; it goes on below {rules.max_celsius - rules.band_celsius} °C"
-        case Cause.VRAM:
-            return f"your own programs use {reason.detail} GB of the GPU's memory, and {rules.own_vram:g} are kept for them"
-        case Cause.METERED:
-            return "the network costs by the byte"
-        case Cause.CAP:
-            return "this month's data is used up; `cottage node limits --month` changes that"
-        case Cause.DISK:
-            return f"only {reason.detail} GB are free on the disk, and {rules.free_disk:g} are to stay free"
+    below = rules.max_celsius - rules.band_celsius
+    return _BECAUSE[reason.cause].format(detail=reason.detail, rules=rules, below=below)
 
 
 def _clock(at: float, utc_offset: int, form: str) -> str:

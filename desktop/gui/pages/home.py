@@ -10,6 +10,7 @@ from desktop.gui.engine.mend import MendRow
 from desktop.gui.looks.first_payment import FirstPaymentCard
 from desktop.gui.looks.picture import LentPicture
 from desktop.gui.model import AgentPhase, Snapshot, Status, plain
+from desktop.gui.pages.cards import CardsCard
 from desktop.gui.pages.money import EarningsCard
 from desktop.gui.pause_menu import PauseMenu
 from desktop.gui.sentences import Mood, Sentences
@@ -37,11 +38,12 @@ class HomePage(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
-        self.first_payment, self.earnings = FirstPaymentCard(), EarningsCard()
+        self.first_payment, self.earnings, self.cards = FirstPaymentCard(), EarningsCard(), CardsCard()
         for card in (
             self._update_card(),
             self.first_payment,
             self._switch_card(),
+            self.cards,
             self.earnings,
             self._meters_card(),
             self._computer_card(),
@@ -158,6 +160,7 @@ class HomePage(QWidget):
         self._show_task(snapshot.status)
         self._show_meters(snapshot.status, sentence.mood is Mood.LENDING)
         self.earnings.show_status(self._status)
+        self.cards.show_cards(() if self._status is None else self._status.cards, snapshot.is_on)
         self._show_known(self._status)
         if snapshot.status is not None:
             self._show_update(snapshot.status.update)
@@ -212,7 +215,8 @@ class HomePage(QWidget):
         profile = status.profile
         said = [self.tr("{0} GB of memory for jobs").format(_gb(profile.memory_mb / 1024))]
         gpu = next((gpu for gpu in meters.gpus if gpu.uuid == status.gpu), None) if status.gpu else None
-        if idle := [plain(other.name, 60) for other in meters.gpus if gpu is not None and other is not gpu]:
+        lent = {card.gpu for card in status.cards} | {status.gpu}
+        if idle := [plain(other.name, 60) for other in meters.gpus if gpu is not None and other.uuid not in lent]:
             said.append(self.tr("not lent: {0}").format(", ".join(idle)))
         self.device.say(profile.device)
         self.lent.say(" · ".join(said))

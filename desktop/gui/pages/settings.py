@@ -388,16 +388,21 @@ class SettingsPages(QWidget):
         self.cap.setVisible(bool(view.cap))
         self.cap.say(held.get(view.cap, "").format(plain(view.cap_why, 120)))
         self.about.say(self.tr("Cottage {0}, Apache License 2.0.").format(plain(view.version, 40) or "–"))
-        self._show("settings", view.settings)
+        self._show("settings", view.settings | {"gpu": _lent(view)})
 
     def _lendable(self, view: SettingsView) -> list[tuple[str, Value]]:
         """Each card by its identity, which stays when another is put in beside it, and the processor; what is kept is there."""
-        kept = view.settings.get("gpu", 0)
+        kept = _lent(view)
         found: list[tuple[str, Value]] = [
             (f"{plain(gpu.name, 60)} ({gpu.index})", gpu.index if kept == gpu.index else gpu.uuid or gpu.index)
             for gpu in view.gpus
         ]
-        if isinstance(kept, str) and kept not in [value for _, value in found]:
+        if len(found) > 1:
+            found.append((self.tr("all {0} cards").format(len(found)), ",".join(gpu.uuid for gpu in view.gpus)))
+        if isinstance(kept, str) and "," in kept and kept not in [value for _, value in found]:
+            names = {gpu.uuid: plain(gpu.name, 40) for gpu in view.gpus}
+            found.append((", ".join(names.get(card, plain(card, 13)) for card in kept.split(",")), kept))
+        elif isinstance(kept, str) and kept not in [value for _, value in found]:
             found.append((self.tr("a GPU that is not here ({0})").format(plain(kept, 13)), kept))
         only = self.tr("the processor") if found else self.tr("the processor (there is no NVIDIA GPU)")
         return [*found, (only, -1 if found else kept)]
@@ -529,3 +534,12 @@ def _scrolled(page: QWidget) -> QScrollArea:
     outer.setMinimumSize(1, 1)
     area.setWidget(outer)
     return area
+
+
+def _lent(view: SettingsView) -> str | int:
+    """What is lent, as the choice of it has it: several cards in the order of their numbers."""
+    first, further = view.settings.get("gpu", 0), view.settings.get("cards", [])
+    if not isinstance(further, list) or not further:
+        return first if isinstance(first, str | int) else 0
+    order = [gpu.uuid for gpu in view.gpus]
+    return ",".join(sorted((str(first), *further), key=lambda card: order.index(card) if card in order else len(order)))

@@ -25,7 +25,7 @@ from coordinator.store.ports import Store, col
 from coordinator.store.records import CommitRecord
 from protocol.identity import NodeKey
 from protocol.ids import Digest
-from protocol.job.array import ArrayElement, ArraySpec, VerifiedBy, element_lines
+from protocol.job.array import ArrayElement, ArraySpec, CheckerSpec, VerifiedBy, element_lines
 from protocol.job.elements import ArrayReady, DropElements, ElementEnd, ElementRun, ElementsMoved, RunElements
 from protocol.job.job import JobSpec
 from protocol.job.results import packed
@@ -93,6 +93,7 @@ def truth(index: int) -> bytes:
 
 NOTHING = packed({})
 Answer = Callable[[ElementRun], ElementEnd]
+Look = Callable[[ElementRun, bytes], ElementEnd]
 
 
 def right(run: ElementRun, data: bytes | None = None, seconds: float = 1.0) -> ElementEnd:
@@ -106,9 +107,17 @@ def fails(run: ElementRun, code: int = 1) -> ElementEnd:
     return ElementEnd(run.run, "exited", code, seconds=1.0, tail=("Traceback", "it is broken"))
 
 
+def looks(run: ElementRun, data: bytes) -> ElementEnd:
+    """What the submitter's checker says of a result: whether it is the true one."""
+    return right(run, NOTHING) if data == truth(run.index) else fails(run)
+
+
 @dataclass
 class ElementNode:
-    """A machine that runs elements. ``pace``: seconds of one; ``answer``: how each ends; ``hung``: it beats and does nothing."""
+    """A machine that runs elements.
+
+    ``pace``: seconds of one; ``answer``: how each ends; ``look``: how a checker ends; ``hung``: it beats and does nothing.
+    """
 
     world: "ArrayWorld"
     number: int
@@ -118,6 +127,7 @@ class ElementNode:
     pace: float = 1.0
     flops: float = 1e12
     answer: Answer = right
+    look: Look = looks
     hung: bool = False
     up: bool = True
     session: NodeSession | None = None
@@ -126,6 +136,7 @@ class ElementNode:
     running: dict[int, tuple[ElementRun, float]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     ran: list[int] = field(default_factory=list)
+    looked: list[int] = field(default_factory=list)
     kept: list[Report] = field(default_factory=list)
     inbox: deque[CoordinatorMessage] = field(default_factory=deque)
     seq: int = 0
@@ -183,7 +194,8 @@ class ElementNode:
                 case Assign() as lease:
                     self.forget()
                     self.lease, self.seen = lease, set()
-                    await self.say(ArrayReady("cpu", self.slots))
+                    if lease.spec.array is not None:  # What trains or serves is held, and does nothing.
+                        await self.say(ArrayReady("cpu", self.slots))
                 case Command(body=RunElements(runs=runs)):
                     fresh = [run for run in runs if run.run not in self.seen]
                     self.seen |= {run.run for run in fresh}
@@ -208,8 +220,8 @@ class ElementNode:
         for number, (run, until) in list(self.running.items()):
             if until <= now:
                 del self.running[number]
-                self.ran.append(run.index)
-                ended.append(self.answer(run))
+                (self.ran if run.check is None else self.looked).append(run.index)
+                ended.append(self.end_of(run))
         while self.queue and len(self.running) < self.slots:
             run = self.queue.popleft()
             self.running[run.run] = (run, now + self.pace)
@@ -217,6 +229,9 @@ class ElementNode:
         for start in range(0, max(1, len(ended)), 64):
             if begun or ended:
                 await self.say(ElementsMoved(tuple(begun) if start == 0 else (), tuple(ended[start : start + 64])))
+
+    def end_of(self, run: ElementRun) -> ElementEnd:
+        return self.answer(run) if run.check is None else self.look(run, self.world.artifacts.kept[run.check])
 
     async def beat(self) -> None:
         if self.session is not None and self.world.clock.t - self.beaten >= BEAT_S:
@@ -274,6 +289,7 @@ class ArrayWorld:
         elements = [ArrayElement(name=f"e{number}", arguments=(str(number),)) for number in range(count)]
         listed, image = self.artifacts.keep(element_lines(elements)), self.artifacts.keep(IMAGE)
         verify = cast(VerifiedBy, array.pop("verify", "replicated"))
+        array |= {"checker": CheckerSpec(command=("look",))} if verify == "checked" and "checker" not in array else {}
         fields = {"image": image, "command": ("square",), "elements": listed, "count": count, "verify": verify}
         return JobSpec("squares", budget=budget, deadline_hours=hours, array=ArraySpec(**cast(dict, fields | array)))
 

@@ -71,7 +71,7 @@ async def test_who_waits_for_owners_that_are_not_here_is_told_so() -> None:
     for _ in range(120):
         await world.turn()
     texts = [event.text for event in await world.parts.jobs.events(job, 0)]
-    assert sum("1 of the 2 owners that are to agree are here" in text for text in texts) == 1
+    assert sum("1 of the 2 owners that each needs are here" in text for text in texts) == 1
 
 
 async def test_trusted_owners_alone_run_elements_once() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -247,8 +248,8 @@ def bomb() -> bytes:
     return bytes(block) + packed({})
 
 
-async def test_what_nodes_made_up_is_not_unpacked_and_spoils_no_archive_of_the_rest(
-    house: ArrayHouse, tmp_path: Path
+async def test_what_nodes_made_up_is_a_failure_and_the_others_results_come(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made_up = {"n1.txt": b"no archive", "n2.txt": gzip.compress(packed({"a": b"x"})), "n3.txt": bomb()}
     with tarfile.open(fileobj=io.BytesIO(bomb())) as tar:
@@ -264,16 +265,41 @@ async def test_what_nodes_made_up_is_not_unpacked_and_spoils_no_archive_of_the_r
     async with house.running(), Client(house.url) as client:
         assert await cottage(house, *words, "--out", str(out), "--yes") == 1
         (view,) = await client.jobs()
-        elements = await client.wait(view.id) and await client.elements(view.id, state="done")
-        assert len(elements) == 5
-        for element in elements:
-            if element.name in made_up:
-                with pytest.raises(ArchiveError):
-                    await client.download_result(view.id, element, tmp_path / "one")
         archive = await client.download_results(view.id, tmp_path / "all.tar")
-    assert not (tmp_path / "one").exists()
+    assert set(squares(out)) == {"n0.txt", "n4.txt"}
+    assert "its result could not be taken" in " ".join(capsys.readouterr().out.split())
     with tarfile.open(archive) as tar:
         assert {name.partition("/")[0] for name in tar.getnames()} == {"n0.txt", "n4.txt"}
+
+
+async def test_a_result_that_is_damaged_later_is_named_and_the_others_come(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.nodes()
+    inputs, out = numbers(tmp_path / "inputs", list(range(5))), tmp_path / "results"
+    words = ("map", house.image, "square {input}", "--over", f"{inputs}/*.txt", "--out", str(out), "--yes")
+    async with house.running(), Client(house.url) as client:
+        assert await cottage(house, *words) == 0
+        (view,) = await client.jobs()
+        for element in await client.elements(view.id):
+            if element.name in ("n1.txt", "n3.txt"):
+                assert element.result is not None
+                house.artifacts.path(element.result).write_bytes(b"junk")
+        again = tmp_path / "again"
+        assert await cottage(house, "download", view.id, str(again)) == 1
+        said = " ".join(capsys.readouterr().out.split())
+        assert "3 results are in" in said
+        assert "2 more were not taken: " in said
+        assert "n1.txt (element 1): " in said
+        assert "n3.txt (element 3): " in said
+        assert set(squares(again)) == {"n0.txt", "n2.txt", "n4.txt"}
+        taken = [one async for one in client.results(view.id, tmp_path / "third")]
+        assert sorted(one.element.name for one in taken if one.fault) == ["n1.txt", "n3.txt"]
+        for name in ("n1.txt", "n4.txt"):
+            shutil.rmtree(out / name)
+        assert await cottage(house, *words) == 1
+        assert set(squares(out)) == {"n0.txt", "n2.txt", "n3.txt", "n4.txt"}
+        assert "4 of 5 results are in" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_coordinator_cannot_have_results_written_elsewhere(tmp_path: Path) -> None:

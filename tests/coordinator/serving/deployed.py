@@ -25,6 +25,7 @@ from protocol.serving import (
     AnsweredReport,
     AskCommand,
     CancelCommand,
+    CheckCommand,
     CheckedReport,
     CheckEmbeddingsCommand,
     EmbedCommand,
@@ -35,6 +36,8 @@ from protocol.serving import (
     GenerateCommand,
     PingCommand,
     PongReport,
+    ProveCommand,
+    ProvenReport,
     RefusedReport,
     Sampling,
     SketchReport,
@@ -92,6 +95,8 @@ class Home:
     hung: bool = False
     frozen: bool = False
     computing: float = 0.0
+    env_class: str = "cpu"
+    vouches: bool = False  # For whoever is accused; it says other bits than were computed.
     gone: bool = False
     unheard: list[CoordinatorMessage] = field(default_factory=list)
 
@@ -113,7 +118,7 @@ class Home:
         match message:
             case Assign():
                 self.lease, self.seq, self.plan = message, 0, None
-                await self.say(TaskReady("cpu", 1), reliable=True)
+                await self.say(TaskReady(self.env_class, 1), reliable=True)
             case Command(body=StopTask()):
                 self.silence()
                 self.lease = None
@@ -132,10 +137,17 @@ class Home:
                     self.answering[command.id] = asyncio.create_task(self._answer(command))
                 elif isinstance(command, EmbedCommand):
                     self.answering[command.id] = asyncio.create_task(self._embed(command))
-                elif isinstance(command, PingCommand):
-                    await self._told(PongReport(command.id, self.computing))
-                elif isinstance(command, CancelCommand) and command.id in self.answering:
-                    self.answering.pop(command.id).cancel()
+                else:
+                    await self._also(command)
+
+    async def _also(self, command: EngineCommand) -> None:
+        if isinstance(command, ProveCommand):
+            wrong = "" if self.vouches else self.bench.checker.explained(command)
+            await self._told(ProvenReport(command.id, wrong, digest(command.seed, wrong), self.env_class))
+        elif isinstance(command, PingCommand):
+            await self._told(PongReport(command.id, self.computing))
+        elif isinstance(command, CancelCommand) and command.id in self.answering:
+            self.answering.pop(command.id).cancel()
 
     async def thaw(self) -> None:
         """It goes on where it was, and hears what was said meanwhile."""
@@ -218,6 +230,9 @@ class TruthTeller:
         self.held: list[ServedFiles] = []
         self.able = True
         self.names: tuple[int, ...] = ()
+        self.proved: list[ProveCommand] = []
+        self.env_class = "cpu"
+        self.rounding = False  # Explains what it found.
 
     def before(self, _archive: str) -> int:
         return 0
@@ -230,13 +245,29 @@ class TruthTeller:
         if isinstance(command, CheckEmbeddingsCommand):
             right = command.vectors == tuple(map(vector_of, command.asked.texts))
             return CheckedReport(command.id, "" if right else "an embedding is another", 0.0)
+        wrong = self._wrong(command)
+        return CheckedReport(command.id, wrong, 0.0, self.names if wrong and command.boundaries else ())
+
+    @staticmethod
+    def _wrong(command: CheckCommand) -> str:
         first = len(command.asked.begun)
         drawn = [truth(command.asked, first + place) for place in range(len(command.tokens))]
         false = next((place for place, token in enumerate(command.tokens) if token != drawn[place]), None)
         wrong = "" if false is None else f"token {false + 1} is another"
         if not wrong and command.text != "".join(map(text_of, command.tokens)):
             wrong = "its text is another"
-        return CheckedReport(command.id, wrong, 0.0, self.names if wrong and command.boundaries else ())
+        return wrong
+
+    def explained(self, command: ProveCommand) -> str:
+        """What no rounding explains of an answer."""
+        return "" if self.rounding else self._wrong(command.check)
+
+    async def prove(self, _held: ServedFiles, command: ProveCommand, _seconds: float) -> ProvenReport:
+        self.proved.append(command)
+        if not self.able:
+            raise UnavailableError("no model here")
+        wrong = self.explained(command)
+        return ProvenReport(command.id, wrong, digest(command.seed, wrong), self.env_class)
 
 
 class Deployed(Bench):
@@ -364,12 +395,14 @@ class Deployed(Bench):
     @asynccontextmanager
     async def checking(self) -> AsyncIterator[None]:
         """Answers are drawn again meanwhile."""
-        task = asyncio.create_task(self.parts.answer_checks.run())
+        loops = (self.parts.answer_checks.run(), self.parts.answer_proofs.run())
+        tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
 
 class Asked:

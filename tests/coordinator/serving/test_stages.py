@@ -29,7 +29,7 @@ from protocol.rest.api import NewJob, Quote
 from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE, GenerateCommand
 from protocol.task import ExpectPeers
 from tests.coordinator.fakes import BUDGET, spec
-from tests.coordinator.serving.deployed import HALF_MB, MB, Deployed, Home
+from tests.coordinator.serving.deployed import HALF_MB, MB, Deployed, Home, vector_of
 from tests.coordinator.serving.test_deployments import count, shares
 
 
@@ -490,43 +490,26 @@ async def test_a_seat_of_a_node_that_drains_goes_to_another_and_asleep_nobody_ho
     assert len(set(spare.epochs)) == len(spare.epochs) >= 2
 
 
-@pytest.mark.parametrize("asked_for", [2, None])
-async def test_embeddings_are_refused_while_nodes_are_waited_for_as_they_are_later(asked_for: int | None) -> None:
-    bench = Deployed()
-    words = "nodes that hold a model together make no embeddings"
-    await halves(bench, 1, 2)
-    job = await bench.deploy(stages=asked_for, alone=True)
-    stored = await bench.stored(job)
-    waiting = [bench.embed(stored, "a") for _ in range(3)]
-    answer = bench.ask(stored)
-    await bench.pass_time(1.0)
-    assert [one.task.done() for one in waiting] == [asked_for is not None] * 3, "one node may come and hold it whole"
-    homes = await halves(bench, 3, 4)
-    await bench.turn(job)
-    assert len(by_stage(homes)) == 2
-    late = bench.embed(stored, "a")
-    await bench.pass_time(3.0)
-    for one in (*waiting, late):
-        with pytest.raises(InvalidError, match=words) as refused:
-            await one.task
-        assert refused.value.field == "model"
-    await answer.task
-    assert answer.tokens == answer.right
-
-
-async def test_it_is_told_by_its_cut_when_the_coordinator_begins_anew_without_nodes() -> None:
+async def test_nodes_that_hold_a_model_together_make_embeddings_and_a_wrong_one_costs_each_what_is_not_verified() -> (
+    None
+):
     bench = Deployed()
     homes = await halves(bench, 1, 2)
     job = await bench.deploy()
-    for home in homes:
-        await home.vanish()
-        assert home.lease is not None
-        async with bench.desk(job) as work:
-            work.end(home.lease.lease, "expired", "it is gone")
-    bench.homes.clear()
-    await bench.restart()
-    await bench.turn(job)
-    asked = bench.embed(await bench.stored(job), "a")
-    await bench.pass_time(0.5)
-    with pytest.raises(InvalidError, match="make no embeddings"):
+    async with bench.checking():
+        asked = bench.embed(await bench.stored(job), "a", "b", "c")
+        await bench.pass_time(2.0)
         await asked.task
+        assert asked.vectors == [vector_of(text) for text in ("a", "b", "c")]
+        by_stage(homes)[0].lie = lambda _place, _token: 1
+        false = bench.embed(await bench.stored(job), "a")
+        await bench.pass_time(3.0)
+        await false.task
+        await bench.turn(job)
+        assert [home.lease for home in homes] != [None, None], "they are seated again, for nobody else is here"
+        await bench.pass_time(rules.PERIOD_S, 5.0)
+        await bench.turn(job)
+    async with bench.desk(job) as work:
+        assert work.run is not None
+        assert (work.run.served.wrong, work.run.apart) == (1, ())
+        assert {node for node, (_, wrong) in work.run.served.nodes.items() if wrong} == {home.node for home in homes}

@@ -2,8 +2,10 @@
 
 import hashlib
 
+import msgspec
 import pytest
 
+from protocol.job.array import CheckerSpec
 from protocol.job.results import packed
 from tests.desktop.arrays.conftest import StartStage
 
@@ -71,3 +73,50 @@ async def test_each_way_to_end_is_told_as_what_it_was(stage: StartStage) -> None
         assert "cannot be the path of a file in a result" in said["echo x > .hidden"]
         assert it.files(ends[-2]) == {"locked": b"x\n"}
         assert it.files(ends[-1]) == {"x": b"fine\n"}
+
+
+async def test_a_checker_finds_inputs_and_the_files_of_a_result_and_says_what_it_makes_of_them(
+    stage: StartStage,
+) -> None:
+    async with stage() as it:
+        shared = it.coordinator.store(b"for all\n")
+        checker = CheckerSpec(command=("sh", "/in/look.sh", "{name}"), seconds=5.0)
+        assign = await it.array(inputs={"shared.txt": shared}, verify="checked", checker=checker)
+        await it.ready(assign)
+        result = {"sub/dir/answer": b"42\n", "empty": b"", "large": bytes(100_000)}
+        archive = it.coordinator.store(packed(result))
+        look = "cd /in; cat shared.txt own result/sub/dir/answer; wc -c result/large > /out/seen; ls result; echo $COTTAGE_SEED"
+        cases = {
+            "good": look,
+            "bad": "echo it is not 42; exit 3",
+            "slow": "sleep 60",
+            "writes": "echo x > /in/result/empty",
+        }
+        runs = {}
+        for name, script in cases.items():
+            made = it.element("exit 9", own=b"only mine\n", **{"look.sh": script.encode()})
+            runs[name] = msgspec.structs.replace(made, check=archive, seed="5" * 32)
+        plain = it.element("ls -A /in > seen")
+        await it.send(assign, *runs.values(), plain)
+        await it.coordinator.until(lambda: len(it.ends(assign)) == 5)
+        ends = {name: it.ends(assign)[run.run] for name, run in runs.items()}
+        found = {name: (end.outcome, end.code) for name, end in ends.items()}
+        assert found == {"good": ("exited", 0), "bad": ("exited", 3), "slow": ("time", 0), "writes": ("exited", 1)}
+        said = ("for all", "only mine", "42", "empty", "large", "sub", "5" * 32)
+        assert ends["good"].tail == said
+        assert it.files(ends["good"]) == {"seen": b"100000 result/large\n"}
+        assert ends["bad"].tail == ("it is not 42",)
+        assert "limit of 5 seconds" in " ".join(ends["slow"].tail)
+        # The next element finds nothing of the result that was looked at.
+        assert it.files(it.ends(assign)[plain.run])["seen"].split() == [b"run.sh", b"shared.txt"]
+
+
+async def test_what_is_no_archive_of_a_result_is_not_laid_in(stage: StartStage) -> None:
+    async with stage() as it:
+        assign = await it.array(verify="checked", checker=CheckerSpec(command=("sh", "/in/run.sh")))
+        await it.ready(assign)
+        hostile = packed({"a": b"x"}).replace(b"a" + bytes(99), b"../a" + bytes(96), 1)
+        run = msgspec.structs.replace(it.element("exit 0"), check=it.coordinator.store(hostile))
+        await it.send(assign, run)
+        await it.coordinator.until(lambda: it.ends(assign))
+        assert it.ends(assign)[run.run].outcome == "inputs"

@@ -7,11 +7,14 @@ import pytest
 
 from common.untrusted_text import untrusted
 from desktop.agent.errors import SettingsError, WorkerError, WorkerProtocolError
+from desktop.agent.federated import federation_words
 from desktop.agent.federated.federated_gate import SAYS_NO_MORE, USED_UP, FederatedGate
 from desktop.agent.federated.memberships import JoinedFederation, Memberships
-from protocol.artifacts import audit_answer, state_answer
+from protocol.artifacts import audit_answer, state_answer, summand_answer
 from protocol.audit import OpenStep
-from protocol.federated.federations import terms_digest
+from protocol.federated.federations import FederationTold, terms_digest
+from protocol.federated.sums import SumBegins, SumStep
+from protocol.identity import NodeKey
 from protocol.job.federated import FederatedSpec, PrivacySpec
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
 from protocol.node import Assign
@@ -159,6 +162,39 @@ def test_losses_pass_where_the_owners_have_agreed_to_no_limit(tmp_path: Path, da
     assert gate.said(Progress(1, 0, 3, 60, 2.5)) == Progress(1, 0, 3, 60, 2.5)
     for number in range(9):
         assert gate.passed(begin(number)) is not None, "there is no budget to use up"
+
+
+def test_with_secure_sums_nothing_goes_to_others_and_masked_updates_are_stored(tmp_path: Path, data: Path) -> None:
+    three = (*OWNERS, "C" * 40)
+    asked = FederatedSpec(three, 3, 3, PrivacySpec(noise_multiplier=2.0, most_rounds=3), "secure")
+    spec = JobSpec("wards", ModelSpec("tiny-llama"), 1, tokenizer=TokenizerSpec("bytes"), federated=asked)
+    known = joined(tmp_path, data, spec)
+    gate = FederatedGate(assign(spec), known)
+    with pytest.raises(WorkerProtocolError, match="that stays here"):
+        gate.check_send(PeerSend(0, 1, TensorName("pseudo_gradient", 1, 0, 0, 0)))
+    gate.check_upload(summand_answer(1, 0))
+    step = SumStep(1, 0, SumBegins(10))
+    assert gate.passed(step) == step
+    assert gate.sums(None, None) is None, "without the node's key there is no part in a sum"  # type: ignore[arg-type]
+    known.key = NodeKey(bytes(32))
+    assert gate.sums(None, None) is not None  # type: ignore[arg-type]
+    open_gate = FederatedGate(assign(), known)
+    assert open_gate.sums(None, None) is None  # type: ignore[arg-type]
+    with pytest.raises(WorkerProtocolError, match="that stays here"):
+        open_gate.check_upload(summand_answer(1, 0))
+
+
+def test_an_owner_is_told_what_a_secure_sum_promises_and_on_what_it_rests() -> None:
+    owners = tuple(letter * 40 for letter in "ABCDEFGH")
+    asked = FederatedSpec(owners, 3, 6, PrivacySpec(noise_multiplier=2.0, most_rounds=3), "secure")
+    spec = JobSpec("wards", ModelSpec("tiny-llama"), 1, tokenizer=TokenizerSpec("bytes"), federated=asked)
+    said = " ".join(federation_words.asked(FederationTold(JOB, spec=spec, parameters=1000)))
+    assert "with 1 times that length of noise on it, masked so that nobody can read it" in said
+    assert "only the sum of 6 owners or more can be read" in said
+    assert "(2 of 8 at most) are in league with the coordinator" in said
+    assert "whose own noise is 1 and not 2 times the length" in said
+    plain = " ".join(federation_words.asked(FederationTold(JOB, spec=SPEC, parameters=1000)))
+    assert "league" not in plain
 
 
 def test_nothing_but_contributions_goes_to_others_and_nothing_but_shared_states_is_stored(

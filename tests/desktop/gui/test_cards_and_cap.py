@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from PySide6.QtWidgets import QComboBox
 
-from tests.desktop.gui.support import METERS, status, wait_for
+from tests.desktop.gui.support import METERS, save_picture, status, wait_for
 from tests.desktop.gui.test_pages import Opened, opened, pick, settings_of
 
 __all__ = ["opened"]
@@ -16,9 +16,9 @@ SECOND = FIRST | {"index": 1, "uuid": "GPU-9f00aa12-1111-2222-3333-444455556666"
 
 
 def with_settings(opened: Opened, gpus: list[dict[str, Any]], **changes: Any) -> None:
-    """The agent's settings document from now on; ``gpu`` and ``watts`` go into the settings, the rest beside them."""
+    """The agent's settings document from now on; ``gpu``, ``cards`` and ``watts`` go into the settings, the rest beside them."""
     document = json.loads(opened.docs["settings"])
-    for name in ("gpu", "watts"):
+    for name in ("gpu", "watts", "cards"):
         if name in changes:
             document["settings"][name] = changes.pop(name)
     opened.docs["settings"] = json.dumps(document | {"gpus": gpus} | changes).encode()
@@ -32,6 +32,7 @@ def test_one_of_two_cards_of_the_same_name_is_chosen_by_its_identity(opened: Ope
     assert [box.itemText(n) for n in range(box.count())] == [
         "NVIDIA GeForce RTX 4090 (0)",
         "NVIDIA GeForce RTX 4090 (1)",
+        "all 2 cards",
         "the processor",
     ]
     pick(box, 1)
@@ -69,3 +70,57 @@ def test_how_the_power_cap_is_held_is_one_sentence(opened: Opened, held: str, sa
     assert page.row("settings", "watts").shown == 250
     assert page.cap.isHidden() == (said is None)
     assert said is None or page.cap.accessibleName() == said
+
+
+BOTH = [
+    {"gpu": FIRST["uuid"], "name": FIRST["name"], "node": "a", "on": True, "state": "online", "jobs": 1},
+    {"gpu": SECOND["uuid"], "name": "NVIDIA GeForce RTX 3060", "node": "b", "on": False},
+]
+
+
+def test_each_of_several_cards_has_a_switch_of_its_own(opened: Opened) -> None:
+    home = opened.window.home
+    wait_for(lambda: home.cards.isHidden(), "one card alone needs no second switch")
+    assert not opened.desktop.tray.cards.menuAction().isVisible()
+    opened.docs["status"] = status(meters=METERS | {"gpus": [FIRST, SECOND]}, gpu=FIRST["uuid"], cards=BOTH)
+    wait_for(lambda: home.cards.isVisible(), "the cards")
+    first, second = home.cards.rows
+    assert [row.switch.isChecked() for row in (first, second)] == [True, False]
+    assert first.state.text() == "A job uses it."
+    assert second.state.text() == "Switched off. The others go on."
+    assert second.switch.accessibleName() == "Lend NVIDIA GeForce RTX 3060"
+    assert "not lent" not in home.lent.accessibleName()
+    second.switch.click()
+    wait_for(lambda: opened.ordered("cards"), "the order")
+    first.switch.click()
+    wait_for(lambda: len(opened.ordered("cards")) == 2, "the other")
+    assert opened.ordered("cards") == [
+        {"card": SECOND["uuid"], "on": True},
+        {"card": FIRST["uuid"], "on": False},
+    ]
+    menu = opened.desktop.tray.cards
+    assert menu.menuAction().isVisible()
+    assert [(row.text(), row.isChecked()) for row in menu.actions()] == [
+        ("NVIDIA GeForce RTX 4090", True),
+        ("NVIDIA GeForce RTX 3060", False),
+    ]
+    menu.actions()[1].trigger()
+    wait_for(lambda: len(opened.ordered("cards")) == 3, "the order of the tray")
+    assert opened.ordered("cards")[-1] == {"card": SECOND["uuid"], "on": True}
+    assert not menu.actions()[1].isChecked()
+    assert not second.switch.isChecked(), "only what the agent says moves a switch"
+    save_picture(opened.window, "several-cards")
+
+
+def test_all_cards_can_be_lent_and_some_are_shown_as_they_are(opened: Opened) -> None:
+    with_settings(opened, [FIRST, SECOND])
+    box = settings_of(opened).row("settings", "gpu").control
+    assert isinstance(box, QComboBox)
+    pick(box, 2)
+    wait_for(lambda: opened.ordered("settings"), "the order")
+    assert box.itemText(2) == "all 2 cards"
+    assert opened.ordered("settings") == [{"gpu": f"{FIRST['uuid']},{SECOND['uuid']}"}]
+    with_settings(opened, [FIRST, SECOND], gpu=SECOND["uuid"], cards=[FIRST["uuid"]])
+    page = settings_of(opened)
+    page.refresh()
+    wait_for(lambda: page.row("settings", "gpu").control.currentText() == "all 2 cards", "both")

@@ -221,6 +221,8 @@ def test_why_lending_went_off_is_said_in_whole_sentences(window: MainWindow, cha
         ({}, "Waiting for a job."),
         ({"tasks": [task(state="failed", reason="out of memory")]}, "Waiting for a job."),
         ({"tasks": [task(state="fetching")]}, "Preparing “tiny-llama”."),
+        ({"tasks": [task(state="fetching", fetched=0.4)]}, "Preparing “tiny-llama”."),
+        ({"tasks": [task(serves=True, loads=True, job_name="moo")]}, "Loading “moo”."),
         ({"tasks": [task(stage=None, replica=None)]}, "Standing by for “tiny-llama”."),
         ({"tasks": [task(serves=True, job_name="moo"), task()]}, "Answering for “moo”."),
         ({"tasks": [task(state="ended"), task(state="starting"), task(job_name="b")]}, "Lending to “b”."),
@@ -237,6 +239,16 @@ def test_a_model_that_answers_is_no_part_and_does_not_train(window: MainWindow) 
     assert window.home.reason.text() == "Your computer holds this model and answers with it."
     assert "The whole model" in window.home.task.text()
     assert "Answering" in window.home.task.text()
+
+
+def test_a_model_that_is_fetched_or_loaded_does_not_answer_yet(window: MainWindow) -> None:
+    window.show_snapshot(running(tasks=[task(serves=True, state="fetching", fetched=0.42)]))
+    assert window.home.reason.text() == "Fetching its files: 42 % are here."
+    assert "Fetching its files, 42 %" in window.home.task.text()
+    window.show_snapshot(running(tasks=[task(serves=True, loads=True)]))
+    assert window.home.reason.text() == "Your computer reads this model into its memory, and answers with it then."
+    assert "Loading the model" in window.home.task.text()
+    assert "Answering" not in window.home.task.text()
 
 
 def test_a_part_of_a_model_that_answers_is_called_one_of_so_many(window: MainWindow) -> None:

@@ -3,6 +3,7 @@
 import secrets
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coordinator.services.artifacts.model_archives import pack
@@ -20,12 +21,15 @@ from protocol.serving import (
     EmbeddedReport,
     EngineReport,
     GenerateCommand,
+    ProveCommand,
+    ProvenReport,
     ReadyReport,
     RefusedReport,
     Sampling,
     TextReport,
 )
 from protocol.task import AskModel, ModelSaid, StopTask, TaskFailed, TaskReady
+from tests.desktop.app.test_agent_as_a_process import words_of
 from tests.desktop.conftest import JOB, Running, StartAgent, plan_of
 from tests.desktop.coordinator_double import Double
 from tests.desktop.scripted_worker import WORDS
@@ -57,9 +61,14 @@ async def test_a_node_answers_goes_on_and_checks(
     async with start_agent(sandbox=ProcessSandbox(SandboxLimits(4096, 1))) as node:
         assign = serving(coordinator, node, "moo", (tmp_path / "packed").read_bytes())
         await coordinator.assign(node.address, assign)
+        await coordinator.until(lambda: any(task.loads for task in node.agent.status().tasks))
+        code, text = await words_of("status", "--home", str(node.home.path))
+        assert (code, "Ready to lend" in text) == (0, False)
+        assert "a model is fetched and loaded, and answers once that is done" in text
         await coordinator.until(lambda: coordinator.bodies(TaskReady), LOADS_S)
         [view] = node.agent.status().tasks
-        assert (view.serves, view.share, view.round) == (True, None, None)
+        assert (view.serves, view.share, view.round, view.loads) == (True, None, None, False)
+        assert "Ready to lend" in (await words_of("status", "--home", str(node.home.path)))[1]
         command = GenerateCommand("first", "Say:", tokens=30, sampling=Sampling(seed=1))
         for one in (command, GenerateCommand("second", "Tell:", tokens=20)):
             await coordinator.command(node.address, assign, AskModel(one))
@@ -68,9 +77,10 @@ async def test_a_node_answers_goes_on_and_checks(
         assert end_of(first).tokens == len(tokens_of(first)) == 30
         begun = GenerateCommand("on", "Say:", tokens=30, sampling=Sampling(seed=1), begun=tokens_of(first)[:9])
         texts = EmbedCommand("texts", ("Say:", "Tell:"))
-        for ask in (begun, check_of(command, first), texts):
+        lie = msgspec.structs.replace(check_of(command, first), text="something else")
+        for ask in (begun, check_of(command, first), ProveCommand("proof", lie, "0" * 64), texts):
             await coordinator.command(node.address, assign, AskModel(ask))
-        asked = ("on", "check", "texts")
+        asked = ("on", "check", "proof", "texts")
         await coordinator.until(lambda: all(is_over(said(coordinator, one)) for one in asked), LOADS_S)
         embedded, end = said(coordinator, "texts")
         assert isinstance(embedded, EmbeddedReport)
@@ -79,6 +89,10 @@ async def test_a_node_answers_goes_on_and_checks(
         [checked] = said(coordinator, "check")
         assert isinstance(checked, CheckedReport)
         assert checked.wrong == ""
+        [proven] = said(coordinator, "proof")
+        assert isinstance(proven, ProvenReport)
+        assert proven.wrong == "the text is not what its tokens say"
+        assert proven.env_class == coordinator.bodies(TaskReady)[0].env_class
         ready = coordinator.bodies(ModelSaid)[0].reports[0]
         assert ready == ReadyReport(128)
         order = [

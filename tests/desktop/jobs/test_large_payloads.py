@@ -22,9 +22,10 @@ from desktop.agent.base.payloads import BORDER, Payload, SmallPayload, read_piec
 from desktop.agent.errors import WorkerProtocolError
 from desktop.agent.jobs import spool
 from desktop.agent.jobs.crash_records import RoundStart
+from desktop.agent.jobs.outside import Outside
 from desktop.agent.jobs.spool import Spooled
 from desktop.agent.jobs.state_store import Shelf
-from desktop.agent.jobs.worker_bridge import Bridge, Outside
+from desktop.agent.jobs.worker_bridge import Bridge
 from protocol.codec import encode
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
 from protocol.models.handed_bytes import handed_bytes

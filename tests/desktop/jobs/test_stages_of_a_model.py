@@ -11,7 +11,7 @@ import pytest
 
 from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.process import ProcessSandbox
-from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.job.job import JobSpec, ModelSpec, ServedAdapter, ServeSpec
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.node import Assign
 from protocol.plan import Layers, Member, Plan
@@ -25,6 +25,7 @@ from protocol.serving import (
     GenerateCommand,
     Sampling,
     SketchReport,
+    adapter_archive,
 )
 from protocol.task import AskModel, JoinStages, ModelSaid, TaskFailed, TaskReady
 from tests.desktop.conftest import JOB, Running, StartAgent
@@ -50,9 +51,9 @@ def plan_for(model: Path, nodes: Sequence[Running], epoch: int) -> Plan:
 
 
 class Seats:
-    """Two nodes that hold a model, as a coordinator has them."""
+    """Two nodes that hold a model, as a coordinator has them, with adapters of it in archives."""
 
-    def __init__(self, coordinator: Double, model: Path, made: CutModel) -> None:
+    def __init__(self, coordinator: Double, model: Path, made: CutModel, adapters: Sequence[Path] = ()) -> None:
         self.coordinator, self.model, self.made = coordinator, model, made
         self.archive = coordinator.store(made.archive.read_bytes())
         self.files = {
@@ -60,10 +61,14 @@ class Seats:
             SMALL_ARCHIVE: coordinator.store(made.small.read_bytes()),
             WEIGHT_INDEX: coordinator.store(msgspec.json.encode(made.index)),
         }
+        self.adapters = [ServedAdapter(f"{number:02}" * 16) for number, _ in enumerate(adapters, 1)]
+        for number, one in enumerate(adapters, 1):
+            self.files[adapter_archive(number)] = coordinator.store(one.read_bytes())
         self.held: dict[int, tuple[Running, Assign]] = {}
 
     async def give(self, nodes: Sequence[Running], stage: int, epoch: int) -> None:
-        spec = JobSpec("moo", ModelSpec(from_job="ab" * 16), 1_000_000, serve=ServeSpec(context=CONTEXT, stages=2))
+        serve = ServeSpec(context=CONTEXT, stages=2, adapters=tuple(self.adapters))
+        spec = JobSpec("moo", ModelSpec(from_job="ab" * 16), 1_000_000, serve=serve)
         plan = plan_for(self.model, nodes, epoch)
         assign = Assign(secrets.token_hex(16), 1, JOB, spec, stage, 0, plan, self.files)
         self.held[stage] = (nodes[stage], assign)

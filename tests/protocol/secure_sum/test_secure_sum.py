@@ -20,8 +20,10 @@ from protocol.secure_sum import (
     SumOwner,
     SumServer,
     SumTerms,
+    lanes,
 )
-from protocol.secure_sum.masks import SumGrid, add_mask, common_key
+from protocol.secure_sum.grid import SumGrid
+from protocol.secure_sum.masks import add_masks, add_vector, common_key
 from protocol.secure_sum.shamir import PRIME, join, split
 
 Gone = dict[int, set[int]]
@@ -49,7 +51,7 @@ class Sum:
         self.here -= (gone or {}).get(1, set())
         self.boxes = self.server.boxes([self.owners[number].share(told) for number in sorted(self.here)])
         self.here -= (gone or {}).get(2, set())
-        return [self.owners[n].mask(self.boxes[self.names[n]], self.vectors[n]) for n in sorted(self.here)]
+        return [self.owners[n].mask(self.boxes[self.names[n]], self.vectors[n].tobytes()) for n in sorted(self.here)]
 
     def run(self, gone: Gone | None = None) -> npt.NDArray[np.uint32]:
         summands = self.server.summands(self.upto_masked(gone))
@@ -57,7 +59,8 @@ class Sum:
         self.here -= (gone or {}).get(3, set())
         signed = self.server.signatures([self.owners[number].sign(summands) for number in sorted(self.here)])
         self.here -= (gone or {}).get(4, set())
-        return self.server.total([self.owners[number].show(signed) for number in sorted(self.here)])
+        total = self.server.total([self.owners[number].show(signed) for number in sorted(self.here)])
+        return np.frombuffer(total, dtype="<u4")
 
     def due(self) -> npt.NDArray[np.uint32]:
         return self.vectors[self.counted].sum(0, dtype=np.uint32)
@@ -96,14 +99,29 @@ def test_of_too_few_owners_there_is_no_sum_and_it_says_how_many_there_are(phase:
         made.run({phase: {0, 4, 8}})
 
 
-def test_values_are_summed_to_half_a_step_of_their_grid() -> None:
+def test_vectors_are_added_and_taken_off_modulo_their_values_whatever_their_length() -> None:
+    drawn = np.random.default_rng(4)
+    for count in (1, 2, 3, 5, 1023, (lanes.PART // 4) + 1, 40_001):
+        ours, theirs = drawn.integers(0, 1 << 32, (2, count), dtype=np.uint32)
+        ours[0], theirs[0], ours[-1], theirs[-1] = 0xFFFFFFFF, 1, 0, 0xFFFFFFFF
+        total = bytearray(ours.tobytes())
+        add_vector(total, theirs.tobytes())
+        assert np.array_equal(np.frombuffer(total, "<u4"), ours + theirs)
+        parts = [one.tobytes()[: lanes.PART] for one in (ours, theirs)]
+        kept = np.frombuffer(lanes.summed(parts[0], [parts[1]] * 300, [parts[0]] * 301), "<u4")
+        assert np.array_equal(kept, ((theirs - ours) * np.uint32(300))[: len(kept)])
+
+
+def test_values_are_summed_to_a_step_of_their_grid() -> None:
     grid, drawn = SumGrid(1e-4, 5), np.random.default_rng(2)
     values = drawn.normal(0, 3, (5, 400))
     total = np.zeros(400, dtype=np.uint32)
     for one in values:
-        total += grid.steps(one)
-    assert np.abs(grid.values(total) - values.sum(0)).max() <= 5 * 0.5e-4 + 1e-12
-    huge = grid.steps(np.array([1e30, -1e30]))
+        whole = grid.whole(one)
+        assert np.linalg.norm(whole * grid.step) <= np.linalg.norm(one)  # Towards zero.
+        total += grid.vector(whole)
+    assert np.abs(grid.values(total) - values.sum(0)).max() <= 5 * 1e-4 + 1e-12
+    huge = grid.vector(np.array([1 << 60, -(1 << 60)]))
     assert np.array_equal(grid.values(huge), np.array([1.0, -1.0]) * grid.most * 1e-4)
     assert 5 * grid.most < 1 << 31
 
@@ -168,14 +186,14 @@ def colluders_view(vector: npt.NDArray[np.uint32], colluders: int, with_seed: bo
     for number in range(1, 1 + colluders):
         owner, other = made.owners[number], made.names[0]
         key = common_key(owner._masking, owner._keys[other].masking, made.terms, "masking")
-        add_mask(left, key, -1 if other < made.names[number] else 1)
+        add_masks(left, *(([], [key]) if other < made.names[number] else ([key], [])))
     if with_seed:
         shares = {}
         for number in range(1, 1 + colluders):
             opened = made.owners[number]._open(made.names[0], made.owners[number]._boxes[made.names[0]])
             assert opened is not None
             shares[made.names.index(made.names[number]) + 1] = opened[:33]
-        add_mask(left, join(dict(list(shares.items())[: made.terms.shares])), -1)
+        add_masks(left, [], [join(dict(list(shares.items())[: made.terms.shares]))])
     return left
 
 
@@ -282,9 +300,9 @@ def test_a_vector_leaves_only_with_masks_of_enough_and_a_list_has_to_have_it() -
     told = made.server.keys(made.keys(range(6)))
     boxes = made.server.boxes([owner.share(told) for owner in made.owners])[made.names[0]]
     with pytest.raises(SecureSumError, match="1 of 6 owners have shared"):
-        made.owners[0].mask({}, made.vectors[0])
+        made.owners[0].mask({}, made.vectors[0].tobytes())
     with pytest.raises(SecureSumError, match="once, in order"):  # There is no second try, with whatever masks.
-        made.owners[0].mask(boxes, made.vectors[0])
+        made.owners[0].mask(boxes, made.vectors[0].tobytes())
     other = Sum(6)
     summands = other.server.summands(other.upto_masked())
     with pytest.raises(SecureSumError, match="nothing of it need be shown"):
@@ -322,14 +340,14 @@ def test_boxes_that_cannot_be_opened_are_missing_shares_and_no_more() -> None:
     spoilt = shared[8].boxes | {made.names[0]: b"not a box"}
     boxes = made.server.boxes([*shared[:8], SharesTold(made.names[8], spoilt)])
     sent = [
-        owner.mask(boxes[name], vector)
+        owner.mask(boxes[name], vector.tobytes())
         for owner, name, vector in zip(made.owners, made.names, made.vectors, strict=True)
     ]
     summands = made.server.summands(sent)
     signed = made.server.signatures([owner.sign(summands) for owner in made.owners])
     shown = [owner.show(signed) for owner in made.owners]
     assert made.names[8] not in shown[0].seeds
-    assert np.array_equal(made.server.total(shown), made.vectors.sum(0, dtype=np.uint32))
+    assert np.array_equal(np.frombuffer(made.server.total(shown), "<u4"), made.vectors.sum(0, dtype=np.uint32))
 
 
 def test_vectors_of_another_length_and_second_ones_do_not_count() -> None:

@@ -11,6 +11,7 @@ from protocol.serving import (
     EngineCommand,
     EngineReport,
     GenerateCommand,
+    ProvenReport,
     RefusedReport,
     Sampling,
     TextReport,
@@ -48,7 +49,7 @@ class Asking:
 
 
 def is_over(said: Sequence[EngineReport]) -> bool:
-    return bool(said) and isinstance(said[-1], AnsweredReport | RefusedReport | CheckedReport)
+    return bool(said) and isinstance(said[-1], AnsweredReport | RefusedReport | CheckedReport | ProvenReport)
 
 
 def text_of(said: Sequence[EngineReport]) -> str:

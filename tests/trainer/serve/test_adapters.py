@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from coordinator.services.artifacts.model_archives import pack
 from protocol.serving import (
@@ -106,14 +107,32 @@ async def test_two_stages_answer_as_the_merged_models_and_a_draw_with_a_seed_is_
         assert tokens_of(found[command.id]) == tokens_of(expected[command.id])
 
 
-async def test_a_prompt_that_another_adapter_has_read_is_read_anew(made: AdaptedModel) -> None:
+async def test_a_prompt_that_another_adapter_has_read_is_read_anew_and_one_of_its_own_is_not(
+    made: AdaptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected, asking = alone(made, LONG), Asking()
+    found: list[tuple[str, int]] = []
+    search = PagedAttentionCache.search_prefix_match
+
+    def noted(cache: PagedAttentionCache, request: str, tokens: list[int]) -> int:
+        found.append((request, search(cache, request, tokens)))
+        return found[-1][1]
+
+    monkeypatch.setattr(PagedAttentionCache, "search_prefix_match", noted)
     async with Engine(made.model, 1, asking.say, context=512, adapters=made.files) as engine:
         for number in (0, 1, 2, 1, 0):
             said = await asking.over(engine, asked(number, LONG))
             assert tokens_of(said[f"of {number}"]) == expected[number], (
                 "in turn, so that each could take the others' pages"
             )
+    assert [(request, shared > 100) for request, shared in found] == [
+        ("of 0", False),
+        ("of 1", False),
+        ("of 2", False),
+        ("of 1", True),
+        ("of 0", True),
+    ]
+    assert not any(shared for _, shared in found[:3])
 
 
 async def test_a_check_finds_an_answer_of_the_model_or_of_the_other_adapter(made: AdaptedModel) -> None:

@@ -2,6 +2,7 @@
 
 engine     one stage's thread: what comes from neighbours and the coordinator goes in, passes and reports go out
 lead       of the first stage: requests become passes, and what was drawn becomes answers
+texts      requests for embeddings, a text at a time
 drafts     tokens that an answer may go on with, looked up in itself
 draws      of the last stage: the next tokens, by each request's own seed
 layers     what every stage does with a pass

@@ -17,11 +17,17 @@ from trainer.serve.stages.share import ModelShare
 
 @dataclass
 class DrawingRequest:
-    """A request whose tokens are drawn here. ``said``: tokens of its answer that its ``form`` has to know."""
+    """A request whose tokens are drawn here.
+
+    Attributes:
+        said: tokens of its answer that its ``form`` has to know.
+        states: of a text that is embedded the sum of its hidden states so far, ``[d]``, and of how many tokens.
+    """
 
     opened: OpenedRequest
     form: AnswerForm | None
     said: list[int]
+    states: tuple[Tensor, int] | None = None
 
 
 class TokenDraws:
@@ -53,25 +59,42 @@ class TokenDraws:
             self._requests[opened.number] = DrawingRequest(opened, form, list(opened.begun))
 
     @torch.inference_mode()
-    def draw(self, header: PassHeader, hidden: Tensor) -> tuple[DrawnRow, ...]:
-        """What comes of a pass's rows that draw. ``hidden``: ``[t, d]`` of all rows."""
+    def draw(self, header: PassHeader, hidden: Tensor) -> tuple[tuple[DrawnRow, ...], Tensor | None]:
+        """What comes of a pass's rows that draw, and vectors ``[n, d]`` of texts that end here; None: none does.
+
+        Args:
+            hidden: ``[t, d]`` of all rows.
+        """
         drawing: list[PassRow] = []
         kept: list[int] = []
+        vectors: list[Tensor] = []
         begin = 0
         for row in header.rows:
             begin += row.count
+            if row.number in self._requests and self._requests[row.number].opened.embeds:
+                vectors += self._embedded(row, hidden[begin - row.count : begin])
+            elif row.draws:
+                kept += range(begin - 1 - len(row.drafts), begin)
             if row.draws:
                 drawing.append(row)
-                kept += range(begin - 1 - len(row.drafts), begin)
-        if not drawing:
-            return ()
-        logits = self._share.logits(hidden[torch.tensor(kept, device=hidden.device)]).cpu()
+        logits = self._share.logits(hidden[torch.tensor(kept, device=hidden.device)]).cpu() if kept else hidden[:0]
         rows, begin = [], 0
         for row in drawing:
+            if self._requests[row.number].opened.embeds:
+                rows.append(DrawnRow(row.number))
+                continue
             end = begin + 1 + len(row.drafts)
             rows.append(self._draw(row, logits[begin:end]))
             begin = end
-        return tuple(rows)
+        return tuple(rows), torch.stack(vectors) if vectors else None
+
+    def _embedded(self, row: PassRow, states: Tensor) -> list[Tensor]:
+        """The vector of a text that ends with these hidden states ``[t, d]``; nothing while it goes on."""
+        one = self._requests[row.number]
+        total, count = one.states or (torch.zeros_like(states[0], dtype=torch.float32), 0)
+        total, count = total + states.float().sum(0), count + len(states)
+        one.states = (total, count)
+        return [mean_vector(total / count)] if row.draws else []
 
     def _draw(self, row: PassRow, logits: Tensor) -> DrawnRow:
         """Tokens up to the first that is another one than its draft. ``logits``: ``[1 + drafts, vocabulary]``."""
@@ -89,6 +112,14 @@ class TokenDraws:
             if tokens[-1] in self._share.tokens.ends or tokens[-1] != (*row.drafts, -1)[step]:
                 break
         return DrawnRow(row.number, tuple(tokens), tuple(noted))
+
+
+def mean_vector(mean: Tensor) -> Tensor:
+    """A mean of hidden states ``[d]`` of length 1; raises MessageError where it has none."""
+    made: Tensor = mean / mean.norm()
+    if not bool(made.isfinite().all()):
+        raise MessageError("the model's hidden states are no numbers, or all zero")
+    return made
 
 
 def _next(scores: Tensor, sampling: Sampling, place: int) -> int:

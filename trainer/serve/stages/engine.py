@@ -20,7 +20,6 @@ from torch import Tensor
 from protocol.codec import MessageError
 from protocol.plan import Plan
 from protocol.serving import (
-    NO_EMBEDDINGS_TOGETHER,
     CancelCommand,
     EmbedCommand,
     EngineCommand,
@@ -152,8 +151,8 @@ class StageEngine:
             case PingCommand():
                 began = self._computing_since
                 self._say(PongReport(command.id, 0.0 if began is None else time.monotonic() - began))
-            case EmbedCommand():
-                self._say(RefusedReport(command.id, "no-embeddings", NO_EMBEDDINGS_TOGETHER))
+            case EmbedCommand() if lead is not None:
+                self._inbox.put(lambda: lead.embed(command))
             case _:
                 detail = "of the nodes that hold a model together the first one answers, and none does anything else"
                 self._say(RefusedReport(command.id, "failed", detail))
@@ -231,7 +230,7 @@ class StageEngine:
     def _take_drawn(self, number: int, payload: bytes) -> None:
         assert self._lead is not None
         try:
-            self._lead.take(number, unpack_drawn(payload))
+            self._lead.take(number, *unpack_drawn(payload, self._hidden))
         except (MessageError, DataError) as error:
             self._fail(str(error))
 
@@ -275,17 +274,16 @@ class StageEngine:
             hidden = self.layers.run(header, states)
             if hidden is not None and not bool(torch.isfinite(hidden).all()):
                 raise MessageError(f"what stage {self._stage} computed is not finite")
+            self._hand_on(number, header, hidden)
         except MessageError as error:
             self._break(number, str(error))
-            return
-        self._hand_on(number, header, hidden)
 
     def _hand_on(self, number: int, header: PassHeader, hidden: Tensor | None) -> None:
         if self._draws is None:
             self._to(self._stage + 1, "pass", number, pack_pass(header, hidden))
             return
-        rows = () if hidden is None else self._draws.draw(header, hidden)
-        self._to(0, "drawn", number, pack_drawn(DrawnHeader(rows)))
+        rows, vectors = ((), None) if hidden is None else self._draws.draw(header, hidden)
+        self._to(0, "drawn", number, pack_drawn(DrawnHeader(rows), vectors))
 
     def _break(self, number: int, detail: str) -> None:
         """Nothing is computed until the first stage, which hears of it by the others, has all begin anew."""

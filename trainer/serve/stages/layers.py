@@ -118,7 +118,8 @@ class StageLayers:
             raise MessageError(f"request {opened.number} is of adapter {opened.adapter}, of {self._share.adapters}")
         vectors = sketch_vectors(opened.id, self._share.shape.hidden, self.key).to(self._share.device)
         self.opened += 1
-        one = StageRequest(opened, vectors, {side: SketchBook() for side in self._sides})
+        sides = () if opened.embeds else self._sides  # Of embeddings nothing is blamed on anybody.
+        one = StageRequest(opened, vectors, {side: SketchBook() for side in sides})
         if opened.shared:
             self._begin_behind(one, opened)
         self.requests[opened.number] = one
@@ -155,7 +156,8 @@ class StageLayers:
         begin = 0
         for row in header.rows:
             one = self.requests[row.number]
-            one.books[side].note(row.first, (states[begin : begin + row.count] @ one.vectors).cpu())
+            if side in one.books:
+                one.books[side].note(row.first, (states[begin : begin + row.count] @ one.vectors).cpu())
             begin += row.count
 
     def _tell(self, one: StageRequest, length: int | None) -> None:

@@ -11,10 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+from torch import Tensor
 
 from protocol.codec import MessageError
-from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, TextReport, TokenLogprob
+from protocol.serving import (
+    AnsweredReport,
+    EmbedCommand,
+    EngineReport,
+    GenerateCommand,
+    RefusedReport,
+    TextReport,
+    TokenLogprob,
+)
 from trainer.errors import DataError
+from trainer.serve.answer_text import AnswerText
 from trainer.serve.grammar import grammar_of
 from trainer.serve.requests import AskedAnswer, Requests
 from trainer.serve.stages.drafts import DraftedAnswer
@@ -32,10 +42,12 @@ from trainer.serve.stages.passes import (
 )
 from trainer.serve.stages.prefixes import PrefixBook, SharedPages
 from trainer.serve.stages.share import SEATS, CacheSize
+from trainer.serve.stages.texts import LedTexts
 
 PIECE = 32  # Tokens of a prompt that are worth a pass of their own: fewer take a processor nearly as long.
 MAX_OPENED = 1 << 19  # Characters of grammars beyond which a pass opens no further request.
 MAX_DETAIL = 500  # Characters of what went wrong.
+MAX_NAME = 64  # Characters of what stages call a request.
 
 
 @dataclass(eq=False)
@@ -49,6 +61,7 @@ class LedAnswer:
         fed: places that went out in rows, drafts not counted, or were another one's.
         drawing: whether its next token is being drawn.
         since: when it was last ready, in passes.
+        texts: whose text it is, at ``place`` among them, if it is embedded and nothing is drawn.
     """
 
     command: GenerateCommand
@@ -60,6 +73,8 @@ class LedAnswer:
     drawing: bool = False
     since: int = 0
     over: bool = False
+    texts: LedTexts | None = None
+    place: int = 0
 
     @property
     def left(self) -> int:
@@ -116,6 +131,7 @@ class PassLead:
         self._groups = self._most_under_way = 0
         self._passes = 0
         self._numbers = 0
+        self._texts: dict[str, LedTexts] = {}
         self.under_way: dict[int, tuple[DrawingRow, ...]] = {}
 
     def join(self, stages: int) -> None:
@@ -129,7 +145,11 @@ class PassLead:
         """Every answer under way has failed; the next pass has the stages forget them."""
         for answer in list(self._answers.values()):
             self._over(answer, 0)
-            self._say(RefusedReport(answer.command.id, "failed", detail[:MAX_DETAIL]))
+            if answer.texts is None:
+                self._say(RefusedReport(answer.command.id, "failed", detail[:MAX_DETAIL]))
+        for texts in self._texts.values():
+            texts.fail(detail[:MAX_DETAIL])
+        self._texts.clear()
         self._running.clear()
         self._waiting.clear()
         self._pages, self._prefixes = PageTables(self._size.pages), PrefixBook()
@@ -159,8 +179,30 @@ class PassLead:
         self._answers[command.id] = answer
         self._waiting.append(answer)
 
+    def embed(self, command: EmbedCommand) -> None:
+        """Begin with the texts of a request; what is wrong with them is said."""
+        if not self._most_under_way:
+            self._say(RefusedReport(command.id, "failed", "the nodes that hold the model together are not all there"))
+            return
+        try:
+            rows = self._requests.rows(command)
+        except DataError as error:
+            self._say(RefusedReport(command.id, error.code, error.detail))
+            return
+        texts = self._texts[command.id] = LedTexts(command.id, rows, self._say)
+        for place, row in enumerate(rows):
+            asked = GenerateCommand(_name_of(command.id, place), adapter=command.adapter)
+            text = AnswerText(self._requests.tokenizer, asked, list(self._ends), 0)
+            answer = LedAnswer(asked, AskedAnswer(row, 0, text, None), DraftedAnswer(row), 0, texts=texts, place=place)
+            self._answers[asked.id] = answer
+            self._waiting.append(answer)
+
     def cancel(self, request: str) -> None:
         """Nobody waits for an answer any more."""
+        if (texts := self._texts.pop(request, None)) is not None:
+            texts.over = True
+            for text in [one for one in self._answers.values() if one.texts is texts]:
+                self._over(text, 0)
         if (answer := self._answers.get(request)) is not None:
             self._over(answer, min(answer.fed, len(answer.so_far.tokens)))
 
@@ -180,8 +222,8 @@ class PassLead:
         header = PassHeader(*changed, tuple(rows), changes.reset)
         return number, header, tokens
 
-    def take(self, number: int, drawn: DrawnHeader) -> None:
-        """What came of a pass.
+    def take(self, number: int, drawn: DrawnHeader, vectors: Tensor) -> None:
+        """What came of a pass. ``vectors``: ``[n, d]``, of its rows without tokens.
 
         Raises:
             MessageError: it does not belong to that pass, or a stage found something wrong.
@@ -193,15 +235,22 @@ class PassLead:
         rows = self.under_way.pop(number)
         if [row.number for row in drawn.rows] != [row.number for row in rows]:
             raise MessageError("what was drawn is of other requests than the pass")
+        made = iter(vectors)
         for row, told in zip(rows, drawn.rows, strict=True):
-            self._take(row, told)
+            if (row.answer.texts is None) is not bool(told.tokens):
+                raise MessageError("a text has tokens that were drawn, or an answer has none")
+            if row.answer.texts is not None:
+                self._embedded(row.answer, row.answer.texts, next(made))
+            else:
+                self._take(row, told)
 
     def _admit(self) -> None:
         """Open requests that wait while there are pages for what they begin with."""
         said = 0
         while self._waiting and len(self._running) < SEATS and said < MAX_OPENED:
             answer = self._waiting[0]
-            like = self._prefixes.find(answer.so_far.tokens, answer.command.adapter)
+            # A text needs the states behind all of its tokens, which nobody keeps.
+            like = None if answer.texts else self._prefixes.find(answer.so_far.tokens, answer.command.adapter)
             if answer.drawing or not self._has_room(answer.wanted, like):
                 return
             self._waiting.popleft()
@@ -260,7 +309,8 @@ class PassLead:
             tokens += [*answer.so_far.tokens[answer.fed : answer.fed + count], *drafts]
             piece -= 0 if answer.goes_on else count
             answer.fed += count
-            self._prefixes.note(answer.number, answer.so_far.tokens, answer.command.adapter, answer.fed)
+            if answer.texts is None:
+                self._prefixes.note(answer.number, answer.so_far.tokens, answer.command.adapter, answer.fed)
             if draws:
                 answer.drawing = True
                 drawing.append(DrawingRow(answer, answer.number, drafts))
@@ -274,7 +324,7 @@ class PassLead:
 
     def _drafts(self, answer: LedAnswer, most: int) -> tuple[int, ...]:
         room = answer.asked.most - answer.asked.text.count - 1
-        return answer.so_far.drafts(min(most, room, DRAFTS)) if answer.goes_on else ()
+        return answer.so_far.drafts(min(most, room, DRAFTS)) if answer.goes_on and answer.texts is None else ()
 
     def _reach(self, answer: LedAnswer, count: int, rows: Sequence[PassRow]) -> bool:
         """Whether there are pages for the next places of an answer; younger ones give theirs, but not those with a row."""
@@ -292,6 +342,14 @@ class PassLead:
             self._waiting.appendleft(youngest)
         self._pages.reach(answer.number, answer.fed + count)
         return True
+
+    def _embedded(self, answer: LedAnswer, texts: LedTexts, vector: Tensor) -> None:
+        """The vector of a text."""
+        if not answer.over:
+            answer.drawing = False
+            self._over(answer, 0)
+            if texts.take(answer.place, vector):
+                self._texts.pop(texts.request, None)
 
     def _take(self, row: DrawingRow, told: DrawnRow) -> None:
         """The next tokens of an answer."""
@@ -362,10 +420,17 @@ class PassLead:
         self._say(AnsweredReport(answer.command.id, text.reason, len(answer.asked.prompt), text.count, text.calls))
 
 
+def _name_of(request: str, place: int) -> str:
+    """Under which the stages know a text of a request."""
+    return f"{request}/{place}"[-MAX_NAME:]
+
+
 def _opened(answer: LedAnswer, number: int) -> OpenedRequest:
     """What the stages have to know of an answer."""
     asked, prompt = answer.command, len(answer.asked.prompt)
     said = (number, asked.id, prompt, asked.sampling)
+    if answer.texts is not None:
+        return OpenedRequest(*said, adapter=asked.adapter, embeds=True)
     grammar = grammar_of(asked)
     if grammar is None:
         return OpenedRequest(*said, likeliest=asked.likeliest, adapter=asked.adapter)

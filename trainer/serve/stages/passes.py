@@ -36,6 +36,7 @@ class OpenedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         prompt: how many tokens its prompt has. ``grammar``: what its answer keeps to (``trainer.serve.grammar``), ``begun`` too.
         likeliest, adapter: as ``GenerateCommand`` has them.
         like: a request that is open or kept, whose first ``shared`` pages are this one's, too.
+        embeds: it is a text whose embedding is wanted: the mean of its last hidden states, and nothing is drawn.
     """
 
     number: RequestNumber
@@ -48,6 +49,7 @@ class OpenedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     adapter: AdapterNumber = 0
     like: RequestNumber = 0
     shared: Place = 0
+    embeds: bool = False
 
 
 class ClosedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -98,10 +100,13 @@ class NotedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 
 
 class DrawnRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The next tokens of a request: all but the last are drafts that agreed. ``noted``: of each, where it was asked for."""
+    """The next tokens of a request: all but the last are drafts that agreed. ``noted``: of each, where it was asked for.
+
+    A text that is embedded has none; its vector follows.
+    """
 
     number: RequestNumber
-    tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=DRAFTS + 1)]
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=DRAFTS + 1)] = ()
     noted: Annotated[tuple[NotedToken, ...], Meta(max_length=DRAFTS + 1)] = ()
 
 
@@ -141,18 +146,26 @@ def unpack_pass(payload: bytes, hidden: int) -> tuple[PassHeader, Tensor]:
     return header, states.view(-1, hidden)
 
 
-def pack_drawn(header: DrawnHeader) -> tuple[bytes | memoryview, ...]:
-    """Pieces of a payload."""
-    return _packed(header)
+def pack_drawn(header: DrawnHeader, vectors: Tensor | None = None) -> tuple[bytes | memoryview, ...]:
+    """Pieces of a payload. ``vectors``: ``[n, d]``, of the rows without tokens; None: there are none."""
+    return _packed(header) if vectors is None else (*_packed(header), bytes_of(vectors.float().cpu().contiguous()))
 
 
-def unpack_drawn(payload: bytes) -> DrawnHeader:
-    """What was drawn; raises MessageError where it is no such thing."""
+def unpack_drawn(payload: bytes, hidden: int) -> tuple[DrawnHeader, Tensor]:
+    """What was drawn, and the vectors ``[n, hidden]`` of its rows without tokens, in order.
+
+    Raises:
+        MessageError: it is no such thing.
+    """
     header, rest = _unpacked(payload, DrawnHeader)
     assert isinstance(header, DrawnHeader)
-    if rest:
-        raise MessageError(f"{len(rest):,} bytes follow what was drawn")
-    return header
+    count = sum(not row.tokens for row in header.rows)
+    if len(rest) != count * hidden * _FLOAT32:
+        raise MessageError(f"{len(rest):,} bytes follow what was drawn, which has {count:,} vectors")
+    vectors = torch.frombuffer(bytearray(rest), dtype=torch.float32) if count else torch.empty(0)
+    if not bool(torch.isfinite(vectors).all()):
+        raise MessageError("a vector has numbers that are not finite")
+    return header, vectors.view(-1, hidden)
 
 
 def _packed(header: msgspec.Struct) -> tuple[bytes, ...]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from coordinator.errors import UnavailableError
-from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.job.job import JobSpec, ModelSpec, ServedAdapter, ServeSpec
 from protocol.private.signed_counts import check_counts
 from protocol.rest.private import NewPrivateSession, PrivateSession
 from tests.coordinator.serving.talking_homes import LONG
@@ -30,11 +30,11 @@ async def chromium() -> AsyncIterator[Any]:
         await browser.close()
 
 
-async def deployment(house: House) -> str:
+async def deployment(house: House, adapters: tuple[ServedAdapter, ...] = ()) -> str:
     """A job that serves a model of which the page does not know whether it has a chat template."""
     job = await started(house)
     found = house.cluster._find(job)
-    spec = JobSpec("a job", ModelSpec(from_job="ab" * 16), 1_000_000, serve=ServeSpec())
+    spec = JobSpec("a job", ModelSpec(from_job="ab" * 16), 1_000_000, serve=ServeSpec(adapters=adapters))
     found.view = msgspec.structs.replace(found.view, spec=spec, state="running")
     return job
 
@@ -50,6 +50,18 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.05)
+
+
+async def test_an_adapter_is_asked_privately_by_its_number(chromium: Any, house: House) -> None:
+    adapters = [ServedAdapter(name * 16) for name in ("0a", "0b")]
+    job = await deployment(house, tuple(adapters))
+    seen = await opened(chromium, house)
+    for number, name in ((2, f"{job}:{adapters[1].job}"), (0, job)):
+        await seen.page.select_option("#model", name)
+        await seen.page.check("#private")
+        await send(seen, SECRET, 1 if number else 2)
+        assert house.private.models[house.private.keys[0].address].asked[-1].adapter == number
+    assert seen.complaints == []
 
 
 async def test_words_go_to_the_home_and_none_to_the_coordinator(chromium: Any, house: House) -> None:

@@ -48,7 +48,7 @@ def rows(**more: Any) -> Change:
 
 def drawing(change: Callable[[DrawnRow], DrawnRow]) -> Change:
     def changed(payload: bytes) -> bytes:
-        header = unpack_drawn(payload)
+        header, _ = unpack_drawn(payload, HIDDEN)
         return packed(msgspec.structs.replace(header, rows=tuple(change(row) for row in header.rows)))
 
     return changed
@@ -95,12 +95,13 @@ DRAWN: dict[str, Change] = {
         lambda row: msgspec.convert(msgspec.to_builtins(row) | {"noted": [[[1, -1.0], []]]}, DrawnRow, strict=False)
     ),
     "no rows": lambda _: packed(DrawnHeader()),
+    "an answer without tokens": drawing(lambda row: msgspec.structs.replace(row, tokens=())),
     "too many rows": lambda payload: packed(twice_drawn(payload)),
 }
 
 
 def twice_drawn(payload: bytes) -> DrawnHeader:
-    header = unpack_drawn(payload)
+    header, _ = unpack_drawn(payload, HIDDEN)
     return msgspec.structs.replace(header, rows=header.rows * 2)
 
 

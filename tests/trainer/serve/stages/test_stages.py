@@ -13,7 +13,6 @@ from protocol.serving import (
     SKETCH_BYTES,
     AnsweredReport,
     CancelCommand,
-    EmbedCommand,
     GenerateCommand,
     PingCommand,
     PongReport,
@@ -66,7 +65,7 @@ async def test_each_kind_of_request_has_the_answer_of_the_whole_model(folder: Pa
         assert end_of(found[one.id]) == end_of(expected[one.id])
 
 
-async def test_a_forced_call_is_drawn_by_the_last_stage_and_embeddings_are_refused(
+async def test_a_forced_call_is_drawn_by_the_last_stage(
     folder: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -74,13 +73,10 @@ async def test_a_forced_call_is_drawn_by_the_last_stage_and_embeddings_are_refus
     commands = [command_of(0, several=False), command_of(3, name="lämp", several=False)]
     expected = await alone(folder, *commands)
     async with ring(folder, 2) as here:
-        found = await here.over(*commands, EmbedCommand("texts", ("a fox",)))
+        found = await here.over(*commands)
     for one in commands:
         assert tokens_of(found[one.id]) == tokens_of(expected[one.id])
     assert calls_of(found["3"]) == ["lämp"]
-    [refused] = found["texts"]
-    assert isinstance(refused, RefusedReport)
-    assert refused.code == "no-embeddings", "which is no fault of a node"
 
 
 async def test_sixteen_at_once_are_answered_as_alone(folder: Path) -> None:  # noqa: F811

@@ -1,0 +1,138 @@
+"""What the submitter's own checker says of results: whose is taken, who was outvoted, and who is to look further.
+
+One owner runs an element, and two others run the checker on what came of it. Both must come to the same verdict, byte for byte;
+where they differ, a third one looks. So a false result takes three owners who plot, all of them given the same element: the one
+who made it, and both who looked. A result that was refused says nothing of its owner: a search may fail by bad luck.
+
+A checker that says yes without looking is never wrong as long as everybody is honest. So some looks are *decoys*: they are given
+the result of another element. Whatever the checker makes of it, two owners must say the same. Who is asked cannot tell.
+"""
+
+import math
+from collections import defaultdict
+
+import msgspec
+
+from coordinator.domain.arrays.votes import (
+    FURTHER,
+    ElementCourse,
+    ElementTry,
+    ElementVerdict,
+    VoteRules,
+    failed_runs,
+    one_of_each_owner,
+    owners_of,
+    verdict,
+)
+from coordinator.domain.audits.rate import FLOOR
+from coordinator.domain.audits.sampling import WHOLE
+from protocol.ids import Digest
+from protocol.job.array import LOOKS
+
+DECOY_TRUST = 5
+"""Looks of a node after which every second one is a decoy; all of its first ones are, one in twenty for ever."""
+MAX_DECOYS = 3  # Of an element.
+UNSURE = frozenset({"time", "memory", "disk"})
+"""Ends of a checker that may be its machine's doing: nobody is blamed for one."""
+
+
+class Opinion(msgspec.Struct, frozen=True):
+    """What owners make of one result.
+
+    Attributes:
+        taken: whether it is; None: they are not agreed yet. right, wrong: run numbers of those who said so, or something else.
+        missing: how many more owners are to look. various: they never will agree. said: the last of it that was said.
+    """
+
+    taken: bool | None = None
+    right: tuple[int, ...] = ()
+    wrong: tuple[int, ...] = ()
+    missing: int = 0
+    various: int = 0
+    said: str = ""
+
+
+def standing(course: ElementCourse, rules: VoteRules) -> ElementVerdict:
+    """See where an element stands, whoever decides on its results."""
+    if rules.looks == 0 or course.state != "open":
+        return verdict(course, rules)
+    return checked_verdict(course, rules)
+
+
+def checked_verdict(course: ElementCourse, rules: VoteRules) -> ElementVerdict:
+    """See where an element stands whose results a checker looks at."""
+    runs = [one for one in course.tries if one.of is None]
+    made: dict[Digest, list[ElementTry]] = defaultdict(list)
+    for one in runs:
+        if one.ended and one.result is not None:
+            made[one.result].append(one)
+    asked = dict.fromkeys([*made, *(one.of for one in course.tries if one.of is not None)])
+    opinions = {of: opinion_of(course, of, rules.looks) for of in asked}
+    right = tuple(run for said in opinions.values() for run in said.right)
+    wrong = tuple(run for said in opinions.values() for run in said.wrong)
+    decoys = tuple((of, said.missing) for of, said in opinions.items() if of not in made and said.missing)
+    refused = [one for result, group in made.items() if opinions[result].taken is False for one in group]
+    taken = next((result for result in made if opinions[result].taken), None)
+    if taken is not None:
+        if decoys:
+            return ElementVerdict("open", looks=decoys)
+        held = made[taken][0].run
+        return ElementVerdict("done", taken, (held, *right), wrong, refused=tuple(one.run for one in refused))
+    if various := max((said.various for said in opinions.values()), default=0):
+        why = f"{various} owners came to {various} different verdicts: the checker is not deterministic"
+        return ElementVerdict("failed", right=(*(one.run for one in runs if one.ended), *right), why=why)
+    if len(owners_of(refused)) >= rules.refused:
+        why = f"the checker refused the results of {len(owners_of(refused))} owners"
+        if said := next((opinions[one.result].said for one in reversed(refused) if one.result), ""):
+            why += f"; {said}"
+        return ElementVerdict("failed", right=(*(one.run for one in refused), *right), wrong=wrong, why=why)
+    if (failed := failed_runs(course, rules)) is not None:
+        return msgspec.structs.replace(failed, right=(*failed.right, *right), wrong=wrong)
+    waits = [result for result in made if opinions[result].taken is None]
+    if not waits:
+        running = sum(one.state == "running" for one in runs)
+        return ElementVerdict("open", missing=max(0, 1 - running), looks=decoys)
+    missing = opinions[waits[0]].missing
+    return ElementVerdict("open", looks=(*decoys, *(((waits[0], missing),) if missing else ())))
+
+
+def opinion_of(course: ElementCourse, of: Digest, looks: int) -> Opinion:
+    """What was said of a result, or of a decoy. ``looks``: owners that must come to the same."""
+    mine = [one for one in course.tries if one.of == of]
+    said: dict[str, list[ElementTry]] = defaultdict(list)
+    for one in mine:
+        if one.ended and one.outcome != "inputs":
+            said[_vote(one)].append(one)
+    best = max(said, key=lambda vote: (len(owners_of(said[vote])), vote), default="")
+    agree = len(owners_of(said[best])) if best else 0
+    if agree < looks:
+        if len(said) >= looks + FURTHER:
+            return Opinion(various=len(said))
+        running = sum(one.state == "running" for one in mine)
+        return Opinion(missing=max(0, looks - agree - running))
+    right = one_of_each_owner(said[best])[:looks]
+    others = [one for vote, group in said.items() if vote != best for one in group]
+    wrong = () if best in UNSURE else tuple(one.run for one in others if one.outcome not in UNSURE)
+    last = right[-1].tail[-1] if right[-1].tail else ""
+    words = {"no": f"it said: {last}" if last else ""}.get(best, f"it ended for want of {best}")
+    return Opinion(best.startswith("yes"), tuple(one.run for one in right), wrong, said=words)
+
+
+def _vote(one: ElementTry) -> str:
+    """What a look has come to: bytes count where it says yes."""
+    if one.result is not None:
+        return f"yes {one.result}"
+    return "no" if one.outcome == "exited" else str(one.outcome)
+
+
+def decoy_rate(looked: int) -> int:
+    """Probability, in millionths, that a node which has looked so often is given a decoy, where it could have one."""
+    return max(FLOOR, -(-WHOLE * DECOY_TRUST // (DECOY_TRUST + looked)))
+
+
+def expected_looks(elements: int, nodes: int) -> int:
+    """How often checkers look in all, decoys included, where so many nodes look as often each."""
+    wanted = LOOKS * elements
+    each = math.ceil(wanted / max(1, nodes))
+    decoys = sum(map(decoy_rate, range(each))) * nodes // WHOLE
+    return wanted + LOOKS * min(MAX_DECOYS * elements, decoys)

@@ -1,0 +1,1 @@
+"""Federations in simulated worlds: owners, updates that leave noised, and sums that nobody sees into."""
