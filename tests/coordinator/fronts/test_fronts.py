@@ -1,6 +1,7 @@
 """Coordinators that stand by answer what they read, and lead the rest to the one at work: real PostgreSQL, real sockets."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -28,10 +29,11 @@ from coordinator.store.turns import _ARRIVED
 from coordinator.web.fronts.seal import FRONT, STANDS_BY
 from coordinator.web.signal import PATH
 from protocol.codec import decode
+from protocol.identity import NodeKey
 from protocol.node import Challenge
 from protocol.rest.api import NewJob
 from tests.coordinator.conftest import FRONTS, FRONTS_SEED, House, ScriptedNode, opened, until
-from tests.coordinator.fakes import FakeChain, spec
+from tests.coordinator.fakes import COORDINATOR, FakeChain, spec
 from tests.coordinator.test_faults import ended
 from tests.support.databases import Postgres, needs_postgres
 
@@ -92,7 +94,7 @@ class Town:
     @asynccontextmanager
     async def front(self, **changes: Any) -> AsyncIterator[str]:
         config = replace(self.config, open=True, **changes)
-        async with front_of(config, SystemClock(), lambda: self.door, FRONTS_SEED) as app:
+        async with front_of(config, SystemClock(), lambda: self.door, NodeKey(FRONTS_SEED)) as app:
             server = TestServer(app)
             await server.start_server()
             url = str(server.make_url("/")).rstrip("/")
@@ -199,6 +201,19 @@ def count_transactions(store: Any) -> Any:
 
     store._turns.take = take
     return lambda: made[0]
+
+
+async def test_a_submitter_is_told_the_same_of_the_escrow(town: Town) -> None:
+    key = NodeKey(FRONTS_SEED).address
+    town.chain.program = town.chain.mint = key
+    async with town.works() as house, town.front() as url:
+        path = f"/api/v1/jobs/{await waiting(house, url)}/funding"
+        here, there = [json.loads((await get(one + path))[1]) for one in (url, base(house))]
+        assert here.pop("coordinator") == key, "whoever leads has the key of the one at work"
+        assert there.pop("coordinator") == COORDINATOR
+        assert len(here.pop("escrow")) >= 32
+        there.pop("escrow")  # Of a ledger in memory.
+        assert here == there
 
 
 async def test_the_one_at_work_believes_fronts_alone_who_somebody_is(town: Town) -> None:
