@@ -146,7 +146,10 @@ def test_the_coordinator_takes_its_command_line(
     assert config.port == ports["http"] == named(objects, "Service", "-coordinator")["spec"]["ports"][0]["port"]
     assert (config.host, config.behind_proxy, config.open) == ("0.0.0.0", True, False)
     assert config.public_url == f"https://{values['site']}"
-    assert config.reachable_at == f"http://{POD_NAME}.{named(objects, 'StatefulSet', '-coordinator')['spec']['serviceName']}:8470"
+    assert (
+        config.reachable_at
+        == f"http://{POD_NAME}.{named(objects, 'StatefulSet', '-coordinator')['spec']['serviceName']}:8470"
+    )
     assert config.ledger_url == values["ledger"]["url"]
     assert config.store == values.get("files", {}).get("bucket", {}).get("url")
     url = values["database"].get("url", "postgresql+asyncpg://cottage@main-cottage-database/cottage")
