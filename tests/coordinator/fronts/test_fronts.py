@@ -26,7 +26,10 @@ from coordinator.store.reading import ReadingStore
 from coordinator.store.records import EventRecord
 from coordinator.store.sql import SqlStore
 from coordinator.store.turns import _ARRIVED
+from coordinator.web.fronts import line
+from coordinator.web.fronts.answering import LedgerFacts
 from coordinator.web.fronts.seal import FRONT, STANDS_BY
+from coordinator.web.http import answer
 from coordinator.web.signal import PATH
 from protocol.codec import decode
 from protocol.identity import NodeKey
@@ -294,6 +297,9 @@ async def dying(how: str, then: str = "") -> AsyncIterator[tuple[str, list[str]]
         await asyncio.sleep(60)
         return response
 
+    async def ask(_request: web.Request) -> web.Response:
+        return answer(LedgerFacts("http://ledger.test", "program", "mint", COORDINATOR, True))
+
     async def anything(request: web.Request) -> web.StreamResponse:
         seen.append(request.method)
         if how == "stands by":
@@ -304,6 +310,7 @@ async def dying(how: str, then: str = "") -> AsyncIterator[tuple[str, list[str]]
 
     app = web.Application()
     app.router.add_get("/fronts/stream", news)
+    app.router.add_post("/fronts/ask", ask)
     app.router.add_route("*", "/{rest:.*}", anything)
     server = TestServer(app)
     await server.start_server()
@@ -360,11 +367,13 @@ async def test_a_front_of_another_version_reads_nothing(town: Town) -> None:
             assert before() > 0, "the one at work has read it"
 
 
-async def test_a_front_without_anybody_at_work_says_so(town: Town) -> None:
+async def test_a_front_without_anybody_at_work_says_so(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "WAIT_S", 0.1)  # So long it waits after its start.
     async with town.front() as url:
+        await asyncio.sleep(0.3)
         status, said, headers = await get(f"{url}/api/v1/network")
         assert (status, headers["Retry-After"]) == (503, "2")
-        assert b"stands by" in said
+        assert b"at work" in said
         assert (await get(f"{url}/readyz"))[0] == 503
         assert (await get(f"{url}/healthz"))[:2] == (200, b'{"status":"standby"}')
 
