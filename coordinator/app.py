@@ -486,7 +486,7 @@ async def _work(
             url = url_of(config.host, _port_of(runner))
             if ownership is not None:
                 anywhere = config.reachable_at is None and is_anywhere(config.host)
-                await ownership.open_door(config.reachable_at or url, anywhere)
+                ownership.open_door(config.reachable_at or url, anywhere)
             ready(url)
             loops = parts.loops()
             if own is not None:

@@ -31,19 +31,20 @@ from coordinator.web.fronts.leading import Leading
 from coordinator.web.fronts.line import LineToWork
 from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.services import Services
+from protocol.identity import NodeKey
 
 MAX_LED = 0  # Connections to the one at work: as many as there are nodes and requests.
 
 
 @asynccontextmanager
 async def front_of(
-    config: Config, clock: Clock, door: Callable[[], str], seed: bytes
+    config: Config, clock: Clock, door: Callable[[], str], key: NodeKey
 ) -> AsyncIterator[web.Application]:
     """A front, ready to be served.
 
     Args:
         door: base address of the coordinator at work; empty: none is known.
-        seed: of the coordinator's key, which all of them have.
+        key: the coordinator's, which all of them have.
     """
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(
@@ -52,11 +53,11 @@ async def front_of(
         store = ReadingStore(config.database)
         stack.push_async_callback(store.close)
         context = Context(config, clock, store, secrets.token_bytes, job_sums=absent())
-        seal = FrontSeal(seed)
+        seal = FrontSeal(key.seed)
         line = LineToWork(door, seal, http, context.bus, store.fits)
         app = web.Application(middlewares=[Leading(line, seal, config.behind_proxy).lead])
         auth = Auth(store, clock, config, budgets=Budgets(store, clock))
-        application.setup(app, _services(context, line), elsewhere, auth, Replays(store, clock))
+        application.setup(app, _services(context, line, key.address), elsewhere, auth, Replays(store, clock))
         following = asyncio.create_task(line.run(), name="line-to-work")
         try:
             yield app
@@ -66,7 +67,7 @@ async def front_of(
                 await following
 
 
-def _services(context: Context, line: LineToWork) -> Services:
+def _services(context: Context, line: LineToWork, address: str) -> Services:
     """Those that read what is stored, those that ask the one at work, and for the rest nothing."""
     chain: Any = FarChain(line)
     port: Any = AwayPort()
@@ -82,7 +83,7 @@ def _services(context: Context, line: LineToWork) -> Services:
         models=absent(),
         artifacts=port,
         checkpoints=checkpoints,
-        coordinator="",
+        coordinator=address,
         test_wallet=None,
         traffic_of=lambda lease: lease.traffic,
         unpaid=absent(),
@@ -94,7 +95,7 @@ def _services(context: Context, line: LineToWork) -> Services:
         jobs=jobs,
         network=FarNetwork(line),
         market=FarMarket(line),
-        books=BookService(context, chain, absent(), absent(), "", absent()),
+        books=BookService(context, chain, absent(), absent(), address, absent()),
         leavings=leavings,
         notices=NoticeService(context, context.config.mail is not None),
         uploads=port,

@@ -178,7 +178,7 @@ class NodeKey:
 
     @classmethod
     def load_or_generate(cls, path: Path) -> "NodeKey":
-        """Read the key at ``path``; make and save one where none is.
+        """Read the key at ``path``; make and save one where none is. Of several that do so at once all get the same.
 
         Raises:
             KeyFileError: as ``load`` and ``save``.
@@ -186,7 +186,12 @@ class NodeKey:
         if path.exists():
             return cls.load(path)
         key = cls.generate()
-        key.save(path)
+        try:
+            key.save(path)
+        except KeyFileError:
+            if not path.exists():
+                raise
+            return cls.load(path)  # Another process was quicker, and files appear whole.
         return key
 
 

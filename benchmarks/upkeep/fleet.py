@@ -48,6 +48,7 @@ from coordinator.store.ownership import Ownership
 from coordinator.web.connections import listen
 from coordinator.web.signal import PATH
 from protocol.codec import decode
+from protocol.identity import NodeKey
 from protocol.node import Acknowledged, Beat, Challenge, CoordinatorMessage, Heartbeat, HeldLease, Refused, Report
 from protocol.rest.api import NewJob
 from protocol.task import Progress, TaskReport
@@ -187,7 +188,7 @@ def stand_by(folder: str, database: str, door: str, pipe: Connection) -> None:
 
     async def run() -> None:
         config = replace(_config(folder), database_url=database, open=True)
-        async with front_of(config, SystemClock(), lambda: door, FRONTS_SEED) as app:
+        async with front_of(config, SystemClock(), lambda: door, NodeKey(FRONTS_SEED)) as app:
             runner = web.AppRunner(app)
             await runner.setup()
             await listen(runner, "127.0.0.1", 0)

@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from common.clock import Clock
-from common.urls import parse_url, url_of
+from common.urls import parse_url
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.store.faults import UNUSABLE, answering, unusable
 
@@ -48,6 +48,13 @@ SELECT count(*) FROM information_schema.columns
 WHERE table_schema = current_schema() AND table_name = 'cottage_owner' AND column_name = 'door'
 """
 _FIRST = "INSERT INTO cottage_owner DEFAULT VALUES ON CONFLICT DO NOTHING"
+# An address of IPv6 stands in brackets before its port; over a Unix socket the database sees none.
+_BEAT = """
+UPDATE cottage_owner SET beats = beats + 1, door = replace(CAST(:door AS text), '*', coalesce(
+    CASE family(inet_client_addr()) WHEN 6 THEN '[' || host(inet_client_addr()) || ']' ELSE host(inet_client_addr()) END,
+    '127.0.0.1'))
+WHERE fence = :fence
+"""
 _LOOK = "SELECT holder, fence, beats, address, files, door FROM cottage_owner"
 _END_CONNECTIONS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -83,6 +90,7 @@ class Ownership:
         self._holder = secrets.token_hex(8)
         self._seen: _Seen | None = None
         self._since = 0.0
+        self._door = ""
         self.fence = 0
         self.at_work = ""
 
@@ -147,20 +155,13 @@ class Ownership:
         if await connection.scalar(text("SELECT fence FROM cottage_owner")) != self.fence:
             raise StoreAwayError("another coordinator has taken over")
 
-    async def open_door(self, url: str, anywhere: bool) -> None:
-        """Let those that wait know where this one serves, now that it does.
+    def open_door(self, url: str, anywhere: bool) -> None:
+        """Let those that wait know with the next beat where this one serves, now that it does.
 
         Args:
             url: its base address. ``anywhere``: it listens on all addresses; it is told by that one which the database sees.
-        Raises:
-            StoreAwayError: the database does not answer; then they go on saying that nobody serves.
         """
-        async with answering(), self._engine.begin() as connection:
-            seen = await connection.scalar(text("SELECT host(inet_client_addr())")) if anywhere else None
-            found = parse_url(url)
-            here = url_of(seen or "127.0.0.1", found.port or 80) if anywhere else url
-            values = {"door": f"{self.fence} {here}", "fence": self.fence}
-            await connection.execute(text("UPDATE cottage_owner SET door = :door WHERE fence = :fence"), values)
+        self._door = f"{self.fence} {f'http://*:{parse_url(url).port}' if anywhere else url}"
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[asyncio.Event]:
@@ -184,7 +185,7 @@ class Ownership:
     async def _beat(self, lost: asyncio.Event) -> None:
         while True:
             with suppress(StoreAwayError):
-                if not await self._execute("UPDATE cottage_owner SET beats = beats + 1 WHERE fence = :f", f=self.fence):
+                if not await self._execute(_BEAT, fence=self.fence, door=self._door):
                     LOG.warning("another coordinator has taken the database over: this one stands by")
                     lost.set()
                     return
@@ -209,7 +210,7 @@ class Ownership:
             LOG.warning("the coordinator that was at work has said nothing for %g s: this one takes over", STALE_S)
         return True
 
-    async def _execute(self, statement: str, **values: int) -> bool:
+    async def _execute(self, statement: str, **values: int | str) -> bool:
         """Whether it changed the row."""
         async with answering(), self._engine.begin() as connection:
             return bool((await connection.execute(text(statement), values)).rowcount)

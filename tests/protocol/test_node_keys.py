@@ -2,6 +2,8 @@
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -188,3 +190,15 @@ def test_a_key_where_none_can_be_written_says_so(tmp_path: Path, key: NodeKey) -
 def test_a_key_shows_its_address_and_never_its_seed(key: NodeKey) -> None:
     assert key.address in repr(key)
     assert key.seed.hex() not in repr(key)
+
+
+def test_several_that_begin_at_once_in_one_folder_have_one_key(tmp_path: Path) -> None:
+    for number in range(20):
+        path, start = tmp_path / f"{number}.key", threading.Barrier(8)
+
+        def begin(path: Path = path, start: threading.Barrier = start) -> str:
+            start.wait()
+            return NodeKey.load_or_generate(path).address
+
+        with ThreadPoolExecutor(8) as pool:
+            assert len({found.result() for found in [pool.submit(begin) for _ in range(8)]}) == 1

@@ -54,7 +54,7 @@ class LineToWork:
         """
         self._door, self._seal, self._http, self._bus, self._fits = door, seal, http, bus, fits
         self._at: CoordinatorAtWork | None = None
-        self._left = 0.0
+        self._began, self._left = _now(), 0.0
         self._changed = asyncio.Condition()
         self._shared: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
         self.reads = False
@@ -76,7 +76,7 @@ class LineToWork:
         Raises:
             UnavailableError: nobody was within ``seconds``.
         """
-        if not self.is_ready:
+        if not self.is_ready and _now() - self._began > WAIT_S:
             raise UnavailableError("This coordinator stands by: another one is at work. Come back in a moment.")
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._changed:
@@ -95,7 +95,10 @@ class LineToWork:
         since, task = self._shared.get(key, (0.0, None))
         if task is None or now - since > SHARED_S:
             self._shared = {k: kept for k, kept in self._shared.items() if now - kept[0] <= SHARED_S}
-            task = asyncio.create_task(self._ask(FrontQuestion(what, nodes, address)), name="ask-the-one-at-work")
+            if self._at is None:
+                raise ElsewhereError("the coordinator at work is not reached")
+            asking = self._ask(FrontQuestion(what, nodes, address), self._at)
+            task = asyncio.create_task(asking, name="ask-the-one-at-work")
             if len(self._shared) < MAX_KEPT:
                 self._shared[key] = now, task
         data = await asyncio.shield(task)
@@ -122,16 +125,13 @@ class LineToWork:
             if (fits := await self._fits()) is not self.reads:
                 LOG.info("this coordinator %s what is stored", "reads" if fits else "is of another version, and leaves")
             at, self.reads = CoordinatorAtWork(url), fits
+            self.facts = msgspec.json.decode(await self._ask(FrontQuestion("ledger"), at), type=LedgerFacts)
             await self._found(at)
-            self.facts = await self.ask(LedgerFacts, "ledger")
             async for line in answer.content:
                 if name := line.strip().decode(errors="replace"):
                     self._bus.publish(name)
 
-    async def _ask(self, question: FrontQuestion) -> bytes:
-        at = self._at
-        if at is None:
-            raise ElsewhereError("the coordinator at work is not reached")
+    async def _ask(self, question: FrontQuestion, at: CoordinatorAtWork) -> bytes:
         timeout = ClientTimeout(total=ASK_S, sock_connect=2.0)
         try:
             body, headers = msgspec.json.encode(question), self._seal.headers

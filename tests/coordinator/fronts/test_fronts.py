@@ -1,6 +1,7 @@
 """Coordinators that stand by answer what they read, and lead the rest to the one at work: real PostgreSQL, real sockets."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -25,13 +26,17 @@ from coordinator.store.reading import ReadingStore
 from coordinator.store.records import EventRecord
 from coordinator.store.sql import SqlStore
 from coordinator.store.turns import _ARRIVED
+from coordinator.web.fronts import line
+from coordinator.web.fronts.answering import LedgerFacts
 from coordinator.web.fronts.seal import FRONT, STANDS_BY
+from coordinator.web.http import answer
 from coordinator.web.signal import PATH
 from protocol.codec import decode
+from protocol.identity import NodeKey
 from protocol.node import Challenge
 from protocol.rest.api import NewJob
 from tests.coordinator.conftest import FRONTS, FRONTS_SEED, House, ScriptedNode, opened, until
-from tests.coordinator.fakes import FakeChain, spec
+from tests.coordinator.fakes import COORDINATOR, FakeChain, spec
 from tests.coordinator.test_faults import ended
 from tests.support.databases import Postgres, needs_postgres
 
@@ -92,7 +97,7 @@ class Town:
     @asynccontextmanager
     async def front(self, **changes: Any) -> AsyncIterator[str]:
         config = replace(self.config, open=True, **changes)
-        async with front_of(config, SystemClock(), lambda: self.door, FRONTS_SEED) as app:
+        async with front_of(config, SystemClock(), lambda: self.door, NodeKey(FRONTS_SEED)) as app:
             server = TestServer(app)
             await server.start_server()
             url = str(server.make_url("/")).rstrip("/")
@@ -201,6 +206,19 @@ def count_transactions(store: Any) -> Any:
     return lambda: made[0]
 
 
+async def test_a_submitter_is_told_the_same_of_the_escrow(town: Town) -> None:
+    key = NodeKey(FRONTS_SEED).address
+    town.chain.program = town.chain.mint = key
+    async with town.works() as house, town.front() as url:
+        path = f"/api/v1/jobs/{await waiting(house, url)}/funding"
+        here, there = [json.loads((await get(one + path))[1]) for one in (url, base(house))]
+        assert here.pop("coordinator") == key, "whoever leads has the key of the one at work"
+        assert there.pop("coordinator") == COORDINATOR
+        assert len(here.pop("escrow")) >= 32
+        there.pop("escrow")  # Of a ledger in memory.
+        assert here == there
+
+
 async def test_the_one_at_work_believes_fronts_alone_who_somebody_is(town: Town) -> None:
     """And a front believes nobody, unless it has a proxy."""
     lie = {"X-Forwarded-For": "203.0.113.9", FRONT: "0" * 64}
@@ -279,6 +297,9 @@ async def dying(how: str, then: str = "") -> AsyncIterator[tuple[str, list[str]]
         await asyncio.sleep(60)
         return response
 
+    async def ask(_request: web.Request) -> web.Response:
+        return answer(LedgerFacts("http://ledger.test", "program", "mint", COORDINATOR, True))
+
     async def anything(request: web.Request) -> web.StreamResponse:
         seen.append(request.method)
         if how == "stands by":
@@ -289,6 +310,7 @@ async def dying(how: str, then: str = "") -> AsyncIterator[tuple[str, list[str]]
 
     app = web.Application()
     app.router.add_get("/fronts/stream", news)
+    app.router.add_post("/fronts/ask", ask)
     app.router.add_route("*", "/{rest:.*}", anything)
     server = TestServer(app)
     await server.start_server()
@@ -345,11 +367,13 @@ async def test_a_front_of_another_version_reads_nothing(town: Town) -> None:
             assert before() > 0, "the one at work has read it"
 
 
-async def test_a_front_without_anybody_at_work_says_so(town: Town) -> None:
+async def test_a_front_without_anybody_at_work_says_so(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "WAIT_S", 0.1)  # So long it waits after its start.
     async with town.front() as url:
+        await asyncio.sleep(0.3)
         status, said, headers = await get(f"{url}/api/v1/network")
         assert (status, headers["Retry-After"]) == (503, "2")
-        assert b"stands by" in said
+        assert b"at work" in said
         assert (await get(f"{url}/readyz"))[0] == 503
         assert (await get(f"{url}/healthz"))[:2] == (200, b'{"status":"standby"}')
 
