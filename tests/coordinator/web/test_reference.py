@@ -65,7 +65,12 @@ async def test_what_developers_read_is_no_page_and_links_to_it_are_words(
 
 
 @pytest.mark.parametrize(
-    "kind", [one for one in vars(errors).values() if isinstance(one, type) and one.__module__ == "coordinator.errors"]
+    "kind",
+    [
+        one
+        for one in vars(errors).values()
+        if isinstance(one, type) and one.__module__ == "coordinator.errors" and issubclass(one, errors.CottageError)
+    ],
 )
 def test_every_code_of_an_error_is_explained_with_its_status(kind: type[errors.CottageError]) -> None:
     assert (kind.code, kind.status) in {(code, status) for code, status, _ in CODES}
