@@ -36,6 +36,7 @@ from protocol.node import NodeMessage
 from protocol.rest.api import NewJob
 from tests.coordinator.fakes import COORDINATOR, WALLET, AllDelivered, FakeArtifacts, FakeModels, Peers, spec
 from tests.coordinator.rerun import ScriptedJudge
+from tests.sim.federated.summing import SimSums
 from tests.sim.world import SimClock, SimNode, World
 
 COORDINATOR_SEED, WALLET_SEED = b"c" * 32, b"w" * 32
@@ -82,6 +83,7 @@ class Town:
             judge=ScriptedJudge(),
             deliveries=AllDelivered(store, clock),
         )
+        self.sums = SimSums()
         self.nodes = [SimNode(cast(World, self), number, **special.get(number, {})) for number in range(1, 6)]
 
     async def serve(self, folder: Path) -> web.AppRunner:
