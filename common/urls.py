@@ -184,6 +184,19 @@ def at(url: URL, reference: str) -> URL:
         raise UrlError(f"{reference[:100]!r} leads nowhere from {url}") from error
 
 
+def moved(asked: URL, to: str) -> URL:
+    """The same path and query, as they were written, at the server ``to``."""
+    there = URL(to)
+    return URL.build(
+        scheme=there.scheme,
+        host=there.raw_host or "",
+        port=there.port,
+        path=asked.raw_path,
+        query_string=asked.raw_query_string,
+        encoded=True,
+    )
+
+
 def authority(url: URL) -> str:
     """What a request to ``url`` says in its ``Host`` header: without an interface, and without the scheme's own port."""
     host = bracketed((url.raw_host or "").partition("%")[0])

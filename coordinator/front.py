@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-from aiohttp import ClientSession, DummyCookieJar, TCPConnector, web
+from aiohttp import ClientTimeout, DummyCookieJar, TCPConnector, web
 
 from common.clock import Clock
+from common.http_sessions import open_session
 from coordinator.config import Config
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.accounts.notification_settings import NoticeService
@@ -33,6 +34,7 @@ from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.services import Services
 from protocol.identity import NodeKey
 
+LED = ClientTimeout(total=300.0, sock_connect=30.0)  # Where a question has no limit of its own.
 MAX_LED = 0  # Connections to the one at work: as many as there are nodes and requests.
 
 
@@ -47,8 +49,9 @@ async def front_of(
         key: the coordinator's, which all of them have.
     """
     async with AsyncExitStack() as stack:
+        way = TCPConnector(limit=MAX_LED)
         http = await stack.enter_async_context(
-            ClientSession(connector=TCPConnector(limit=MAX_LED), cookie_jar=DummyCookieJar())
+            open_session(timeout=LED, connector=way, proxies=False, cookie_jar=DummyCookieJar())
         )
         store = ReadingStore(config.database)
         stack.push_async_callback(store.close)

@@ -27,6 +27,7 @@ from transport.relay.server import RelayServer
 SECRET = "shared with the coordinator"
 REALM = "cottage"
 LIMIT_S = 10.0
+LOST_S = 4.0
 LOOPBACK = (ipaddress.ip_network("127.0.0.1/32"), ipaddress.ip_network("::1/128"))
 UDP_TRANSPORT = (Attribute.REQUESTED_TRANSPORT, bytes([17, 0, 0, 0]))
 
@@ -130,10 +131,15 @@ class Asker:
         self.inbox.transport.sendto(data, self._server)
 
     async def raw(self, method: Method, attributes: Iterable[tuple[int, bytes]] = (), **more: Any) -> stun.Message:
-        """Ask once, unsigned unless ``key`` is given."""
+        """Ask, unsigned unless ``key`` is given; once more where nothing comes for a while, as UDP may lose (RFC 8489, 6.2.1)."""
         transaction = more.pop("transaction", secrets.token_bytes(12))
-        self.send(message.encode(method, Class.REQUEST, transaction, attributes, more.get("key")))
-        return await self.answer(transaction)
+        request = message.encode(method, Class.REQUEST, transaction, attributes, more.get("key"))
+        self.send(request)
+        again = asyncio.get_running_loop().call_later(LOST_S, self.send, request)
+        try:
+            return await self.answer(transaction)
+        finally:
+            again.cancel()
 
     async def answer(self, transaction: bytes) -> stun.Message:
         while True:

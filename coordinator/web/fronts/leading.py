@@ -23,9 +23,9 @@ from aiohttp import (
 )
 from aiohttp.typedefs import Handler
 from multidict import CIMultiDict
-from yarl import URL
 
 from common.untrusted_text import untrusted
+from common.urls import moved
 from coordinator.errors import ElsewhereError, UnavailableError
 from coordinator.web.auth.gate import as_the_proxy_says
 from coordinator.web.auth.origin import SAFE_METHODS
@@ -141,7 +141,7 @@ class Leading:
         kept = () if isinstance(body, bytes) else (hdrs.CONTENT_LENGTH,)
         sending = self._line.http.request(
             request.method,
-            _there(at, request),
+            moved(request.rel_url, at.url),
             headers=self._headers(request, kept),
             data=body,
             skip_auto_headers=_OURS,
@@ -175,7 +175,7 @@ class Leading:
         headers = CIMultiDict({n: v for n, v in headers.items() if n in (*names, FRONT) or n.startswith("X-Forwarded")})
         try:
             far = await self._line.http.ws_connect(
-                _there(at, request),
+                moved(request.rel_url, at.url),
                 headers=headers,
                 max_msg_size=0,
                 heartbeat=20.0,
@@ -278,19 +278,6 @@ def _end_to_end(headers: Mapping[str, str], kept: tuple[str, ...]) -> CIMultiDic
     named = {name.strip().lower() for name in headers.get(hdrs.CONNECTION, "").split(",")}
     dropped = _OF_ONE_HOP | lengths | named | {FRONT.lower(), STANDS_BY.lower()}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
-
-
-def _there(at: CoordinatorAtWork, request: web.Request) -> URL:
-    """The same place at the one at work."""
-    asked, there = request.rel_url, URL(at.url)
-    return URL.build(
-        scheme=there.scheme,
-        host=there.raw_host or "",
-        port=there.port,
-        path=asked.raw_path,
-        query_string=asked.raw_query_string,
-        encoded=True,
-    )
 
 
 def _not_now(request: web.Request, why: str) -> web.Response:

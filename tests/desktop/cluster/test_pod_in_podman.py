@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,13 +51,13 @@ ENVIRONMENT = {
 class Podman:
     """One that keeps everything in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, running: Path) -> None:
+        self.folder, self.running = folder, running
         self.settings = folder / "containers.conf"
         self.settings.write_text('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n')
 
     def __call__(self, *words: str, check: bool = True) -> str:
-        places = ("--root", str(self.folder / "root"), "--runroot", str(self.folder / "run"))
+        places = ("--root", str(self.folder / "root"), "--runroot", str(self.running))
         engine = ("--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "none")
         done = subprocess.run(
             ["podman", *places, *engine, *words],
@@ -93,7 +94,8 @@ class Podman:
 
 @pytest.fixture(scope="module")
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    found = Podman(tmp_path_factory.mktemp("podman"))
+    running = Path(tempfile.mkdtemp())  # Podman takes no path here of more than 50 characters.
+    found = Podman(tmp_path_factory.mktemp("podman"), running)
     tree = found.folder / "root.tar"
     with tree.open("wb") as output:
         host.write_tree(output, host.distributions(["cryptography"]))
@@ -111,6 +113,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
         found("pod", "rm", "-fa", check=False)
         found("volume", "rm", "-fa", check=False)
         found("rmi", "-fa", check=False)
+        shutil.rmtree(running, ignore_errors=True)
 
 
 def pod_of(name: str, first: str = FIRST) -> dict[str, Any]:
