@@ -117,9 +117,7 @@ def test_an_agent_is_alone_in_its_home_answers_on_a_pipe_of_its_owner_and_leaves
             assert found["pid"] == found["server"] == found["holder"] > 0
             assert f"an agent (process {found['pid']}) already runs with {home}" in found["busy"]
             assert found["stdio"]
-            assert (
-                found["unprotected"] == "--sandbox process is for development on Linux and macOS: use --sandbox docker"
-            )
+            assert found["unprotected"] == "--sandbox process does not run on Windows: use --sandbox docker"
             said = windows.run(*agent, "uninstall", "--home", home, "--keep-images", "--keep-data")
             assert "the agent has handed over what ran, and ended" in said
             assert running.wait(30) == 0
