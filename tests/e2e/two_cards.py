@@ -18,7 +18,7 @@ from desktop.agent.cli import cli
 CARDS = ("GPU-5d1c0e2a-1111-2222-3333-444455556666", "GPU-9f00aa12-1111-2222-3333-444455556666")
 
 
-def as_processor(gpu: int | str) -> Device:
+def as_processor(gpu: int | str, _sandbox: str = "") -> Device:
     """In place of ``startup.chosen``."""
     return Device("cpu", f"card {CARDS.index(str(gpu)) + 1}", 4096, "its processor", gpu=str(gpu))
 
