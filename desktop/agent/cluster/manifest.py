@@ -170,7 +170,7 @@ def _container(plan: PodPlan, around: PodSurroundings) -> Manifest:
                 {
                     "name": f"claim-{claims.index(one.claim)}",
                     "mountPath": one.target,
-                    "subPath": one.path,
+                    **({"subPath": one.path} if one.path else {}),  # What is empty Kubernetes does not give back.
                     "readOnly": True,
                 }
                 for one in plan.mounts
@@ -230,7 +230,7 @@ FILLED: Final[Mapping[str, frozenset[str]]] = {
             "nodeSelector",
         }
     ),
-    "spec.containers[0]": frozenset({"terminationMessagePath", "terminationMessagePolicy"}),
+    "spec.containers[0]": frozenset({"terminationMessagePath", "terminationMessagePolicy", "resizePolicy"}),
 }
 """What Kubernetes itself adds to a pod: where it runs, and how its image is had. It has no account but the namespace's usual one,
 whose token it does not get."""

@@ -453,6 +453,10 @@ def filled(spec: Found) -> None:
         "preemptionPolicy": "PreemptLowerPriority",
     }
     spec["containers"][0] |= {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
+    spec["containers"][0]["resizePolicy"] = [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]
+    for mount in spec["containers"][0]["volumeMounts"]:
+        if mount.get("subPath") == "":
+            del mount["subPath"]
     for amounts in spec["containers"][0]["resources"].values():
         if amounts["memory"].endswith("Mi") and int(amounts["memory"][:-2]) % 1024 == 0:
             amounts["memory"] = f"{int(amounts['memory'][:-2]) // 1024}Gi"
