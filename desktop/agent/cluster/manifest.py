@@ -153,7 +153,11 @@ def _container(plan: PodPlan, around: PodSurroundings) -> Manifest:
         "image": around.image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python3", "-I", "-S", "-c", FIRST],
-        "args": [str(MAX_PROCESSES), str(plan.limits.cpu_seconds), DOOR, *plan.command],
+        "args": [
+            *(str(one) for one in (MAX_PROCESSES, plan.limits.cpu_seconds, plan.limits.temporary_mb)),
+            DOOR,
+            *plan.command,
+        ],
         "env": [{"name": name, "value": value} for name, value in environment.items()],
         "stdin": True,
         "stdinOnce": True,

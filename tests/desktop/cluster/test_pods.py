@@ -149,7 +149,7 @@ needs_number = pytest.mark.skipif(platform.machine() != "x86_64", reason="the nu
 def run(
     *arguments: str, first: str = FIRST, data: bytes = b"k" * 32, door: str = DOOR
 ) -> "subprocess.CompletedProcess[bytes]":
-    command = [sys.executable, "-I", "-S", "-c", first, "4096", "0", door, *arguments]
+    command = [sys.executable, "-I", "-S", "-c", first, "4096", "0", "1", door, *arguments]
     return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False)
 
 
@@ -222,6 +222,14 @@ def test_a_frame_opens_once_in_its_direction_and_order() -> None:
     for attempt in attempts:
         with pytest.raises(InvalidTag):
             attempt()
+
+
+def test_no_file_grows_beyond_the_size_of_scratch(tmp_path: Path) -> None:
+    """What Kubernetes has for last words is a file on the machine's disk, and its limits do not count that one."""
+    file = tmp_path / "last words"
+    assert run("-c", f"open({str(file)!r}, 'wb').write(bytes(3 << 20))").returncode == 1
+    assert file.stat().st_size == 1 << 20
+    assert job(PLAN, AROUND)["spec"]["template"]["spec"]["containers"][0]["args"][:3] == ["1024", "0", "256"]
 
 
 @pytest.mark.parametrize("code", [egress.LEAK, REACHED_INTO])
