@@ -88,6 +88,7 @@ class PodDoor:
         self.saying = threading.Lock()
         self.waiting: deque[bytes] = deque()
         self.came = threading.Semaphore(0)
+        self.telling = False
 
     def say(self, kind: int, data: bytes) -> None:
         with self.saying:
@@ -144,6 +145,7 @@ class PodDoor:
 
     def tell(self, how: str) -> None:
         """Somebody reached in: end everything, and say so last."""
+        self.telling = True
         self.end()
         os.write(2, f"\n{how}\n".encode())  # The worker may have left a line unfinished.
         os._exit(REACHED_INTO)
@@ -206,6 +208,8 @@ def main() -> None:
         if pid == worker.pid:
             break
     bringing.join(2.0)
+    if door.telling:  # It was ended by who tells why, and ends this program, too.
+        time.sleep(2.0)
     code = os.waitstatus_to_exitcode(status)
     if code in (LEAK, REACHED_INTO):
         code = 1  # A job's own word, which would be taken for a cluster's.
