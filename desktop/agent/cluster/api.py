@@ -122,6 +122,7 @@ class ClusterApi:
                 self.namespace, body, _preload_content=False, _request_timeout=CALL_S, **more
             ),
             "the cluster takes no Job of this agent",
+            job,
         )
 
     async def jobs(self, selector: str) -> list[Found]:
@@ -185,14 +186,17 @@ class ClusterApi:
         await self._attaching.close()
 
     def _load(self) -> None:
-        """The account's token, which the cluster writes anew every hour or so."""
-        load_incluster_config(  # type: ignore[no-untyped-call]
-            client_configuration=self._settings,
-            token_filename=str(self._account / "token"),
-            cert_filename=str(self._account / "ca.crt"),
-        )
+        """The account's token, which the cluster writes anew every hour or so; raises SandboxError."""
+        try:
+            load_incluster_config(  # type: ignore[no-untyped-call]
+                client_configuration=self._settings,
+                token_filename=str(self._account / "token"),
+                cert_filename=str(self._account / "ca.crt"),
+            )
+        except (ConfigException, OSError) as error:
+            raise SandboxError(OUTSIDE.format(error=printable(str(error)))) from error
 
-    async def _found(self, ask: Callable[[], Awaitable[Any]], failed: str) -> Found:
+    async def _found(self, ask: Callable[[], Awaitable[Any]], failed: str, made: Found | None = None) -> Found:
         """The answer's document, whatever its fields: newer servers have some that the library does not know."""
 
         async def answered() -> Found:
@@ -203,7 +207,7 @@ class ClusterApi:
             found: Found = json.loads(data)
             return found
 
-        return await self._ask(answered, failed)
+        return await self._ask(answered, failed, made)
 
     async def _gone(self, ask: Callable[[], Awaitable[Any]], failed: str) -> None:
         async def answered() -> None:
@@ -214,14 +218,19 @@ class ClusterApi:
 
         await self._ask(answered, failed)
 
-    async def _ask(self, ask: Callable[[], Awaitable[T]], failed: str) -> T:
-        """Once more with a new token where the old one has expired, and later where the server is busy."""
+    async def _ask(self, ask: Callable[[], Awaitable[T]], failed: str, made: T | None = None) -> T:
+        """Once more with a new token where the old one has expired, and later where the server is busy.
+
+        ``made``: what is to be made by a name of its own; where it is there at the second try, the first one's answer was lost.
+        """
         wait, why = WAIT_S, ""
         for attempt in range(TRIES):
             try:
                 return await ask()
             except (_AnswerError, aiohttp.WSServerHandshakeError) as error:
                 why = error.text if isinstance(error, _AnswerError) else f"it answered {error.status}"
+                if error.status == 409 and attempt and made:
+                    return made
                 if error.status == 401:
                     LOG.debug("the account's token has expired: reading it anew")
                     self._load()

@@ -10,9 +10,11 @@ with a key that comes first over standard input, which is written nowhere. It co
 
 ``python3 -c TEXT arguments``: what ``python3`` gets for the worker. It ends with the worker's exit code, or ``REACHED_INTO``
 where a process appears that did not come from here: what ``kubectl exec`` or a debugging container starts has no parent in
-this pod. Needs ``cryptography``, and nothing of Cottage's: its image may be older than the agent.
+this pod; or where its input has what the agent did not seal. Needs ``cryptography``, and nothing of Cottage's: its image may be
+older than the agent.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -23,15 +25,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY = 32
 PIECE = 1 << 16
+MAX_FRAME = PIECE + 64
 DATA, END, FREEZE, THAW, TAKEN, NOTHING = range(6)
 FROM_AGENT, FROM_POD = b"\x00", b"\x01"
-REACHED_INTO = 98
+LEAK, REACHED_INTO = 97, 98  # The first is the first program's.
 LOOK_S = 0.1
 HOW = "a command was run in its container"
+SPOKEN = "its standard input has what its agent did not say"
 
 
 class Ended(Exception):
@@ -66,6 +71,8 @@ class Seal:
 
     def open(self, sealed: bytes) -> tuple[int, bytes]:
         plain = self._cipher.decrypt(self.nonce(), sealed, None)
+        if not plain:
+            raise ValueError("a frame of no kind")
         return plain[0], plain[1:]
 
 
@@ -81,6 +88,7 @@ class PodDoor:
         self.saying = threading.Lock()
         self.waiting: deque[bytes] = deque()
         self.came = threading.Semaphore(0)
+        self.telling = False
 
     def say(self, kind: int, data: bytes) -> None:
         with self.saying:
@@ -92,7 +100,10 @@ class PodDoor:
         """Frames of the agent; what it does not want to be read yet waits here, at most the agent's own window."""
         try:
             while True:
-                kind, data = self.inward.open(exactly(int.from_bytes(exactly(4), "big")))
+                size = int.from_bytes(exactly(4), "big")
+                if size > MAX_FRAME:
+                    raise ValueError(f"a frame of {size:,} bytes")
+                kind, data = self.inward.open(exactly(size))
                 if kind == DATA:
                     self.waiting.append(data)
                     self.came.release()
@@ -102,6 +113,8 @@ class PodDoor:
                     self.say(NOTHING, b"")
                 else:
                     break
+        except (InvalidTag, ValueError):
+            self.tell(SPOKEN)
         except (Ended, OSError):
             pass
         self.waiting.append(b"")  # The agent is gone, or has nothing more to say: so the worker's input ends.
@@ -130,6 +143,13 @@ class PodDoor:
         except OSError:
             return
 
+    def tell(self, how: str) -> None:
+        """Somebody reached in: end everything, and say so last."""
+        self.telling = True
+        self.end()
+        os.write(2, f"\n{how}\n".encode())  # The worker may have left a line unfinished.
+        os._exit(REACHED_INTO)
+
     def end(self) -> None:
         """At once."""
         for number in (signal.SIGKILL, signal.SIGCONT):
@@ -145,11 +165,11 @@ def strangers() -> list[str]:
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             try:
-                with open(f"/proc/{name}/stat") as file:
-                    parent = file.read().rpartition(")")[2].split()[1]
+                with open(f"/proc/{name}/stat", "rb") as file:  # A program may give itself any bytes for a name.
+                    parent = file.read().rpartition(b")")[2].split()[1]
             except OSError:
                 continue  # It has ended.
-            if parent == "0":
+            if parent == b"0":
                 found.append(name)
     return found
 
@@ -158,13 +178,14 @@ def look(door: PodDoor) -> None:
     """Until somebody comes in."""
     while not strangers():
         time.sleep(LOOK_S)
-    door.end()
-    os.write(2, f"\n{HOW}\n".encode())  # The worker may have left a line unfinished.
-    os._exit(REACHED_INTO)
+    door.tell(HOW)
 
 
 def main() -> None:
     """Wait for the key, then for the worker's end."""
+    ctypes.CDLL(None).prctl(
+        4, 0, 0, 0, 0
+    )  # PR_SET_DUMPABLE: the worker, who is the same user, opens neither memory nor streams.
     try:
         key = exactly(KEY)
     except Ended:
@@ -187,7 +208,11 @@ def main() -> None:
         if pid == worker.pid:
             break
     bringing.join(2.0)
+    if door.telling:  # It was ended by who tells why, and ends this program, too.
+        time.sleep(2.0)
     code = os.waitstatus_to_exitcode(status)
+    if code in (LEAK, REACHED_INTO):
+        code = 1  # A job's own word, which would be taken for a cluster's.
     os._exit(code if code >= 0 else 128 - code)
 
 

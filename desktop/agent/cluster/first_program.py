@@ -4,7 +4,7 @@ A pod always has a network, whatever a NetworkPolicy says of it, and a cluster's
 So this text installs a filter of its own before any code of a job is there. The kernel keeps such a filter for all that is
 started from here, and nobody inside takes it off: seccomp(2). The agent sends this text, so no image can leave it out.
 
-``python3 -I -S -c TEXT processes cpu_seconds NEXT arguments``: ``NEXT`` is the text of the program that follows. Only the
+``python3 -I -S -c TEXT processes cpu_seconds file_mb NEXT arguments``: ``NEXT`` is the text of the program that follows. Only the
 standard library. It says why on standard error, and ends with ``LEAK``, where a way out is open.
 """
 
@@ -99,9 +99,17 @@ def restrict() -> None:
         raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
 
 
-def limit(processes: int, cpu_seconds: int) -> None:
-    """What a pod cannot ask for: open files, no core files, processes of its user, and processor time of one."""
-    wanted = [(resource.RLIMIT_NOFILE, OPEN_FILES), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NPROC, processes)]
+def limit(processes: int, cpu_seconds: int, file_mb: int) -> None:
+    """What a pod cannot ask for: open files, no core files, processes of its user, processor time of one, size of one file.
+
+    Scratch has a size of its own. ``/dev/termination-log`` has none, though it is on the disk and anybody in a pod writes to it.
+    """
+    wanted = [
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_FSIZE, file_mb << 20),
+    ]
     for kind, most in [*wanted, *([(resource.RLIMIT_CPU, cpu_seconds)] if cpu_seconds else [])]:
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -134,8 +142,8 @@ def tell(text: str) -> None:
 
 def main() -> None:
     """Restrict, look, and become the next program."""
-    processes, cpu_seconds, following, *arguments = sys.argv[1:]
-    limit(int(processes), int(cpu_seconds))
+    processes, cpu_seconds, file_mb, following, *arguments = sys.argv[1:]
+    limit(int(processes), int(cpu_seconds), int(file_mb))
     restrict()
     if found := open_ways():
         tell(", ".join(found))

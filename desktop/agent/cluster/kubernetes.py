@@ -158,13 +158,15 @@ class PodWorker:
         if self._stream is not None:
             await self._stream.close()
         api, seen = self._sandbox.api, self._seen
-        await api.delete_job(self.name)
-        if seen.name and not seen.gone:
-            await api.delete_pod(seen.name, max(1, int(grace)))
-        await self._until(lambda: not seen.name or seen.gone, GONE_S + grace)
-        if seen.name and not seen.gone:
-            LOG.warning("the pod %s is still there: its machine does not answer", seen.name)
-        self._sandbox.forget(self)
+        try:
+            await api.delete_job(self.name)
+            if seen.name and not seen.gone:
+                await api.delete_pod(seen.name, max(1, int(grace)))
+            await self._until(lambda: not seen.name or seen.gone, GONE_S + grace)
+            if seen.name and not seen.gone:
+                LOG.warning("the pod %s is still there: its machine does not answer", seen.name)
+        finally:  # What cannot be removed holds no place: its input has ended, and its Job goes by itself.
+            self._sandbox.forget(self)
 
     async def _running(self) -> None:
         """Wait for a machine, then for the image; raises SandboxError."""

@@ -153,7 +153,11 @@ def _container(plan: PodPlan, around: PodSurroundings) -> Manifest:
         "image": around.image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python3", "-I", "-S", "-c", FIRST],
-        "args": [str(MAX_PROCESSES), str(plan.limits.cpu_seconds), DOOR, *plan.command],
+        "args": [
+            *(str(one) for one in (MAX_PROCESSES, plan.limits.cpu_seconds, plan.limits.temporary_mb)),
+            DOOR,
+            *plan.command,
+        ],
         "env": [{"name": name, "value": value} for name, value in environment.items()],
         "stdin": True,
         "stdinOnce": True,
@@ -170,7 +174,7 @@ def _container(plan: PodPlan, around: PodSurroundings) -> Manifest:
                 {
                     "name": f"claim-{claims.index(one.claim)}",
                     "mountPath": one.target,
-                    "subPath": one.path,
+                    **({"subPath": one.path} if one.path else {}),  # What is empty Kubernetes does not give back.
                     "readOnly": True,
                 }
                 for one in plan.mounts
@@ -230,7 +234,7 @@ FILLED: Final[Mapping[str, frozenset[str]]] = {
             "nodeSelector",
         }
     ),
-    "spec.containers[0]": frozenset({"terminationMessagePath", "terminationMessagePolicy"}),
+    "spec.containers[0]": frozenset({"terminationMessagePath", "terminationMessagePolicy", "resizePolicy"}),
 }
 """What Kubernetes itself adds to a pod: where it runs, and how its image is had. It has no account but the namespace's usual one,
 whose token it does not get."""

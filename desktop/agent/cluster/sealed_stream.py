@@ -22,6 +22,7 @@ from desktop.agent.cluster.door_program import (
     FROM_AGENT,
     FROM_POD,
     KEY,
+    MAX_FRAME,
     NOTHING,
     PIECE,
     TAKEN,
@@ -33,7 +34,6 @@ from desktop.agent.sandbox.base import MAX_LOG_BYTES
 WINDOW = (
     8 << 20
 )  # Bytes that the pod has and the worker has not read; a word to hold the worker never waits behind more.
-MAX_FRAME = PIECE + 64
 CLOSE_S = 2.0
 KEEP_S = 60.0  # A kubelet cuts attachments on which nothing passes, after four hours or sooner; spares are silent for longer.
 

@@ -63,6 +63,8 @@ class Cluster:
         self.room = 1
         self.mutate: Callable[[Found], None] = lambda pod: None
         self.trouble: list[web.Response] = []
+        self.lost = 0
+        """So many Jobs are made, and their makers not told."""
         self.asked: list[tuple[str, str, str]] = []
         self.objects: list[Found] = []
         self.heard = bytearray()
@@ -326,6 +328,9 @@ class Cluster:
             self.mutate(pod.found)
             await self.store(pod)
             pod.tasks.append(asyncio.create_task(self._schedule(pod)))
+            if self.lost:
+                self.lost -= 1
+                return problem(504, "the request did not complete within the allotted timeout")
         return web.json_response(found, status=201)
 
     async def _list_jobs(self, request: web.Request) -> web.Response:
@@ -453,6 +458,10 @@ def filled(spec: Found) -> None:
         "preemptionPolicy": "PreemptLowerPriority",
     }
     spec["containers"][0] |= {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
+    spec["containers"][0]["resizePolicy"] = [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]
+    for mount in spec["containers"][0]["volumeMounts"]:
+        if mount.get("subPath") == "":
+            del mount["subPath"]
     for amounts in spec["containers"][0]["resources"].values():
         if amounts["memory"].endswith("Mi") and int(amounts["memory"][:-2]) % 1024 == 0:
             amounts["memory"] = f"{int(amounts['memory'][:-2]) // 1024}Gi"

@@ -248,6 +248,27 @@ async def test_a_token_that_expires_is_read_anew_and_a_busy_server_is_asked_agai
     await worker.stop(0)
 
 
+async def test_a_job_whose_making_was_not_answered_is_made_once_and_used(
+    cluster: Cluster, checked: Here, tmp_path: Path
+) -> None:
+    cluster.lost = 1
+    worker = await checked.start("ab" * 16, folder_in(tmp_path))
+    assert len(cluster.jobs) == 1
+    assert await worker.ended() is None
+    await worker.stop(0)
+
+
+async def test_a_worker_whose_removal_fails_holds_no_place_and_a_token_that_is_missing_is_said(
+    cluster: Cluster, checked: Here, tmp_path: Path
+) -> None:
+    worker = await checked.start("ab" * 16, folder_in(tmp_path))
+    (cluster.account / "token").unlink()
+    cluster.tokens = set()
+    with pytest.raises(SandboxError, match="token"):
+        await worker.stop(0)
+    assert not checked.placed
+
+
 async def test_a_pod_that_vanished_while_nobody_could_tell_is_missed(
     cluster: Cluster, checked: Here, tmp_path: Path
 ) -> None:

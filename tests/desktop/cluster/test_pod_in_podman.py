@@ -123,8 +123,8 @@ def pod_of(name: str, first: str = FIRST) -> dict[str, Any]:
     template = job(plan, PodSurroundings(IMAGE, {}))["spec"]["template"]
     container = template["spec"]["containers"][0]
     container["command"][-1] = first
-    assert container["args"][2] == DOOR
-    container["args"][0], container["args"][2] = str(PROCESSES), PASSED_ON
+    assert container["args"][3] == DOOR
+    container["args"][0], container["args"][3] = str(PROCESSES), PASSED_ON
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -177,7 +177,7 @@ def test_words_pass_sealed_and_a_command_that_is_run_in_the_pod_ends_it(podman: 
         "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)",
     )
     container = pod["spec"]["containers"][0]
-    container["args"][2:] = [PIPED, DOOR, "-c", answers]
+    container["args"][3:] = [PIPED, DOOR, "-c", answers]
     into, out = (os.open(podman.claim / pipe, os.O_RDWR) for pipe in ("in", "out"))
     try:
         name = podman.start("cottage-worker-c", pod)

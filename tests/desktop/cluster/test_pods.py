@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from desktop.agent.cluster.door_program import FROM_AGENT, FROM_POD, Seal
+from desktop.agent.cluster.door_program import FROM_AGENT, FROM_POD, REACHED_INTO, SPOKEN, Seal, strangers
 from desktop.agent.cluster.manifest import DOOR, FIRST, GRACE_S, Mounted, PodPlan, PodSurroundings, faults, job, mounts
 from desktop.agent.sandbox import egress
 from desktop.agent.sandbox.base import SandboxLimits
@@ -98,12 +100,12 @@ def test_every_single_thing_of_a_pod_that_is_changed_or_missing_is_found() -> No
     asked_paths = len(leaves(asked["spec"]["template"]["spec"]))
     assert asked_paths > 80
     own = {"schedulerName", "serviceAccount", "serviceAccountName", "priority", "preemptionPolicy", "nodeName"}
-    own |= {"terminationMessagePath", "terminationMessagePolicy"}
+    own |= {"terminationMessagePath", "terminationMessagePolicy", "resizePolicy", "resourceName", "restartPolicy"}
     for number in range(len(leaves(pod_of(asked)["spec"]))):
         for change in ("other", None):
             found = pod_of(asked)
             above, key = leaves(found["spec"])[number]
-            if key in own:
+            if key in own or above is found["spec"]["containers"][0].get("resizePolicy"):
                 continue
             if change is None:
                 del above[key]
@@ -147,7 +149,7 @@ needs_number = pytest.mark.skipif(platform.machine() != "x86_64", reason="the nu
 def run(
     *arguments: str, first: str = FIRST, data: bytes = b"k" * 32, door: str = DOOR
 ) -> "subprocess.CompletedProcess[bytes]":
-    command = [sys.executable, "-I", "-S", "-c", first, "4096", "0", door, *arguments]
+    command = [sys.executable, "-I", "-S", "-c", first, "4096", "0", "1", door, *arguments]
     return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False)
 
 
@@ -220,3 +222,65 @@ def test_a_frame_opens_once_in_its_direction_and_order() -> None:
     for attempt in attempts:
         with pytest.raises(InvalidTag):
             attempt()
+
+
+def test_no_file_grows_beyond_the_size_of_scratch(tmp_path: Path) -> None:
+    """What Kubernetes has for last words is a file on the machine's disk, and its limits do not count that one."""
+    file = tmp_path / "last words"
+    assert run("-c", f"open({str(file)!r}, 'wb').write(bytes(3 << 20))").returncode == 1
+    assert file.stat().st_size == 1 << 20
+    assert job(PLAN, AROUND)["spec"]["template"]["spec"]["containers"][0]["args"][:3] == ["1024", "0", "256"]
+
+
+@pytest.mark.parametrize("code", [egress.LEAK, REACHED_INTO])
+def test_a_worker_cannot_end_as_if_its_cluster_had_done_something(code: int) -> None:
+    assert run("-c", f"import sys; sys.exit({code})").returncode == 1
+
+
+@pytest.mark.parametrize("said", [b"\xff" * 4, (40).to_bytes(4, "big") + b"x" * 40], ids=["too long", "not sealed"])
+def test_what_only_another_can_have_said_to_a_worker_ends_it(said: bytes) -> None:
+    slow = DOOR.replace(
+        "        os.write(2,", "        time.sleep(0.3); os.write(2,"
+    )  # Its worker has ended long before.
+    assert slow != DOOR
+    done = run("-c", "import sys; sys.stdin.read()", data=b"k" * 32 + said, door=slow)
+    assert (done.returncode, done.stderr.decode().strip()) == (REACHED_INTO, SPOKEN)
+
+
+def test_a_frame_without_a_kind_is_refused() -> None:
+    key = b"k" * 32
+    sealed = AESGCM(key).encrypt(Seal(key, FROM_POD).nonce(), b"", None)
+    with pytest.raises(ValueError, match="no kind"):
+        Seal(key, FROM_POD).open(sealed)
+
+
+def test_a_worker_opens_neither_the_streams_nor_the_memory_of_what_holds_its_key() -> None:
+    """Both are one user without capabilities, as in a pod."""
+    # PR_CAPBSET_DROP, which holds from the next program on.
+    lost = (
+        "import ctypes,os,sys\nfor right in range(64): ctypes.CDLL(None).prctl(24, right, 0, 0, 0)\n"
+        "os.execv(sys.executable, [sys.executable, '-c', *sys.argv[1:]])"
+    )
+    asks = (
+        "import os,sys\nfor name in ('fd/1', 'mem'):\n"
+        " try: os.open(f'/proc/{os.getppid()}/{name}', os.O_WRONLY)\n"
+        " except PermissionError: continue\n"
+        " sys.exit(name)"
+    )
+    done = run(DOOR, "-c", asks, door=lost)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_program_may_have_any_bytes_for_a_name() -> None:
+    named = subprocess.Popen(
+        [sys.executable, "-c", "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff\\xfe', 0, 0, 0); input()"],
+        stdin=subprocess.PIPE,
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while Path(f"/proc/{named.pid}/comm").read_bytes() != b"\xff\xfe\n":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert str(named.pid) not in strangers()
+    finally:
+        named.communicate(b"\n")
