@@ -19,6 +19,7 @@ AHEAD_S = 5.0  # Work that a node has in its queue, so that short elements do no
 STRAGGLING = 3.0  # Times the usual time, after which an element that is still under way at the end is run once more,
 STRAGGLING_S = 30.0  # and so many seconds at least.
 MAX_SEEN = 32  # Results that a checker may be given in the place of another element's.
+MOST_LOOKS = 3  # Of a node at one result, where nobody else is there and its own come to nothing.
 KEPT_TRIES = 24  # Of an element; those that came to nothing are forgotten first.
 
 
@@ -220,6 +221,8 @@ class ArrayBoard:
         Nobody looks at a result of one's own.
         """
         several = max(self.rules.owners, self.rules.need_failed) > 1
+        if of is not None and sum(one.of == of and one.node == seat.node for one in course.tries) >= MOST_LOOKS:
+            return False
         for one in course.tries:
             beside = one.of == of or (of is not None and one.of is None and one.result == of)
             if not beside or (alone and one.ended and one.result is None and (of is None or one.outcome != "exited")):
