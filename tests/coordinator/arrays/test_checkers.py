@@ -144,6 +144,26 @@ async def test_who_says_a_verdict_without_looking_is_found_though_everybody_else
         assert all(found[node.number][:2] == (0, 0) for node in nodes if node is not liar), "an honest node was blamed"
 
 
+async def test_few_know_a_decoy_by_having_seen_it_before() -> None:
+    world = ArrayWorld()
+    for number in range(1, 6):
+        await world.come(number)
+    job = await world.submit(world.document(40, verify="checked"))
+    assert (await world.until_over(job)).state == "settled"
+    met = {(one.result, one.owner) for course in await world.courses(job) for one in course.tries if one.of is None}
+    looked = []
+    for course in await world.courses(job):
+        own = {one.result for one in course.tries if one.of is None}
+        looked += [(one.run, one.of, one.owner, one.of not in own) for one in course.tries if one.of is not None]
+    decoys = known = 0
+    for _, of, owner, decoy in sorted(looked):
+        decoys += decoy
+        known += decoy and (of, owner) in met
+        met.add((of, owner))
+    assert decoys > 40
+    assert known <= decoys // 2, "who is asked first has never seen it; who is asked second may have"
+
+
 @WORLDS
 async def test_two_who_do_not_look_are_found_and_nobody_honest_is_blamed_for_them(worlds: range) -> None:
     out = 0
