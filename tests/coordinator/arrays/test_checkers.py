@@ -239,6 +239,8 @@ async def test_looks_that_come_to_nothing_are_not_tried_for_ever(outcome: Elemen
     for _ in range(400):
         await world.turn()
     assert max(len(course.tries) for course in await world.courses(job)) < 40
+    told = [event.text for event in await world.parts.jobs.events(job, 0, 100)]
+    assert any("each of the 3 owners that are here has had its turn" in text for text in told)
     for number in (4, 5):
         await world.come(number)
     assert (await world.until_over(job)).state == "settled"
