@@ -14,6 +14,7 @@ from coordinator.domain.arrays.looks import decoy_rate, expected_looks, standing
 from coordinator.domain.arrays.votes import ElementCourse, ElementTry, VoteRules
 from coordinator.domain.audits.sampling import WHOLE
 from coordinator.errors import InvalidError, NotFoundError
+from coordinator.services.artifacts.file_ownership import sources
 from protocol.codec import MessageError, convert
 from protocol.job.array import ArrayElement, ArraySpec, CheckerSpec, element_lines
 from protocol.job.elements import ElementEnd, ElementOutcome, ElementRun
@@ -345,6 +346,16 @@ def test_decoys_are_all_of_a_nodes_first_looks_and_never_end() -> None:
 
 def test_an_element_that_nobody_has_begun_wants_one_owner() -> None:
     assert standing(ElementCourse("j", 0), VoteRules(1, 1, 2, 2, looks=2)).asked == 1
+
+
+def test_everything_that_an_array_names_is_looked_up_among_the_accounts_own_files() -> None:
+    world = ArrayWorld()
+    spec = world.document(3, verify="checked", checker=CheckerSpec(command=("look",), image="c" * 64))
+    assert spec.array is not None
+    array = msgspec.structs.replace(spec.array, inputs={"model": "d" * 64})
+    named = dict(sources(msgspec.structs.replace(spec, array=array)))
+    assert named.items() >= {"array.checker.image": "c" * 64, "array.inputs.model": "d" * 64}.items()
+    assert {array.image, array.elements} <= set(named.values())
 
 
 async def test_documents_that_cannot_be_are_refused_with_the_way_out() -> None:
