@@ -186,7 +186,7 @@ def _mapping(commands: Any, common: argparse.ArgumentParser) -> None:
     mapped.add_argument("--gpu", action="store_true", help="with a graphics card")
     mapped.add_argument("--retries", type=_between(0, 10), metavar="N", help="of one that fails; default: 2")
     verify = "how results are made sure of; default: replicated, which runs each at several owners who must agree"
-    mapped.add_argument("--verify", choices=("replicated", "spot-checked", "trusted"), help=verify)
+    mapped.add_argument("--verify", choices=("replicated", "checked", "spot-checked", "trusted"), help=verify)
     mapped.add_argument("--owners", type=_between(2, 7), metavar="N", help="that must agree; default: 2")
     check = (
         "a command that decides on each result, at two other owners: it takes what lies in /in/result by ending with 0"

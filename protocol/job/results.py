@@ -96,7 +96,7 @@ def contents(read: Callable[[int, int], bytes], size: int, most: int = MAX_RESUL
             raise ValueError(f"it ends before its file number {len(found) + 1:,}, or has more than {most:,}")
         folders.update(parent.as_posix() for parent in PurePosixPath(path).parents)
         found.append(ArchivedFile(path, begin, length))
-    if read(at, size) != END:
+    if size - at != len(END) or read(at, size) != END:  # Behind an early end may stand gigabytes: they are not read.
         raise ValueError("its end is not that of a result")
     if both := next((one.path for one in found if one.path in folders), None):
         raise ValueError(f"{both!r} is a file and a folder in it")

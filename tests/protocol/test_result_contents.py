@@ -84,3 +84,16 @@ def test_more_files_than_may_be_are_refused() -> None:
     assert len(read(archive, 5)) == 5
     with pytest.raises(ValueError, match="more than 4"):
         read(archive, 4)
+
+
+def test_what_lies_behind_an_early_end_is_not_read() -> None:
+    longest = 0
+
+    def zeros(begin: int, end: int) -> bytes:
+        nonlocal longest
+        longest = max(longest, end - begin)
+        return bytes(min(end - begin, 4096))
+
+    with pytest.raises(ValueError, match="its end"):
+        contents(zeros, 1 << 40)
+    assert longest <= 4096, "a node may store as much as an element may write"

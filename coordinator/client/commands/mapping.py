@@ -52,7 +52,7 @@ class MapNotes(msgspec.Struct):
 
 async def map_files(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     """``cottage map``: send, price, begin, follow, fetch."""
-    files = _files(options.over)
+    files, command = _files(options.over), _words("COMMAND", options.command_line)
     folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
     image = await _image(client, options.image)
@@ -66,7 +66,7 @@ async def map_files(client: Client, options: argparse.Namespace, out: Terminal) 
         document = array_document(
             name,
             image,
-            shlex.split(options.command_line),
+            command,
             listed,
             len(elements),
             options.budget or 1,
@@ -121,6 +121,19 @@ async def _image(client: Client, image: str) -> Digest:
     return found
 
 
+def _words(option: str, command: str) -> list[str]:
+    """A command's words, as a shell would part them."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # Of shlex: a quotation mark, or a backslash at the end.
+        raise CliUsageError(
+            f"{option} {command!r}: a quotation mark has no second one, or a backslash is the last"
+        ) from None
+    if not words:
+        raise CliUsageError(f"{option} is empty: it names a program")
+    return words
+
+
 def _array(options: argparse.Namespace) -> dict[str, Any]:
     """The fields of the document's section that the command line has."""
     own = {
@@ -142,10 +155,15 @@ def _array(options: argparse.Namespace) -> dict[str, Any]:
 async def _checker(client: Client, options: argparse.Namespace) -> dict[str, Any]:
     """What decides on results, where the command line names it."""
     if options.check is None:
+        if options.verify == "checked":
+            raise CliUsageError("--verify checked: --check names the command that decides")
         if options.check_image is not None or options.check_estimate is not None:
             raise CliUsageError("--check-image and --check-estimate are of a checker: --check names its command")
         return {}
-    checker: dict[str, Any] = {"command": shlex.split(options.check), "seconds": options.seconds or 600.0}
+    if options.trust or options.verify not in (None, "checked"):
+        other = f"--verify {options.verify}" if options.verify else "--trust"
+        raise CliUsageError(f"--check and {other} are two ways to make sure of results: leave one out")
+    checker: dict[str, Any] = {"command": _words("--check", options.check), "seconds": options.seconds or 600.0}
     checker |= {"image": await _image(client, options.check_image)} if options.check_image is not None else {}
     checker |= {"estimate": options.check_estimate} if options.check_estimate is not None else {}
     return {"verify": "checked", "checker": checker}

@@ -4,7 +4,7 @@ Nothing here looks at all elements: giving and ending cost by what is given and 
 in one line, and each node has its own place in it: what it has passed it need not look at again.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -19,6 +19,7 @@ AHEAD_S = 5.0  # Work that a node has in its queue, so that short elements do no
 STRAGGLING = 3.0  # Times the usual time, after which an element that is still under way at the end is run once more,
 STRAGGLING_S = 30.0  # and so many seconds at least.
 MAX_SEEN = 32  # Results that a checker may be given in the place of another element's.
+MOST_LOOKS = 3  # Of a node at one result, where nobody else is there and its own come to nothing.
 KEPT_TRIES = 24  # Of an element; those that came to nothing are forgotten first.
 
 
@@ -71,7 +72,9 @@ class ArrayBoard:
         self._fresh = 0
         self._usual = (0.0, 0)
         self._looked = Counter[NodeAddress]()  # How often each node was asked to look.
-        self._seen: deque[Digest] = deque(maxlen=MAX_SEEN)
+        self._seen: dict[
+            Digest, set[NodeAddress]
+        ] = {}  # Results that came last, and owners who made or looked at each.
         self._stored: set[int] = set()
         for course in courses:
             self._take(course)
@@ -79,6 +82,9 @@ class ArrayBoard:
             for one in course.tries:
                 self._learn(one)
                 self._looked[one.node] += one.of is not None
+        for course in self._courses.values():
+            for one in course.tries:
+                self._shows(one.of, one.owner)
         self.changed.clear()
 
     # --- what there is ----------------------------------------------------------------------------------------------------
@@ -157,7 +163,7 @@ class ArrayBoard:
             for of in self._wanted(course):
                 if self._may(seat, course, alone, of):
                     asked = self._looked[seat.node]
-                    other = self._decoy(course) if of is not None and decoy(asked) else None
+                    other = self._decoy(course, seat.owner) if of is not None and decoy(asked) else None
                     given.append(self._begin(seat, index, number + len(given), now, other or of))
                     break
         self._places[seat.node] = place
@@ -206,13 +212,22 @@ class ArrayBoard:
             return self.rules.looks
         return self.rules.need_checked if course.checked else self.rules.need
 
-    def _decoy(self, course: ElementCourse) -> Digest | None:
-        """The result of another element; None: there is none yet, or this one has had its decoys."""
+    def _decoy(self, course: ElementCourse, owner: NodeAddress) -> Digest | None:
+        """The result of another element; None: there is none yet, or this one has had its decoys.
+
+        Whoever has made it, or was shown it before, would know it for a decoy. So few have seen it, and not this owner.
+        """
         own = {one.result for one in course.tries if one.of is None}
         known = {one.of for one in course.tries if one.of is not None} - own
         if len(known) >= MAX_DECOYS:
             return None
-        return next((result for result in self._seen if result not in own | known), None)
+        new = [of for of, shown in self._seen.items() if of not in own | known and owner not in shown]
+        return min(new, key=lambda of: len(self._seen[of]), default=None)
+
+    def _shows(self, of: Digest | None, owner: NodeAddress) -> None:
+        """An owner gets to know a result."""
+        if of is not None and of in self._seen:
+            self._seen[of].add(owner)
 
     def _may(self, seat: ElementSeat, course: ElementCourse, alone: bool, of: Digest | None) -> bool:
         """Whether a node may run an element, or look at a result of it, beside those that did, or do.
@@ -220,6 +235,8 @@ class ArrayBoard:
         Nobody looks at a result of one's own.
         """
         several = max(self.rules.owners, self.rules.need_failed) > 1
+        if of is not None and sum(one.of == of and one.node == seat.node for one in course.tries) >= MOST_LOOKS:
+            return False
         for one in course.tries:
             beside = one.of == of or (of is not None and one.of is None and one.result == of)
             if not beside or (alone and one.ended and one.result is None and (of is None or one.outcome != "exited")):
@@ -235,6 +252,7 @@ class ArrayBoard:
             self._looked[seat.node] += 1
             seed = next((one.seed for one in course.tries if one.of == of and one.seed), None) or self._draw_seed()
         one = ElementTry(number, seat.lease, seat.node, seat.owner, seat.block, seat.replica, now, of=of, seed=seed)
+        self._shows(of, seat.owner)
         self._take(msgspec.structs.replace(course, tries=(*_kept(course.tries), one)))
         return one
 
@@ -356,8 +374,9 @@ class ArrayBoard:
             return
         seconds, number = self._usual
         self._usual = (seconds + one.seconds, number + 1)
-        if one.result not in self._seen:
-            self._seen.append(one.result)
+        self._seen.setdefault(one.result, set()).add(one.owner)
+        if len(self._seen) > MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
 
 
 def _kept(tries: tuple[ElementTry, ...]) -> tuple[ElementTry, ...]:

@@ -33,6 +33,7 @@ from protocol.job.array import LOOKS
 DECOY_TRUST = 5
 """Looks of a node after which every second one is a decoy; all of its first ones are, one in twenty for ever."""
 MAX_DECOYS = 3  # Of an element.
+MAX_UNSEEN = 8  # Looks before which a result could not be laid, after which it is not taken.
 UNSURE = frozenset({"time", "memory", "disk"})
 """Ends of a checker that may be its machine's doing: nobody is blamed for one."""
 
@@ -42,7 +43,7 @@ class Opinion(msgspec.Struct, frozen=True):
 
     Attributes:
         taken: whether it is; None: they are not agreed yet. right, wrong: run numbers of those who said so, or something else.
-        missing: how many more owners are to look. various: they never will agree. said: the last of it that was said.
+        missing: how many more owners are to look. various: they never will agree. said: why it is not taken, in words of ours.
     """
 
     taken: bool | None = None
@@ -115,14 +116,18 @@ def opinion_of(course: ElementCourse, of: Digest, makers: Collection[str], rules
     agree = len(owners_of(said[best])) if best else 0
     if agree < looks:
         if len(said) >= looks + FURTHER:
-            return Opinion(various=len(said))
+            several = tuple(group[0].run for group in said.values())[:looks]  # Who looked is paid, as far as looks are.
+            return Opinion(right=several, various=len(said))
+        if sum(one.ended and one.outcome == "inputs" for one in mine) >= MAX_UNSEEN:
+            return Opinion(False, said=f"{MAX_UNSEEN} times it could not be laid before the checker")
         running = sum(one.state == "running" for one in mine)
         return Opinion(missing=max(0, looks - agree - running))
     right = one_of_each_owner(said[best])[:looks]
     others = [one for vote, group in said.items() if vote != best for one in group]
     wrong = () if best in UNSURE else tuple(one.run for one in others if one.outcome not in UNSURE)
-    last = right[-1].tail[-1] if right[-1].tail else ""
-    words = {"no": f"it said: {last}" if last else ""}.get(best, f"it ended for want of {best}")
+    words = (
+        f"it ended for want of {best}" if best in UNSURE else ""
+    )  # What it printed is its log, which stays with the owner.
     return Opinion(best.startswith("yes"), tuple(one.run for one in right), wrong, said=words)
 
 

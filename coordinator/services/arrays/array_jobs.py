@@ -176,12 +176,21 @@ class ArrayJobs(PeriodJobs):
     def _tell(self, work: UnitOfWork, array: OpenArray) -> None:
         """Say once that elements wait for owners that are not here."""
         owners = {lease.payout for lease in work.leases.values()}
-        need = array.board.rules.owners
-        short = array.board.running() == 0 and len(owners) < need
-        why = f"{len(owners)} of the {need} owners that each needs are here" if short else ""
+        need, why = array.board.rules.owners, ""
+        if array.board.running() == 0 and len(owners) < need:
+            why = f"{len(owners)} of the {need} owners that each needs are here, of other addresses each"
+        elif self._stands_still(work, array):
+            why = f"each of the {len(owners)} owners that are here has had its turn, and a further one is to decide"
         if why and why != array.told:
-            work.note("limit", f"elements wait: {why}, of other addresses each")
+            work.note("limit", f"elements wait: {why}")
         array.told = why
+
+    @staticmethod
+    def _stands_still(work: UnitOfWork, array: OpenArray) -> bool:
+        """Whether nobody was given anything since the last look, though all nodes are ready."""
+        before, array.given = array.given, 0 if work.run is None else work.run.tally.next_run
+        ready = all(lease.state == "ready" for lease in work.leases.values())
+        return ready and array.board.running() == 0 and before == array.given
 
     async def _futile(self, work: UnitOfWork, array: OpenArray) -> str:
         """Why nothing will come of it; empty: something may."""

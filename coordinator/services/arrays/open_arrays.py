@@ -39,7 +39,7 @@ class OpenArray:
         heard: lease -> when it last said anything of its runs. draining: leases that get nothing more.
         asked_back: nodes that another job waits for.
         fed, looked, staffed, counted: when that was done last.
-        told: why it waits, as it was noted last.
+        told: why it waits, as it was noted last. given: runs that had been given then.
     """
 
     spec: ArraySpec
@@ -55,6 +55,7 @@ class OpenArray:
     staffed: float = float("-inf")
     counted: float | None = None
     told: str = ""
+    given: int = 0
 
 
 def array_of(work: UnitOfWork) -> ArraySpec:

@@ -142,5 +142,7 @@ def sources(spec: JobSpec) -> list[tuple[str, Digest]]:
     found += [("tokenizer.file", spec.tokenizer.file)] if spec.tokenizer.file is not None else []
     if (array := spec.array) is not None:
         found += [("array.image", array.image), ("array.elements", array.elements)]
+        if array.checker is not None and array.checker.image is not None:
+            found += [("array.checker.image", array.checker.image)]
         found += [(f"array.inputs.{path}", digest) for path, digest in array.inputs.items()]
     return found

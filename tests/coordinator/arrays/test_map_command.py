@@ -316,6 +316,25 @@ async def test_an_archive_of_inputs_that_lies_about_them_is_refused(house: Array
     assert not await house.artifacts.has(honest)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("look", "--check", "it's"), "a quotation mark has no second one"),
+        (("look 'in",), "a quotation mark has no second one"),
+        (("look", "--check", " "), "--check is empty"),
+        (("look", "--verify", "checked"), "--check names the command"),
+        (("look", "--verify", "spot-checked", "--check", "look"), "leave one out"),
+    ],
+)
+async def test_words_that_cannot_be_are_refused_in_a_sentence_before_anything_is_sent(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+) -> None:
+    command, *more = words
+    over = f"{numbers(tmp_path / 'inputs', [1])}/*.txt"
+    assert await cottage(house, "map", house.image, command, "--over", over, "--out", str(tmp_path / "out"), *more) == 2
+    assert told in capsys.readouterr().err
+
+
 async def test_a_checker_is_named_on_the_command_line_and_decides(
     house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,7 +351,21 @@ async def test_a_checker_is_named_on_the_command_line_and_decides(
     assert await cottage(house, *words, "--check-estimate", "1") == 2
     assert "--check names its command" in capsys.readouterr().err
     async with house.running(), Client(house.url) as client:
-        assert await cottage(house, *words, "--estimate", "2", "--check", "look {input}", "--check-estimate", "1") == 0
+        assert (
+            await cottage(
+                house,
+                *words,
+                "--estimate",
+                "2",
+                "--verify",
+                "checked",
+                "--check",
+                "look {input}",
+                "--check-estimate",
+                "1",
+            )
+            == 0
+        )
         (view,) = await client.jobs()
         assert await cottage(house, "show", view.id) == 0
     assert squares(out) == {f"n{value}.txt": str(value * value) for value in range(9)}
