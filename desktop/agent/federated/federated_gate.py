@@ -129,8 +129,10 @@ class FederatedGate:
             case WorkerLog(lines=lines):
                 self.keep(*(line.text for line in lines))
                 return None
-            case Progress() | RoundCommit() if self._private:
+            case Progress() if self._private:
                 return msgspec.structs.replace(body, loss=None)
+            case RoundCommit() if self._private:  # How often gradients overflowed is of the data, too.
+                return msgspec.structs.replace(body, loss=None, left_out=0)
             case TaskFailed(reason=reason, tampered=tampered):
                 self.keep(f"failed: {reason}")
                 return TaskFailed(untrusted(SAYS_NO_MORE), tampered)

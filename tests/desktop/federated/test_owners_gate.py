@@ -152,8 +152,8 @@ def test_no_command_reaches_the_worker_that_would_show_anything(tmp_path: Path, 
 
 def test_a_report_loses_what_is_of_the_data(tmp_path: Path, data: Path) -> None:
     gate = FederatedGate(assign(), joined(tmp_path, data))
-    commit = RoundCommit(1, 0, DIGEST, 5, DIGEST, 100, 1000, loss=2.5)
-    assert gate.said(commit) == msgspec.structs.replace(commit, loss=None)
+    commit = RoundCommit(1, 0, DIGEST, 5, DIGEST, 100, 1000, loss=2.5, left_out=3)
+    assert gate.said(commit) == msgspec.structs.replace(commit, loss=None, left_out=0)
     assert gate.said(Progress(1, 0, 3, 60, 2.5)) == Progress(1, 0, 3, 60)
     failed = gate.said(TaskFailed(SECRET, cause="inputs"))
     assert failed == TaskFailed(untrusted(SAYS_NO_MORE))
