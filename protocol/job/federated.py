@@ -109,8 +109,11 @@ class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def honest(self) -> int:
-        """Owners whose noise is on each sum at least, and is known to nobody: the fewest of a sum, but those in league."""
-        return self.least_owners - self.in_league
+        """Owners whose noise is on each sum at least, and is known to nobody who looks: the fewest of a sum, but those in league.
+
+        Every owner sees the sum and knows its own noise, so where none may be in league one is left out as well.
+        """
+        return self.least_owners - max(1, self.in_league)
 
     @property
     def own_noise(self) -> float:

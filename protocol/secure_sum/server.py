@@ -32,13 +32,16 @@ class SumServer:
         self._signed: dict[NodeAddress, ListSigned] = {}
 
     def keys(self, told: Iterable[KeysTold]) -> tuple[KeysTold, ...]:
-        """What all owners are told; forged keys are left out. Raises ``SecureSumError``: too few are here."""
+        """What all owners are told; keys that others would refuse are left out. Raises ``SecureSumError``: too few are here."""
+        masking: set[bytes] = set()
         for keys in told:
             try:
                 check_keys(keys, self._terms)
             except SecureSumError:
                 continue
-            self._keys.setdefault(keys.owner, keys)
+            if keys.owner not in self._keys and keys.masking not in masking:
+                self._keys[keys.owner] = keys
+                masking.add(keys.masking)
         self._enough(self._keys, "have told their keys")
         return tuple(self._keys.values())
 

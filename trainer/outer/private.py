@@ -146,6 +146,8 @@ def clipped(anchor: Tensor, parameters: Tensor | ShortValues, layout: Layout, cl
         update.zero_()
     elif not within:
         update.mul_(clip / (norm * _BELOW))
+        if update_norm(update) > clip:  # Float32 has no such small numbers but rough ones.
+            update.zero_()
     return update, within
 
 

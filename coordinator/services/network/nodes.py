@@ -229,11 +229,8 @@ class Nodes:
             RefusedError: with the reason for the owner.
         """
         self._check(hello, nonce, host)
-        self._know(hello.node, hello.profile.computer)
-        if (why := await self.lenders.enter(hello.node, hello.invitation)) and not self._leases.holds(hello.node):
-            raise NodeRefusedError(why, NOT_ADMITTED_S)
         operator = hello.node in self._context.config.auditors
-        record, known = await self._record(hello, address)
+        record, known = await self._admit(hello, address)
         if operator:
             self._own[hello.node] = record
         old = self._sessions.get(hello.node)
@@ -453,6 +450,11 @@ class Nodes:
                 identity.verify(computer, hello.vouched, CARD_CONTEXT, hello.node.encode())
         except IdentityError as error:
             raise NodeRefusedError(f"the greeting does not hold: {error}") from error
+        known = self._computers.get(hello.node)
+        if known is not None and hello.profile.computer != known:  # Else a ban to come would miss the rest of it.
+            raise NodeRefusedError(
+                f"{hello.node} was here as a card of {known}, and stays one: start the agent of that"
+            )
         if (banned := self._banned_of(hello)) is not None:
             why = self._banned[banned]
             decided = why.startswith(BY_OPERATOR)
@@ -485,6 +487,21 @@ class Nodes:
             self._computers.pop(node, None)
         else:
             self._computers[node] = computer
+
+    async def _admit(self, hello: Hello, address: str) -> tuple[NodeRecord, bool]:
+        """As ``_record``, of who may lend; of who is refused nothing is kept."""
+        learnt = hello.node not in self._computers
+        self._know(hello.node, hello.profile.computer)
+        try:
+            if (why := await self.lenders.enter(hello.node, hello.invitation)) and not self._leases.holds(hello.node):
+                raise NodeRefusedError(why, NOT_ADMITTED_S)
+            admitted = await self._record(hello, address)
+        except BaseException:
+            if learnt and hello.node not in self._sessions:
+                self._know(hello.node, None)
+            raise
+        self._know(hello.node, hello.profile.computer)  # Another greeting of this key may have been refused meanwhile.
+        return admitted
 
     def _flip(self, node: str) -> None:
         self._recent_flips(node).append(self._context.clock.now())

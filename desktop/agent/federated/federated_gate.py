@@ -50,7 +50,7 @@ USED_UP = "the privacy budget that this computer's owner agreed to has no room f
 
 
 class FederatedGate:
-    """The door of one lease of a federated job.
+    """The door of one worker of a federated job: a lease that is granted anew has another, and so has an agent that begins anew.
 
     Attributes:
         refused: why its owner's node goes on no further; empty: it does.
@@ -64,6 +64,7 @@ class FederatedGate:
         self._private = assign.spec.federated.privacy is not None
         self._summed = assign.spec.federated.sum == "secure"
         self.refused = ""
+        self._begun = (-1, -1)
 
     def check_joined(self) -> None:
         """Raises WorkerError where the owner has not agreed to just this job."""
@@ -107,13 +108,20 @@ class FederatedGate:
                 return None
 
     def _may_begin(self, begin: BeginRound) -> bool:
+        """Count a round, but once for this worker, which makes one update of it; the next one would make another."""
         if self._federations is None:
             return False
+        key = (begin.plan.epoch, begin.round)
+        if key == self._begun:
+            return True  # The command came again.
         try:
-            return self._federations.may_begin(self._assign.job, self._assign.lease, begin.plan.epoch, begin.round)
+            if not self._federations.may_begin(self._assign.job):
+                return False
         except SettingsError as error:  # What cannot be counted is not begun.
             self.refused = str(error)
             return False
+        self._begun = key
+        return True
 
     def said(self, body: TaskReport) -> TaskReport | None:
         """What of a report leaves this computer; None: nothing does."""
@@ -121,8 +129,10 @@ class FederatedGate:
             case WorkerLog(lines=lines):
                 self.keep(*(line.text for line in lines))
                 return None
-            case Progress() | RoundCommit() if self._private:
+            case Progress() if self._private:
                 return msgspec.structs.replace(body, loss=None)
+            case RoundCommit() if self._private:  # How often gradients overflowed is of the data, too.
+                return msgspec.structs.replace(body, loss=None, left_out=0)
             case TaskFailed(reason=reason, tampered=tampered):
                 self.keep(f"failed: {reason}")
                 return TaskFailed(untrusted(SAYS_NO_MORE), tampered)

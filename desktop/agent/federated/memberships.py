@@ -32,7 +32,7 @@ class JoinedFederation(View, frozen=True):
     Attributes:
         coordinator: whose it is. ``data``: the file or folder that it may read; ``dataset``: how.
         terms: ``terms_digest`` of the document that the owner has seen.
-        begun: rounds that were begun here; ``last``: the newest of them. ``most``: that may be; None: there is no budget.
+        begun: rounds that were begun here, as often as a worker began them. ``most``: that may be; None: there is no budget.
         epsilon, delta: what all of them may tell; None: nothing limits it.
         left: its owner has left it; what was begun stays counted, should they join once more.
     """
@@ -47,7 +47,6 @@ class JoinedFederation(View, frozen=True):
     epsilon: float | None
     delta: float | None
     begun: Count = 0
-    last: str = ""
     left: bool = False
 
 
@@ -89,7 +88,7 @@ class Memberships:
         """Join, or join again with other data: what was begun stays counted. Raises SettingsError."""
         before = self._known.get(one.job)
         if before is not None:
-            one = msgspec.structs.replace(one, begun=before.begun, last=before.last)
+            one = msgspec.structs.replace(one, begun=before.begun)
         elif len(self._known) >= MAX_FEDERATIONS:
             raise SettingsError(
                 f"{MAX_FEDERATIONS} federations were joined here, which is all that this node remembers"
@@ -112,16 +111,12 @@ class Memberships:
             return "the data that was named for this federation is not there any more"
         return ""
 
-    def may_begin(self, job: str, lease: str, epoch: int, number: int) -> bool:
-        """Count a round that begins, on the disk; False: the budget has no room for it. Raises SettingsError."""
-        one, key = self.joined.get(job), f"{lease}:{epoch}:{number}"
-        if one is None:
+    def may_begin(self, job: str) -> bool:
+        """Count a round that a worker begins, on the disk; False: the budget has no room for it. Raises SettingsError."""
+        one = self.joined.get(job)
+        if one is None or (one.most is not None and one.begun >= one.most):
             return False
-        if one.last == key:
-            return True  # The command came again.
-        if one.most is not None and one.begun >= one.most:
-            return False
-        self._write(self._known | {job: msgspec.structs.replace(one, begun=one.begun + 1, last=key)})
+        self._write(self._known | {job: msgspec.structs.replace(one, begun=one.begun + 1)})
         return True
 
     def _write(self, known: dict[str, JoinedFederation]) -> None:

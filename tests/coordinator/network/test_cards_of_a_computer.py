@@ -98,6 +98,28 @@ async def test_a_ban_is_of_the_whole_computer_and_outlives_the_process() -> None
     await enter(bench, CARDS[2], **vouched(CARDS[2]))
 
 
+async def test_a_card_stays_one_of_its_computer_so_a_ban_to_come_is_of_both() -> None:
+    bench = Bench()
+    await enter(bench, COMPUTER)
+    await enter(bench, CARDS[0], **vouched(CARDS[0]))
+    for fields in ({}, vouched(CARDS[0], by=STRANGER, claimed=STRANGER)):
+        with pytest.raises(NodeRefusedError, match="was here as a card of"):
+            await enter(bench, CARDS[0], **fields)
+    bench.parts.nodes.ban(CARDS[0].address, FOUND_FALSE)
+    with pytest.raises(NodeRefusedError, match="is banned"):
+        await enter(bench, COMPUTER)
+
+
+async def test_of_cards_that_are_refused_nothing_is_kept() -> None:
+    """Keys are free: whoever vouches for new ones all day would fill the memory."""
+    bench = Bench(config=dataclasses.replace(CONFIG, who_may_lend="invited"))
+    nodes = bench.parts.nodes
+    for card in CARDS:
+        with pytest.raises(NodeRefusedError, match="invited"):
+            await enter(bench, card, **vouched(card))
+    assert nodes._computers == nodes.lenders._computers == {}
+
+
 async def test_a_card_may_lend_where_its_computer_was_invited_and_uses_no_second_invitation(gate: Opening) -> None:
     async with gate("invited") as here:
         _, code = await here.invite()

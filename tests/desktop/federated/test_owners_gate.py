@@ -104,6 +104,15 @@ def test_rounds_are_counted_on_the_disk_and_none_is_begun_beyond_the_budget(tmp_
     assert Memberships(tmp_path / "federations.json").joined[JOB].begun == 3
 
 
+def test_a_lease_that_is_granted_anew_makes_another_update_of_a_round_so_it_counts(tmp_path: Path, data: Path) -> None:
+    """Else a coordinator could have one round's update with other noise as often as it likes, and take the noise off."""
+    known = joined(tmp_path, data)
+    for _ in range(3):
+        assert FederatedGate(assign(), known).passed(begin(0)) is not None
+    assert known.joined[JOB].begun == 3
+    assert FederatedGate(assign(), known).passed(begin(0)) is None
+
+
 def test_leaving_and_joining_again_does_not_begin_the_count_anew(tmp_path: Path, data: Path) -> None:
     known = joined(tmp_path, data)
     assert FederatedGate(assign(), known).passed(begin(0)) is not None
@@ -143,8 +152,8 @@ def test_no_command_reaches_the_worker_that_would_show_anything(tmp_path: Path, 
 
 def test_a_report_loses_what_is_of_the_data(tmp_path: Path, data: Path) -> None:
     gate = FederatedGate(assign(), joined(tmp_path, data))
-    commit = RoundCommit(1, 0, DIGEST, 5, DIGEST, 100, 1000, loss=2.5)
-    assert gate.said(commit) == msgspec.structs.replace(commit, loss=None)
+    commit = RoundCommit(1, 0, DIGEST, 5, DIGEST, 100, 1000, loss=2.5, left_out=3)
+    assert gate.said(commit) == msgspec.structs.replace(commit, loss=None, left_out=0)
     assert gate.said(Progress(1, 0, 3, 60, 2.5)) == Progress(1, 0, 3, 60)
     failed = gate.said(TaskFailed(SECRET, cause="inputs"))
     assert failed == TaskFailed(untrusted(SAYS_NO_MORE))

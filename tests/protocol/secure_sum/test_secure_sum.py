@@ -323,6 +323,20 @@ def test_a_key_with_which_all_agree_on_the_same_is_refused() -> None:
 # --- owners that lie ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lie", ["weak sealing", "weak masking", "another's"])
+def test_one_owners_bad_keys_leave_that_owner_out_and_end_nobody_elses_part(lie: str) -> None:
+    """The server passes on nothing at which the others would have to give up."""
+    made = Sum(7)
+    node, told = NODES[6], made.keys(range(7))
+    sealing = bytes(32) if lie == "weak sealing" else told[6].sealing
+    masking = {"weak masking": bytes(32), "another's": told[0].masking}.get(lie, told[6].masking)
+    signature = node.sign("cottage secure sum keys", made.terms.digest, sealing, masking)
+    passed = made.server.keys([*told[:6], KeysTold(node.address, sealing, masking, signature)])
+    assert {keys.owner for keys in passed} == {*made.names[:6]}
+    for owner in made.owners[:6]:
+        owner.share(passed)
+
+
 def test_a_false_share_is_found_or_spoils_the_sum_and_shows_nothing() -> None:
     made = Sum(7)
     summands = made.server.summands(made.upto_masked({2: {6}}))

@@ -60,6 +60,13 @@ def test_no_update_is_longer_than_the_clip(clip: float, scale: float) -> None:
         assert torch.allclose(left, given * (clip / update_norm(given)), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize(("clip", "scale"), [(3e-43, 1.0), (1e-9, 1e35), (1e-40, 1e-10)])
+def test_the_clip_holds_where_float32_has_rough_numbers_alone(clip: float, scale: float) -> None:
+    """A coordinator that lies chooses the clip, and the state that the update begins with."""
+    for seed in range(20):
+        assert update_norm(sent(vector(seed, scale), PrivacyTerms(clip, 1.0))) <= clip
+
+
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_an_update_that_is_not_finite_leaves_as_noise_alone(odd: float) -> None:
     given = vector(3)
