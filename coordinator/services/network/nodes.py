@@ -52,6 +52,7 @@ from protocol.node import (
 from protocol.task import EVASION_AGAIN_S, StopTask, TaskCommand
 
 FLIP_S = 60.0
+MAX_CARDS = 16  # Of one computer.
 MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
 RETRY_SOON = 5.0  # Where the database is away, which it is for seconds.
 UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
@@ -455,6 +456,7 @@ class Nodes:
             raise NodeRefusedError(
                 f"{hello.node} was here as a card of {known}, and stays one: start the agent of that"
             )
+        self._check_beside(hello)
         if (banned := self._banned_of(hello)) is not None:
             why = self._banned[banned]
             decided = why.startswith(BY_OPERATOR)
@@ -471,6 +473,23 @@ class Nodes:
             raise NodeRefusedError(
                 f"the key of {hello.node} is in use on another machine: give each machine a key of its own",
                 FLIP_S,
+            )
+
+    def _check_beside(self, hello: Hello) -> None:
+        """Nodes of one computer have one owner, and are as many as a computer has cards."""
+        computer = hello.profile.computer or hello.node
+        beside = [
+            one
+            for one in self._sessions.values()
+            if one.node != hello.node and computer in (one.node, self._computers.get(one.node))
+        ]
+        if len(beside) >= MAX_CARDS:
+            raise NodeRefusedError(
+                f"{MAX_CARDS} cards of the computer {computer} are here, which is all it may lend", FLIP_S
+            )
+        if any(one.payout != hello.payout for one in beside):
+            raise NodeRefusedError(
+                f"all cards of the computer {computer} are paid into one wallet: start its agent anew", FLIP_S
             )
 
     def _banned_of(self, hello: Hello) -> str | None:

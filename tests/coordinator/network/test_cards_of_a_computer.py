@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.domain.lease import Lease
 from coordinator.domain.lenders import LendersList
-from coordinator.services.network.nodes import FOUND_FALSE, NodeRefusedError
+from coordinator.services.network.nodes import FOUND_FALSE, MAX_CARDS, NodeRefusedError
 from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
 from protocol.identity import NodeKey
@@ -73,6 +73,19 @@ async def test_two_cards_of_one_owner_take_two_stages_and_never_two_replicas_of_
     assert len({lease.id for lease in leases}) == len(leases) == 4
     stages = [seats[node][0] or 0 for node in own]
     assert sorted(stages) == [0, 1], "one owner does not check itself"
+
+
+async def test_cards_of_one_computer_are_paid_into_one_wallet_and_are_no_crowd() -> None:
+    bench = Bench()
+    await enter(bench, COMPUTER)
+    with pytest.raises(NodeRefusedError, match="into one wallet"):
+        await enter(bench, CARDS[0], **vouched(CARDS[0]), payout=STRANGER.address)
+    for number in range(MAX_CARDS - 1):
+        card = COMPUTER.card(f"GPU-1000{number:04}")
+        await enter(bench, card, **vouched(card))
+    with pytest.raises(NodeRefusedError, match="all it may lend"):
+        await enter(bench, CARDS[0], **vouched(CARDS[0]))
+    await enter(bench, STRANGER, payout=STRANGER.address)
 
 
 async def test_a_ban_is_of_the_whole_computer_and_outlives_the_process() -> None:
