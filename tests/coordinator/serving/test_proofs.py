@@ -153,6 +153,20 @@ async def test_two_wallets_of_one_stranger_slash_nobody_while_the_operators_mach
     assert three.lease is not None
 
 
+async def test_a_node_that_says_nothing_keeps_no_other_answer_waiting() -> None:
+    bench = Deployed()
+    one = await staked(bench, 1)
+    await staked(bench, 2)
+    far, silent = await staked(bench, 3, "card"), await staked(bench, 4, "card")
+    silent.looks = False
+    job = await bench.deploy(replicas=4)
+    await lied(bench, job, far)
+    await lied(bench, job, one, 60.0)
+    states = {(record.node, record.state) for record in await accused(bench)}
+    assert (far.node, "open") in states
+    assert (one.node, "proven") in states
+
+
 def an_accused() -> AccusedAnswer:
     return AccusedAnswer("a", "job", "node", "liar", "cpu", b"{}", "0" * 64, "1" * 64, 0.0)
 
