@@ -75,7 +75,8 @@ def heard(accused: AccusedAnswer, witness: Witness) -> AccusedAnswer:
 def decided(accused: AccusedAnswer) -> AccusedAnswer:
     """Over, where so many owners' machines of the accused's class came to the same bits; of another class nobody proves anything.
 
-    The operator's machine clears it in any class: what it cannot tell from rounding nobody loses stake for.
+    The operator's machine clears it in any class: what it cannot tell from rounding nobody loses stake for. Nor for what it has
+    not found wrong, too: whoever deploys a model may have nodes of two wallets in it, and make it too slow to be looked at here.
     """
     by_bits: dict[tuple[str, str], list[Witness]] = defaultdict(list)
     for one in accused.witnesses:
@@ -85,6 +86,8 @@ def decided(accused: AccusedAnswer) -> AccusedAnswer:
             by_bits[one.wrong, one.digest].append(one)
     for (wrong, _), agreed in by_bits.items():
         if len(agreed) >= WITNESSES:
+            if wrong and OPERATOR not in accused.heard:
+                continue
             state: AccusationState = "proven" if wrong else "cleared"
             return msgspec.structs.replace(accused, state=state, detail=wrong or "rounding may explain it")
     return accused

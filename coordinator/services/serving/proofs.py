@@ -52,7 +52,7 @@ class AnswerProving(Protocol):
 
 
 class AnswerProofs:
-    """Has accused answers looked at, one after the other."""
+    """Has accused answers looked at: by the machine beside the coordinator one after the other, by each node one at a time."""
 
     def __init__(
         self, context: Context, desk: JobDesk, nodes: Nodes, deployments: Deployments, prover: AnswerProving | None
@@ -60,38 +60,60 @@ class AnswerProofs:
         """``prover``: None where this machine cannot run models; then other nodes alone are asked."""
         self._context, self._desk, self._nodes, self._deployments = context, desk, nodes, deployments
         self._prover = prover
+        self._beside = asyncio.Lock()
         self._asked: dict[tuple[str, str], asyncio.Future[ProvenReport | RefusedReport]] = {}
         self._silent: set[tuple[str, str]] = set()  # Accused answers and leases that could not say anything of them.
 
     async def run(self) -> None:
-        """For ever."""
-        while True:
-            await self.look()
-            await self._context.clock.sleep(LOOK_S)
+        """For ever. A machine that says nothing for a while keeps no answer waiting but the one that it is asked about."""
+        under_way: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for accused in await self._waiting():
+                    if accused.id not in under_way:
+                        looking = self._look_at(accused)
+                        under_way[accused.id] = asyncio.create_task(looking, name="answer-proof")
+                await self._context.clock.sleep(LOOK_S)
+                ended = {name: task for name, task in under_way.items() if task.done()}
+                under_way = {name: task for name, task in under_way.items() if name not in ended}
+                for task in ended.values():
+                    task.result()
+        finally:
+            for task in under_way.values():
+                task.cancel()
+            await asyncio.gather(*under_way.values(), return_exceptions=True)
 
-    async def look(self) -> None:
-        """Bring each accused answer as far as it goes now."""
+    async def _waiting(self) -> Sequence[AccusedAnswer]:
+        """Those that somebody should look at, the oldest first; the others are dropped, with people's words."""
         async with self._context.store.transaction() as tx:
-            waiting = await tx.find(AccusedAnswer, col(AccusedAnswer.state).equals("open"))
-        for accused in waiting:
-            await self._look_at(accused)
+            found = await tx.find(AccusedAnswer, col(AccusedAnswer.state).equals("open"))
+        waiting: list[AccusedAnswer] = []
+        for accused in found:
+            async with self._desk.open(accused.job) as work:
+                if why := await self._over(work, accused):
+                    await self._store(work, rules.dropped(accused, why))
+                else:
+                    waiting.append(accused)
+        return waiting
 
     async def _look_at(self, accused: AccusedAnswer) -> None:
+        """Hear one machine."""
         async with self._desk.open(accused.job) as work:
-            job, able = work.job, self._able(work, accused)
-            if why := await self._over(work, accused):
-                await self._store(work, rules.dropped(accused, why))
-                return
+            job = work.job
         witness = None
         if OPERATOR not in accused.heard:
-            witness = await self._own(job, accused)
-        if witness is None and able:
-            witness = await self._of_node(able[0], accused)
+            async with self._beside:
+                witness = await self._own(job, accused)
+        if witness is None:
+            async with self._desk.open(accused.job) as work:
+                able = self._able(work, accused)
+            witness = await self._of_node(able[0], accused) if able else None
         if witness is None:
             return
         async with self._desk.open(accused.job) as work:
             (newest,) = await work.tx.find(AccusedAnswer, col(AccusedAnswer.id).equals(accused.id))
-            await self._store(work, rules.heard(newest, witness))
+            if newest.state == "open":
+                await self._store(work, rules.heard(newest, witness))
 
     @staticmethod
     async def _over(work: UnitOfWork, accused: AccusedAnswer) -> str:
@@ -122,9 +144,13 @@ class AnswerProofs:
             if (lease.state, lease.env_class) == ("ready", accused.env_class)
             and lease.payout not in accused.heard
             and (accused.id, lease.id) not in self._silent
+            and not self._is_asked(lease)
             and self._nodes.session(lease.node) is not None
         ]
         return sorted(able, key=lambda lease: (self._context.entropy(4), lease.id))
+
+    def _is_asked(self, lease: Lease) -> bool:
+        return any(asked == lease.id for asked, _ in self._asked)
 
     async def _own(self, job: Job, accused: AccusedAnswer) -> Witness | None:
         """What the machine beside the coordinator finds; None: nothing, since it cannot."""
@@ -145,7 +171,7 @@ class AnswerProofs:
     async def _of_node(self, lease: Lease, accused: AccusedAnswer) -> Witness | None:
         """What a node finds; None: it says nothing in time."""
         session, question = self._nodes.session(lease.node), _question(accused)
-        if session is None:
+        if session is None or self._is_asked(lease):
             return None
         key = lease.id, question.id
         self._asked[key] = asyncio.get_running_loop().create_future()

@@ -29,6 +29,7 @@ from common.urls import moved
 from coordinator.errors import ElsewhereError, UnavailableError
 from coordinator.web.auth.gate import as_the_proxy_says
 from coordinator.web.auth.origin import SAFE_METHODS
+from coordinator.web.fronts.answering import ASK, NEWS
 from coordinator.web.fronts.line import WAIT_S, CoordinatorAtWork, LineToWork
 from coordinator.web.fronts.seal import FRONT, STANDS_BY, FrontSeal
 from coordinator.web.http import answer, problem_answer, read_chunks
@@ -47,6 +48,9 @@ MAX_HELD: Final = 1 << 16  # Bytes of a body that are held, so that it can be se
 GONE: Final = "the coordinator stops: come back in a moment"
 # What is the one at work's alone, though it is only read: its figures, and ways to sign in, which change something.
 _NOT_HERE: Final = (METRICS, "/sign-", "/account/identities")
+_FRONTS_OWN: Final = (ASK, NEWS)  # Asked by a front of itself: led, a stranger's question would have its seal.
+# Where a method changes what follows on a connection (CONNECT), the next request there is somebody else's.
+_METHODS: Final = SAFE_METHODS | {hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE}
 _OF_ONE_HOP: Final = frozenset(
     name.lower()
     for name in (
@@ -83,6 +87,10 @@ class Leading:
         """Answer what is read here, and lead the rest."""
         if self._seal.is_on(request.headers):  # Another front takes this one for the one at work.
             return web.Response(status=503, headers={STANDS_BY: "1", hdrs.RETRY_AFTER: str(AGAIN_S)})
+        if request.method not in _METHODS:
+            return problem_answer(request, 405, Problem("http", untrusted(f"no method {request.method[:40]} here")))
+        if request.path in _FRONTS_OWN:
+            return problem_answer(request, 404, Problem("not_found", untrusted("nothing is here")))
         match request.path:
             case "/healthz":
                 return answer({"status": "standby"})
@@ -138,7 +146,8 @@ class Leading:
     async def _through(
         self, request: web.Request, at: CoordinatorAtWork, body: bytes | AsyncIterator[bytes] | None
     ) -> web.StreamResponse:
-        kept = () if isinstance(body, bytes) else (hdrs.CONTENT_LENGTH,)
+        # A length of what is not sent would have the next request on that connection, somebody else's, taken for a body.
+        kept = () if body is None or isinstance(body, bytes) else (hdrs.CONTENT_LENGTH,)
         sending = self._line.http.request(
             request.method,
             moved(request.rel_url, at.url),

@@ -141,6 +141,32 @@ async def test_where_nobody_can_say_in_time_nothing_is_lost_and_the_words_are_fo
     assert bench.fake.slashed == {}
 
 
+async def test_two_wallets_of_one_stranger_slash_nobody_while_the_operators_machine_cannot_say() -> None:
+    bench = Deployed()
+    one, two, three = [await staked(bench, number) for number in (1, 2, 3)]
+    bench.checker.proves = False
+    job = await bench.deploy(replicas=3)
+    await lied(bench, job, one, 60.0)
+    assert {record.state for record in await accused(bench)} == {"open"}
+    assert (bench.fake.slashed, await banned(bench, one)) == ({}, False)
+    assert two.lease is not None
+    assert three.lease is not None
+
+
+async def test_a_node_that_says_nothing_keeps_no_other_answer_waiting() -> None:
+    bench = Deployed()
+    one = await staked(bench, 1)
+    await staked(bench, 2)
+    far, silent = await staked(bench, 3, "card"), await staked(bench, 4, "card")
+    silent.looks = False
+    job = await bench.deploy(replicas=4)
+    await lied(bench, job, far)
+    await lied(bench, job, one, 60.0)
+    states = {(record.node, record.state) for record in await accused(bench)}
+    assert (far.node, "open") in states
+    assert (one.node, "proven") in states
+
+
 def an_accused() -> AccusedAnswer:
     return AccusedAnswer("a", "job", "node", "liar", "cpu", b"{}", "0" * 64, "1" * 64, 0.0)
 
@@ -152,7 +178,8 @@ def found(owner: str, wrong: str = "far off", digest: str = "d", env_class: str 
 @pytest.mark.parametrize(
     ("said", "state"),
     [
-        ((found("one"), found("two")), "proven"),
+        ((found("one"), found("two")), "open"),
+        ((found("one"), found("two"), found(OPERATOR, env_class="card")), "proven"),
         ((found(OPERATOR), found("one")), "proven"),
         ((found("one"), found("one")), "open"),
         ((found("liar"), found("one")), "open"),
@@ -163,7 +190,7 @@ def found(owner: str, wrong: str = "far off", digest: str = "d", env_class: str 
         ((found(OPERATOR, wrong="", env_class="card"),), "cleared"),
         ((found("one", wrong=""), found("two")), "open"),
         ((found("one", wrong=""), found("two", wrong="")), "cleared"),
-        ((found("one", wrong=""), found("two"), found("three")), "proven"),
+        ((found(OPERATOR, env_class="card"), found("one", wrong=""), found("two"), found("three")), "proven"),
     ],
 )
 def test_two_owners_of_the_class_decide_bit_for_bit(said: tuple[Witness, ...], state: str) -> None:
