@@ -26,7 +26,7 @@ from desktop.agent.base.config import Home, Settings
 from desktop.agent.base.log import LOG, printable
 from desktop.agent.earnings.purse import Purse
 from desktop.agent.earnings.records import EarningRecords
-from desktop.agent.errors import AgentError, SandboxError
+from desktop.agent.errors import AgentError, SandboxError, SettingsError
 from desktop.agent.federated.joining import Joining
 from desktop.agent.hardware.meters import gpus
 from desktop.agent.hardware.power import PowerCap
@@ -226,8 +226,11 @@ class Computer:
         kept = self._home.settings()
         if kept.working != (card.gpu,) and card.gpu in kept.working:
             kept = msgspec.structs.replace(kept, resting=(*kept.resting, card.gpu))
-            self._home.remember(kept)
             self._settings = kept.completed(self._key.address)
+            try:
+                self._home.remember(kept)
+            except SettingsError as error:  # It rests all the same, until this agent ends.
+                LOG.error("%s", error)
 
     def _tell(self, card: LentCard, error: AgentError) -> None:
         name = next((gpu.name for gpu in gpus() if gpu.uuid == card.gpu), card.gpu)

@@ -205,6 +205,26 @@ async def test_a_card_that_is_gone_is_not_replaced_by_the_processor(
         assert len(coordinator.nodes) == 1
 
 
+async def test_a_card_rests_and_the_others_go_on_where_that_cannot_be_written_down(
+    cards: Driver, home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_home: Home, _settings: Settings) -> None:
+        raise SettingsError("settings.json.new cannot be written: no space is left")
+
+    async with lending(home, coordinator, monkeypatch) as (service, first, second):
+        live = service._agent
+        assert isinstance(live, computer.Computer)
+        monkeypatch.setattr(Home, "remember", full)
+        [agent] = [agent for agent in live._agents if agent.status().node == second]
+        agent._give_up(GaveUpError("somebody reached into a job", "tampered"))
+        await coordinator.until(lambda: second not in coordinator.nodes)
+        async with asyncio.timeout(10):
+            while [card.on for card in (await status.ask(home.socket)).cards] != [True, False]:
+                await asyncio.sleep(0.02)
+        assert first in coordinator.nodes
+        assert service.desk.on
+
+
 async def test_a_card_that_may_not_go_on_is_switched_off_until_its_owner_says_so(
     cards: Driver, home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
