@@ -176,7 +176,8 @@ def test_an_agent_from_a_terminal_is_found_and_its_end_is_no_trouble(
         *settings(coordinator_thread),
     )
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as agent:
-        wait_for(lambda: agent_of(home) == agent.pid, "the lock")  # Else the agent that the window starts may be first.
+        # Else the window finds nobody and starts another one, which waits for its turn and lends nothing once this one has ended.
+        wait_for(lambda: agent_of(home) == agent.pid and (home / "agent.sock").exists(), "the socket")
         desktop = open_desktop()
         until(desktop, "Waiting for a job.")
         agent.terminate()
