@@ -31,7 +31,7 @@ test-long: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long $(ARGS)
 
 check: lint
-	$(BIN)/python -m pytest -q -n 2 -m "not e2e and not slow and not docker and not browser" $(FAST)
+	$(BIN)/python -m pytest -q -n 2 -m "not e2e and not long and not slow and not docker and not browser" $(FAST)
 
 lint: setup
 	$(BIN)/ruff format --check .
