@@ -186,6 +186,7 @@ class Nodes:
         self._flips: dict[str, deque[float]] = {}
         self._banned: dict[str, str] = {}  # Why, as its owner is told.
         self._computers: dict[str, str] = {}  # Of further cards: of those that are here, hold something, or are banned.
+        self._cards: dict[str, set[str]] = {}  # The same by computers, for greetings: there may be 20,000 nodes.
         self._draining: set[str] = set()
         self._unanswered: dict[str, float] = {}
         self._crowd: Crowd[NodeSession] = Crowd(context.clock)
@@ -429,8 +430,8 @@ class Nodes:
         """
         self._banned[node] = reason
         computer = self._computers.get(node, node)
-        for session in self.sessions():  # A key of a card costs nothing, so the whole computer goes.
-            if computer in (session.node, self._computers.get(session.node)):
+        for one in sorted(self._of_computer(computer)):  # A key of a card costs nothing, so the whole computer goes.
+            if (session := self._sessions.get(one)) is not None:
                 session.close(f"banned {reason}" if reason.startswith(BY_OPERATOR) else reason)
                 self.leave(session)
 
@@ -478,11 +479,7 @@ class Nodes:
     def _check_beside(self, hello: Hello) -> None:
         """Nodes of one computer have one owner, and are as many as a computer has cards."""
         computer = hello.profile.computer or hello.node
-        beside = [
-            one
-            for one in self._sessions.values()
-            if one.node != hello.node and computer in (one.node, self._computers.get(one.node))
-        ]
+        beside = [self._sessions[node] for node in self._of_computer(computer) - {hello.node} if node in self._sessions]
         if len(beside) >= MAX_CARDS:
             raise NodeRefusedError(
                 f"{MAX_CARDS} cards of the computer {computer} are here, which is all it may lend", FLIP_S
@@ -494,18 +491,23 @@ class Nodes:
 
     def _banned_of(self, hello: Hello) -> str | None:
         """Who of a node's computer is banned: the node itself, the computer, or a card of it; None: nobody."""
-        computer = hello.profile.computer or hello.node
-        return next(
-            (node for node in self._banned if node == hello.node or self._computers.get(node, node) == computer), None
-        )
+        named = {hello.node, *self._of_computer(hello.profile.computer or hello.node)}
+        return min(named & self._banned.keys(), default=None)
+
+    def _of_computer(self, computer: str) -> set[str]:
+        """The computer and its further cards, as far as they are known."""
+        return {computer, *self._cards.get(computer, ())}
 
     def _know(self, node: str, computer: str | None) -> None:
         """Know which computer a node is a further card of; None: it is one of its own."""
         self.lenders.is_card_of(node, computer)
-        if computer is None:
-            self._computers.pop(node, None)
-        else:
+        if (before := self._computers.pop(node, None)) is not None:
+            self._cards[before].discard(node)
+            if not self._cards[before]:
+                del self._cards[before]
+        if computer is not None:
             self._computers[node] = computer
+            self._cards.setdefault(computer, set()).add(node)
 
     async def _admit(self, hello: Hello, address: str) -> tuple[NodeRecord, bool]:
         """As ``_record``, of who may lend; of who is refused nothing is kept."""
