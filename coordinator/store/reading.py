@@ -22,9 +22,8 @@ from coordinator.store.faults import ANSWER_S, answering
 from coordinator.store.ports import Condition, R, Transaction
 from coordinator.store.sql import MIGRATIONS, SqlTransaction
 
-AT_ONCE = (
-    8  # Connections. PostgreSQL grants 100 in all as it is installed, and each reading one takes a processor there.
-)
+# Connections. PostgreSQL grants 100 in all as it is installed, and each reading one takes a processor there.
+AT_ONCE = 8
 
 
 class ReadingStore:

@@ -28,9 +28,8 @@ ENTRY: Final = ("-m", "trainer")
 ROOM_S: Final = 10.0  # A pod that no machine has taken by then is told so by the scheduler, at the latest.
 PLACED_S: Final = 900.0  # Its image may have gigabytes, and come for the first time.
 LOOK_AGAIN_S: Final = 30.0  # For room, once there was none.
-YIELD_S: Final = (
-    3.0  # From the cluster's wish until its agent has left by itself, which is a look of the lending keeper.
-)
+# From the cluster's wish until its agent has left by itself, which is a look of the lending keeper.
+YIELD_S: Final = 3.0
 GONE_S: Final = 30.0  # Longer than any grace: a machine that does not answer keeps its pods.
 TRIAL_S: Final = 60.0
 LAST_WORDS_S: Final = 3.0

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from PySide6.QtWidgets import QComboBox
 
+from desktop.gui.app import wear
+from desktop.gui.theme import DARK, LIGHT
 from tests.desktop.gui.support import METERS, save_picture, status, wait_for
 from tests.desktop.gui.test_pages import Opened, opened, pick, settings_of
 
@@ -109,7 +111,12 @@ def test_each_of_several_cards_has_a_switch_of_its_own(opened: Opened) -> None:
     assert opened.ordered("cards")[-1] == {"card": SECOND["uuid"], "on": True}
     assert not menu.actions()[1].isChecked()
     assert not second.switch.isChecked(), "only what the agent says moves a switch"
-    save_picture(opened.window, "several-cards")
+    for colours, name in ((LIGHT, "light"), (DARK, "dark")):
+        wear(colours)
+        save_picture(opened.window, f"several-cards-{name}")
+    opened.window.resize(opened.window.minimumSizeHint())
+    save_picture(opened.window, "several-cards-small")
+    wear(LIGHT)
 
 
 def test_all_cards_can_be_lent_and_some_are_shown_as_they_are(opened: Opened) -> None:

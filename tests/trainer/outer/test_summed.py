@@ -12,6 +12,7 @@ from torch import Tensor
 from protocol.federated.sum_messages import MODULUS
 from protocol.job.federated import MAX_OWNERS, AdaptiveClipping, FederatedSpec, PrivacySpec, fewest_of
 from protocol.secure_sum.grid import SumGrid
+from tests.trainer.outer.test_private_updates import Known, Silence
 from trainer.errors import RoundError
 from trainer.outer.method import Layout
 from trainer.outer.private import PrivacyTerms, SystemNoise
@@ -30,19 +31,6 @@ def owners(count: int) -> tuple[str, ...]:
 def spec_of(count: int, noise: float = 2.0, least: int = 0, **privacy: object) -> FederatedSpec:
     asked = PrivacySpec(noise_multiplier=noise, **privacy)  # type: ignore[arg-type]
     return FederatedSpec(owners(count), 5, least or fewest_of(count), asked, "secure")
-
-
-class Silence:
-    def normal(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.float64)
-
-
-class Known:
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def normal(self, count: int) -> Tensor:
-        return torch.randn(count, generator=self._generator, dtype=torch.float64)
 
 
 def moved(seed: int, scale: float = 1.0) -> Tensor:
